@@ -1,0 +1,32 @@
+# Everything is set up from nothing but Python 3.11: `make demo`, `make test`.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+
+.PHONY: demo test lint clean
+
+demo: .venv/.library
+	$(BIN)/antipodal demo
+
+test: .venv/.developer
+	$(BIN)/python -m pytest
+
+lint: .venv/.developer
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# pip 25.1 knows dependency groups. PyTorch comes first and pinned: a looser request
+# may bring gigabytes of CUDA packages to a machine without a GPU.
+.venv/.library: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+.venv/.developer: .venv/.library
+	$(BIN)/pip install --quiet --group dev
+	touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,65 @@
+"""Learn binary codes that survive quantisation, and search them.
+
+The public names below are imported when they are first used, so that
+``antipodal --help`` does not wait for PyTorch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from antipodal.admm import LinfSolution as LinfSolution
+    from antipodal.admm import solve_linf as solve_linf
+    from antipodal.codes import pack as pack
+    from antipodal.codes import unpack as unpack
+    from antipodal.encoders import LinfEncoder as LinfEncoder
+    from antipodal.encoders import ListaEncoder as ListaEncoder
+    from antipodal.encoders import PlainEncoder as PlainEncoder
+    from antipodal.errors import AntipodalError as AntipodalError
+    from antipodal.hashers import ITQ as ITQ
+    from antipodal.hashers import LSH as LSH
+    from antipodal.hashers import DeepLinf as DeepLinf
+    from antipodal.hashers import load as load
+    from antipodal.ksvd import ksvd as ksvd
+    from antipodal.metrics import Evaluation as Evaluation
+    from antipodal.metrics import evaluate as evaluate
+    from antipodal.neurons import BLU as BLU
+    from antipodal.neurons import HELU as HELU
+    from antipodal.neurons import SHeLU as SHeLU
+
+_HOME = {
+    "AntipodalError": "errors",
+    "BLU": "neurons",
+    "DeepLinf": "hashers",
+    "Evaluation": "metrics",
+    "HELU": "neurons",
+    "ITQ": "hashers",
+    "LSH": "hashers",
+    "LinfEncoder": "encoders",
+    "LinfSolution": "admm",
+    "ListaEncoder": "encoders",
+    "PlainEncoder": "encoders",
+    "SHeLU": "neurons",
+    "evaluate": "metrics",
+    "ksvd": "ksvd",
+    "load": "hashers",
+    "pack": "codes",
+    "solve_linf": "admm",
+    "unpack": "codes",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'antipodal' has no attribute {name!r}")
+    value = getattr(import_module(f"antipodal.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

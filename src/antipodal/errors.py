@@ -1,0 +1,12 @@
+"""What can go wrong with a file or a model; wrong arguments are plain ValueError and TypeError."""
+
+
+class AntipodalError(Exception):
+    """Something outside the program is not as it should be: a file, a disk, a model.
+
+    The command line prints it as one line and exits with 1.
+    """
+
+
+class ModelFileError(AntipodalError):
+    """A model or checkpoint file is truncated, foreign, too new, or was changed after writing."""
