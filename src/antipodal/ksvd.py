@@ -1,37 +1,37 @@
 """Learn a dictionary in which every sample is a sum of few atoms: K-SVD.
 
-    min_{D,X} ‖Y - X Dᵀ‖_F  subject to  ‖x‖₀ ≤ s for every row x of X,  ‖d‖ = 1 for every column d of D
+    min ‖Y - XDᵀ‖_F   such that every row of X has at most s non-zeros, every column of D length 1
 
-Each sweep codes the samples with the atoms as they are (orthogonal matching pursuit), then improves
-one atom at a time together with the coefficients of the samples that use it. [Aharon2006], with
-the approximate atom update and the batch pursuit of [Rubinstein2008].
+A sweep codes the samples with the atoms as they are, by orthogonal matching pursuit, and then
+improves one atom after the other together with the coefficients of the samples that use it.
+[Aharon2006], with the batch pursuit and the approximate atom update of [Rubinstein2008].
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils import check_array, check_random_state, gen_batches
+from sklearn.utils import check_array, check_random_state
 from torch import Tensor
 
 FloatArray = NDArray[np.floating[Any]]
+IntArray = NDArray[np.intp]
 Array = TypeVar("Array", Tensor, NDArray[Any])
 
 _SAME = 0.99  # atoms whose |cosine| is above this do each other's work
-_BLOCK = 2**18  # numbers in a temporary array: bounds memory, and stays in the cache
+_BLOCK = 2**18  # numbers in a temporary array: bounds the memory, and stays in the cache
 
 
 @dataclass(frozen=True)
 class KSVDResult(Generic[Array]):
-    """What `ksvd` learned.
+    """What `ksvd` learned: `dictionary` (n_features, n_atoms), and the error after each sweep.
 
-    `dictionary` (n_features, n_atoms) has unit columns. `errors` holds ‖Y - X Dᵀ‖_F / ‖Y‖_F after
-    each sweep; each entry is below the one before. It has fewer than `n_iter` entries when a sweep
-    found nothing left to gain.
+    The columns of the dictionary have length 1. `errors` are relative, ‖Y - XDᵀ‖_F / ‖Y‖_F, and
+    never rise; there are fewer than `n_iter` of them when a sweep found nothing left to gain.
     """
 
     dictionary: Array
@@ -39,52 +39,40 @@ class KSVDResult(Generic[Array]):
 
 
 class _Codes(NamedTuple):
-    """X, of which only the s places a sample may use are stored, -1 marking one left empty."""
+    """X (m, n_atoms), by the s places that a sample may use."""
 
-    atoms: NDArray[np.intp]  # (m, s)
-    values: FloatArray  # (m, s)
+    atoms: IntArray  # (m, s): which atom, or -1 where the place is empty
+    values: FloatArray  # (m, s): times what, 0 where the place is empty
 
 
-@overload
 def ksvd(
-    Y: Tensor, n_atoms: int, *, sparsity: int, n_iter: int = ..., random_state: Any = ...
-) -> KSVDResult[Tensor]: ...
-@overload
-def ksvd(
-    Y: ArrayLike, n_atoms: int, *, sparsity: int, n_iter: int = ..., random_state: Any = ...
-) -> KSVDResult[NDArray[Any]]: ...
-def ksvd(
-    Y: ArrayLike | Tensor,
-    n_atoms: int,
-    *,
-    sparsity: int,
-    n_iter: int = 30,
-    random_state: Any = None,
-) -> KSVDResult[Any]:
-    """Learn n_atoms atoms, of which a sum of `sparsity` comes close to each row of Y.
+    Y: Array, n_atoms: int, *, sparsity: int, n_iter: int = 30, random_state: Any = None
+) -> KSVDResult[Array]:
+    """Learn n_atoms atoms, so that a sum of `sparsity` of them comes close to each row of Y.
 
-    A sweep trades atoms for samples, codes, and updates the atoms. It first trades boldly: atoms
-    that nobody uses, copies of another atom and the least used atom. Where that would raise the
-    error it is undone, and only unused atoms are traded, which cannot raise it: each sample keeps
-    its code unless the new one is better, and an atom update only descends.
+    Matching pursuit may code a sample worse than it was, and a traded atom may have been of more
+    use than the sample in its place. So a sweep is tried in three ways until the error falls:
+    with idle atoms (unused, copies of another, the least used) traded for badly represented
+    samples; with only the unused atoms traded; and with each sample keeping its code unless the
+    new one is better. The last cannot raise the error, because an atom update only descends.
 
     Parameters
     ----------
     Y : array-like or Tensor of shape (n_samples, n_features)
-        Memory beyond Y is one array of its size, the residual, and 2 × sparsity numbers a sample.
+        The samples. Beyond them, the residual takes as much memory again; the rest is small.
     n_atoms : int
-        Columns of the dictionary; more than n_features or n_samples is allowed.
+        Columns of the dictionary. More than n_features, or than n_samples, is allowed.
     sparsity : int
-        Most atoms that a sample may use, from 1 to n_atoms.
+        Atoms that a sample may use, at most n_atoms.
     n_iter : int
-        Most sweeps to make.
+        Sweeps to make, at most.
     random_state : int, RandomState instance or None
-        Chooses the samples that the first dictionary is made of.
+        Chooses the samples that become atoms.
 
     Returns
     -------
     KSVDResult
-        A tensor's dictionary is a tensor of the same dtype and device.
+        Its dictionary is a tensor where Y is one, of the same dtype and device.
 
     Examples
     --------
@@ -95,15 +83,10 @@ def ksvd(
     if isinstance(Y, Tensor):
         dtype = Y.dtype if Y.dtype.is_floating_point else torch.get_default_dtype()
         array = Y.detach().cpu().to(torch.promote_types(dtype, torch.float32)).numpy()
-        found = ksvd(
-            array, n_atoms, sparsity=sparsity, n_iter=n_iter, random_state=random_state
-        )
-        return KSVDResult(torch.from_numpy(found.dictionary).to(Y.device, dtype), found.errors)
-
+        learned = ksvd(array, n_atoms, sparsity=sparsity, n_iter=n_iter, random_state=random_state)
+        return KSVDResult(torch.from_numpy(learned.dictionary).to(Y.device, dtype), learned.errors)
     samples = _check_samples(Y)
-    _check_count("n_atoms", n_atoms)
-    _check_count("n_iter", n_iter)
-    _check_count("sparsity", sparsity)
+    _check_counts(n_atoms=n_atoms, sparsity=sparsity, n_iter=n_iter)
     if sparsity > n_atoms:
         raise ValueError(
             f"sparsity must be at most n_atoms = {n_atoms}: got {sparsity}. Are the two swapped?"
@@ -114,24 +97,26 @@ def ksvd(
     codes = _Codes(np.full(shape, -1), np.zeros(shape, D.dtype))
     residual, length = samples.copy(), float(np.linalg.norm(samples))
     errors = [np.inf]
-    choices: list[NDArray[np.intp]] = [np.array([], np.intp)]
-    for left in reversed(range(n_iter)):
-        for spare in choices:
-            worst_first = np.argsort(-np.sum(residual**2, axis=1), kind="stable")
-            new_D = _place_samples(samples, D, spare, worst_first)
-            new_codes = _code(samples, new_D, codes, residual, spare)
+    ways = [(np.array([], np.intp), False)]
+    for remaining in reversed(range(n_iter)):
+        # drawn with a chance like the squared error: the worst one may be an outlier every time
+        candidates = np.argsort(-_squared_lengths(residual) / rng.exponential(size=len(samples)))
+        for traded, keep in ways:
+            new_D = _place_samples(samples, D, traded, candidates)
+            new_codes = _code(samples, new_D, codes, residual, keep=keep)
             _update_atoms(new_D, new_codes, residual)
             error = float(np.linalg.norm(residual)) / length
             if error < errors[-1]:
                 break
-            residual = samples - _decode(D, codes)
+            _restore(residual, samples, D, codes)
         else:
-            break  # even the sweep that cannot raise the error did not lower it
+            break  # what is left to gain is lost in rounding
         D, codes = new_D, new_codes
         errors.append(error)
-        unused, idle = _spare_atoms(D, codes)
-        # an atom traded in the last sweep would stay the sample that it was made of
-        choices = [idle, unused] if left > 1 else [unused]
+        idle, unused = _idle_atoms(D, codes)
+        ways = [(idle, False), (unused, False), (unused, True)]
+        if remaining == 1:
+            del ways[0]  # an atom traded in the last sweep would stay the sample that it was
     return KSVDResult(np.ascontiguousarray(D), np.array(errors[1:]))
 
 
@@ -142,19 +127,20 @@ def _check_samples(Y: ArrayLike) -> FloatArray:
         raise ValueError(
             f"Y must have a non-zero entry: all {samples.size} are zero. Were the features read?"
         )
-    # dictionary and relative error do not depend on the scale, but squares of it may overflow
+    # neither the atoms nor the relative error depend on the scale, but its square may overflow
     return samples if 1e-6 < peak < 1e6 else samples / peak
 
 
-def _check_count(name: str, value: object) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer: got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1: got {value}")
+def _check_counts(**counts: object) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, Integral) or isinstance(count, bool):
+            raise TypeError(f"{name} must be an integer: got {count!r}")
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1: got {count}")
 
 
 def _first_dictionary(Y: FloatArray, n_atoms: int, rng: np.random.RandomState) -> FloatArray:
-    """Samples in random order, none the copy of another; random directions if they run out."""
+    """Normalise samples drawn at random; use random directions where too few of them differ."""
     D = rng.standard_normal((n_atoms, Y.shape[1])).astype(Y.dtype).T
     D /= np.linalg.norm(D, axis=0)
     return _place_samples(Y, D, range(n_atoms), rng.permutation(len(Y)))
@@ -163,108 +149,128 @@ def _first_dictionary(Y: FloatArray, n_atoms: int, rng: np.random.RandomState) -
 def _place_samples(
     Y: FloatArray, D: FloatArray, places: Iterable[int], order: Iterable[int]
 ) -> FloatArray:
-    """Put samples, in this order, into these columns of D, passing over copies of an atom."""
-    D = D.copy(order="F")  # columns are read and written one at a time
+    """D with samples, taken in this order, in these places. Copies of an atom are passed over."""
+    D = D.copy(order="F")  # columns are used one at a time
     candidates = iter(order)
     for k in places:
         for i in candidates:
-            length = np.linalg.norm(Y[i])
-            if length > 0 and np.all(np.abs(Y[i] @ D) <= _SAME * length):
-                D[:, k] = Y[i] / length
+            d = _unit(Y[i])
+            if np.any(d) and np.abs(d @ D).max() <= _SAME:
+                D[:, k] = d
                 break
     return D
 
 
-def _spare_atoms(D: FloatArray, codes: _Codes) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Atoms that no sample uses; and these with copies of an earlier atom and the least used."""
-    used = codes.atoms >= 0
-    energy = np.bincount(codes.atoms[used], codes.values[used] ** 2, minlength=D.shape[1])
-    copies = np.any(np.triu(np.abs(D.T @ D), 1) > _SAME, axis=0)
-    return np.flatnonzero(energy == 0), np.flatnonzero(copies | (energy <= energy.min()))
+def _idle_atoms(D: FloatArray, codes: _Codes) -> tuple[IntArray, IntArray]:
+    """Atoms that are unused, a copy of an earlier one, or the least used; and the unused alone."""
+    filled = codes.atoms >= 0
+    use = np.bincount(codes.atoms[filled], np.abs(codes.values[filled]), minlength=D.shape[1])
+    idle = np.any(np.triu(np.abs(D.T @ D), 1) > _SAME, axis=0) | (use == 0)
+    idle[use.argmin()] = True
+    return np.flatnonzero(idle), np.flatnonzero(use == 0)
 
 
 def _code(
-    Y: FloatArray, D: FloatArray, codes: _Codes, residual: FloatArray, spare: NDArray[np.intp]
+    Y: FloatArray, D: FloatArray, codes: _Codes, residual: FloatArray, *, keep: bool
 ) -> _Codes:
-    """Code the samples anew, where that is better or the old code used a spare atom."""
-    gram, sparsity = D.T @ D, codes.atoms.shape[1]
+    """Code the samples anew, all or (keep) those that it does good; also set R = Y - XDᵀ."""
+    gram, (m, sparsity) = D.T @ D, codes.atoms.shape
     atoms, values = codes.atoms.copy(), codes.values.copy()
-    for block in gen_batches(len(Y), max(1, _BLOCK // max(D.shape[1] * sparsity, D.shape[0]))):
-        new = _pursue(gram, Y[block] @ D, sparsity)
-        left = Y[block] - _decode(D, new)
-        better = np.sum(left**2, axis=1) < np.sum(residual[block] ** 2, axis=1)
-        better |= np.isin(atoms[block], spare).any(axis=1)
-        atoms[block][better], values[block][better] = new.atoms[better], new.values[better]
-        residual[block][better] = left[better]
+    for b in _blocks(m, sparsity * D.shape[1] + D.shape[0]):
+        new = _pursue(gram, Y[b] @ D, sparsity)
+        left = Y[b] - _decode(new, D)
+        better = _squared_lengths(left) < _squared_lengths(residual[b]) if keep else slice(None)
+        atoms[b][better], values[b][better] = new.atoms[better], new.values[better]
+        residual[b][better] = left[better]
     return _Codes(atoms, values)
 
 
-def _decode(D: FloatArray, codes: _Codes) -> FloatArray:
-    """X Dᵀ."""
-    X = np.zeros((len(codes.atoms), D.shape[1]), D.dtype)
-    rows = np.arange(len(X))
-    for atom, value in zip(codes.atoms.T, codes.values.T, strict=True):
-        X[rows, atom] += value  # an empty place has value 0
-    return X @ D.T
-
-
 def _pursue(gram: FloatArray, Dty: FloatArray, sparsity: int) -> _Codes:
-    """Orthogonal matching pursuit, for all rows at once. [Rubinstein2008]
+    """Orthogonal matching pursuit from DᵀD and Dᵀy, a row a sample. [Rubinstein2008]
 
-        i ← argmaxᵢ |dᵢᵀr|                        the atom most like what is left
-        q ← (dᵢ - Σⱼ (qⱼᵀdᵢ) qⱼ) / ‖·‖             the part of it that is new
-        r ← r - (qᵀr) q
+        i ← argmaxᵢ |dᵢᵀr|                  the atom most like what is left of y
+        q ← (dᵢ - Σⱼ qⱼ qⱼᵀdᵢ) / ‖·‖         what is new in it
+        r ← r - q qᵀr
 
-    in products with D only: V holds Dᵀqⱼ, `fresh` the squared length of what is new in each atom,
-    Dtr is Dᵀr. The coefficients then solve Σₗ (qⱼᵀdₗ) xₗ = qⱼᵀy, a triangle.
+    Only products with D are formed: `Dtr` is Dᵀr, `Dtq` all Dᵀqⱼ, `fresh` the ‖·‖² of every atom.
+    The coefficients solve the triangle Σₗ (qⱼᵀdₗ) xₗ = qⱼᵀy.
 
-    scikit-learn's `orthogonal_mp_gram` takes the samples one by one, which is 30 times slower, and
-    its thresholds are absolute: it warns and stops early on small or exactly coded samples.
+    scikit-learn's `orthogonal_mp_gram` goes sample by sample, 30 times slower, and its thresholds
+    are absolute: it warns and stops early where a sample is small, or already coded exactly.
     """
-    m, eps = len(Dty), np.finfo(Dty.dtype).eps
+    (m, n_atoms), eps = Dty.shape, np.finfo(Dty.dtype).eps
     rows = np.arange(m)
+    atoms, qty = np.full((m, sparsity), -1), np.zeros((m, sparsity), Dty.dtype)
     Dtr, fresh = Dty.copy(), np.ones_like(Dty)
-    V = np.zeros((m, sparsity, len(gram)), Dty.dtype)
-    atoms, along = np.full((m, sparsity), -1), np.zeros((m, sparsity), Dty.dtype)
+    Dtq = np.zeros((m, sparsity, n_atoms), Dty.dtype)
     rounding = 32 * eps * np.abs(Dty).max(axis=1)
     for j in range(sparsity):
-        score = np.where(fresh > np.sqrt(eps), np.abs(Dtr), 0)  # not a sum of chosen atoms
-        i = score.argmax(axis=1)
-        going = score[rows, i] > rounding
-        scale = np.where(going, 1 / np.sqrt(np.maximum(fresh[rows, i], eps)), 0)[:, None]
-        q = scale * (gram[i] - (V[rows, None, :j, i] @ V[:, :j])[:, 0])
-        along[:, j] = scale[:, 0] * Dtr[rows, i]
-        Dtr -= along[:, j, None] * q
-        fresh -= q**2
-        V[:, j] = q
-        atoms[going, j] = i[going]
-    triangle = np.take_along_axis(V, atoms[:, None], axis=2)  # (m, s, s): qⱼᵀdₗ
-    x = np.zeros_like(along)
+        likeness = np.where(fresh > np.sqrt(eps), np.abs(Dtr), 0)  # 0: a sum of chosen atoms
+        i = likeness.argmax(axis=1)
+        found = likeness[rows, i] > rounding
+        scale = found / np.sqrt(np.maximum(fresh[rows, i], eps))
+        Dtq[:, j] = gram[i] - (Dtq[rows, None, :j, i] @ Dtq[:, :j])[:, 0]
+        Dtq[:, j] *= scale[:, None]
+        qty[:, j] = scale * Dtr[rows, i]
+        Dtr -= qty[:, j, None] * Dtq[:, j]
+        fresh -= Dtq[:, j] ** 2
+        atoms[found, j] = i[found]
+    triangle = np.take_along_axis(Dtq, atoms[:, None], axis=2)
+    x = np.zeros_like(qty)
     for j in reversed(range(sparsity)):
         known = np.sum(triangle[:, j, j + 1 :] * x[:, j + 1 :], axis=1)
-        np.divide(along[:, j] - known, triangle[:, j, j], out=x[:, j], where=atoms[:, j] >= 0)
+        np.divide(qty[:, j] - known, triangle[:, j, j], out=x[:, j], where=atoms[:, j] >= 0)
     return _Codes(atoms, x)
 
 
 def _update_atoms(D: FloatArray, codes: _Codes, residual: FloatArray) -> None:
-    """Improve the atoms, one after the other, in place. [Rubinstein2008]
+    """Improve each atom d and the coefficients x of the samples that use it, in place.
 
-        d ← Eᵀx / ‖Eᵀx‖,  x ← E d
-
-    x is what the samples that use d multiply it with, E = R + x dᵀ what they leave without it.
+    d ← Eᵀx / ‖Eᵀx‖,  x ← Ed,  where E = R + xdᵀ is what is left without d [Rubinstein2008]
     """
-    size = max(1, _BLOCK // len(D))
     for k in range(D.shape[1]):
         rows, places = np.nonzero(codes.atoms == k)
         x, d = codes.values[rows, places], D[:, k].copy()
-        blocks = list(gen_batches(len(rows), size)) if len(rows) else []
-        Ex = sum((residual[rows[b]].T @ x[b] for b in blocks), (x @ x) * d)
-        length = np.linalg.norm(Ex)
-        if length == 0:
-            continue  # unused
-        D[:, k] = Ex / length
+        blocks = _blocks(len(rows), len(d))
+        Etx = sum((residual[rows[b]].T @ x[b] for b in blocks), start=(x @ x) * d)
+        if not np.any(Etx):
+            continue  # nobody uses it
+        D[:, k] = _unit(Etx)
         for b in blocks:
             E = residual[rows[b]] + np.outer(x[b], d)
-            new = E @ D[:, k]
-            residual[rows[b]] = E - np.outer(new, D[:, k])
-            codes.values[rows[b], places[b]] = new
+            codes.values[rows[b], places[b]] = Ed = E @ D[:, k]
+            residual[rows[b]] = E - np.outer(Ed, D[:, k])
+
+
+def _restore(residual: FloatArray, Y: FloatArray, D: FloatArray, codes: _Codes) -> None:
+    """R = Y - XDᵀ, in place."""
+    for b in _blocks(*Y.shape):
+        residual[b] = Y[b] - _decode(_Codes(codes.atoms[b], codes.values[b]), D)
+
+
+def _decode(codes: _Codes, D: FloatArray) -> FloatArray:
+    """XDᵀ."""
+    X = np.zeros((len(codes.atoms), D.shape[1]), D.dtype)
+    for atom, value in zip(codes.atoms.T, codes.values.T, strict=True):
+        X[np.arange(len(X)), atom] += value  # an empty place adds 0 to the last atom
+    return X @ D.T
+
+
+def _blocks(n_rows: int, width: int) -> list[slice]:
+    """Slices of so many rows that the temporary arrays made of them stay small."""
+    size = max(1, _BLOCK // width)
+    return [slice(start, start + size) for start in range(0, n_rows, size)]
+
+
+def _squared_lengths(rows: FloatArray) -> FloatArray:
+    lengths: FloatArray = np.einsum("ij,ij->i", rows, rows)  # makes no array of squares
+    return lengths
+
+
+def _unit(v: FloatArray) -> FloatArray:
+    """Scale v to length 1, in two steps because the squares of small numbers are 0."""
+    peak = np.abs(v).max()
+    if peak == 0:
+        return v
+    scaled: FloatArray = v / peak
+    return scaled / np.linalg.norm(scaled)

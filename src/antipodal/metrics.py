@@ -4,22 +4,31 @@ The conventions (ties, denominators, empty balls) are explained in docs/evaluati
 percentages, except counts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import reduce
-from typing import Any, Literal, NamedTuple
+from operator import index
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from antipodal.codes import Codes, check_codes, unpack
-from antipodal.ranking import Counts, Floats, TiedRanking
+from antipodal.codes import check_codes, unpack
+from antipodal.ranking import (
+    Counts,
+    Divisor,
+    TiedRanking,
+    Unsigned,
+    blocks,
+    count_by_distance,
+    hamming_distances,
+    to_words,
+)
 
-Words = NDArray[np.uint64]
-ApAtK = Literal["relevant", "found"]
+__all__ = ["AtK", "Ball", "BitHealth", "Evaluation", "bit_health", "evaluate", "hamming_distances"]
+
 Balls = Literal["macro", "nonempty", "micro"]
 
-BLOCK_BYTES = 2**21  # about a core's cache: 59,000 items for two queries at a time
+BLOCK_BYTES = 2**24  # larger is not faster
 
 
 class AtK(NamedTuple):
@@ -89,7 +98,7 @@ def evaluate(
     n_bits: int,
     radii: Sequence[int] = (0, 2),
     top: Sequence[int] = (),
-    ap_at_k: ApAtK = "relevant",
+    ap_at_k: Divisor = "relevant",
     balls: Balls = "macro",
     projections: ArrayLike | None = None,
     block_bytes: int = BLOCK_BYTES,
@@ -135,35 +144,207 @@ def evaluate(
     """
     query = check_codes(query_codes, n_bits, "query_codes")
     database = check_codes(database_codes, n_bits, "database_codes")
-    _check_options(query, database, radii, top, ap_at_k, balls, block_bytes)
+    radii, top = [index(r) for r in radii], [index(k) for k in top]
+    _check_options(len(query), len(database), radii, top, ap_at_k, balls)
     labels = _check_labels(query_labels, database_labels, len(query), len(database))
     health = bit_health(database, n_bits, projections, block_bytes=block_bytes)
 
-    scores: list[Floats] = []
-    for items, relevant in _histograms(query, database, *labels, n_bits, block_bytes):
-        scored = relevant.any(axis=1)
-        if scored.any():
-            scores.append(_score(items[scored], relevant[scored], radii, top, ap_at_k))
-    if not scores:
+    items, relevant = count_by_distance(query, database, *labels, n_bits, block_bytes)
+    scored = relevant.any(axis=1)
+    if not scored.any():
         raise ValueError(
             "no query has a relevant item in the database. "
             "Do query_labels and database_labels use the same names?"
         )
-    table = np.concatenate(scores, axis=1)
-    n_relevant, ap, in_balls = table[0], table[1 : 4 + 6 * len(top)], table[4 + 6 * len(top) :]
-    means = (100 * ap.mean(axis=1)).tolist()
+    items, relevant = items[scored], relevant[scored]
+    map_, *at = _mean_scores(items, relevant, top, ap_at_k, block_bytes)
     return Evaluation(
         queries=len(query),
-        queries_without_relevant=len(query) - len(n_relevant),
+        queries_without_relevant=len(query) - len(items),
         database=len(database),
-        chance=100 * float(n_relevant.mean()) / len(database),
-        map=means[0],
-        map_worst=means[1],
-        map_best=means[2],
-        at={k: AtK(*means[3 + 6 * i : 9 + 6 * i]) for i, k in enumerate(top)},
-        radius={
-            r: _ball(in_balls[2 * i], in_balls[2 * i + 1], n_relevant, balls)
-            for i, r in enumerate(radii)
-        },
+        chance=100 * float(relevant.sum() / items.sum()),
+        map=map_[0],
+        map_worst=map_[1],
+        map_best=map_[2],
+        at={k: AtK(*scores) for k, scores in zip(top, at, strict=True)},
+        radius={r: _ball(items, relevant, r, balls) for r in radii},
         health=health,
     )
+
+
+def bit_health(
+    codes: ArrayLike,
+    n_bits: int,
+    projections: ArrayLike | None = None,
+    *,
+    block_bytes: int = BLOCK_BYTES,
+) -> BitHealth:
+    """Describe the bits of a database.
+
+    Returns
+    -------
+    BitHealth
+        bit_balance
+            Share of the rarer value of a bit, averaged over bits: 50 is perfect, 0 is constant.
+        bit_correlation
+            Absolute correlation of two bits, averaged over pairs of bits. A constant bit counts
+            as uncorrelated: `bit_balance` is where it shows.
+        distinct_codes
+            Number of different codes.
+        quantisation_error
+            With `projections` Z (n, n_bits): ‖z/s - sign(z)‖ / √n_bits averaged over the rows z
+            of Z, where s is the mean of |Z|. It is 0 if the projections are ±s.
+
+    Examples
+    --------
+    >>> from antipodal.codes import pack
+    >>> bit_health(pack([[0, 0], [0, 1], [1, 0], [1, 1]]), 2)
+    BitHealth(bit_balance=50.0, bit_correlation=0.0, distinct_codes=4, quantisation_error=None)
+    """
+    codes = check_codes(codes, n_bits)
+    n = len(codes)
+    if not n:
+        raise ValueError("codes must have at least one row: got none")
+    both_set = np.zeros((n_bits, n_bits))
+    for rows in blocks(n, min(2**24, block_bytes // (32 * n_bits))):  # more would not be exact
+        bits = unpack(codes[rows], n_bits).astype(np.float32)
+        both_set += bits.T @ bits
+    share = both_set.diagonal() / n
+    covariance = both_set / n - np.outer(share, share)
+    deviation = np.sqrt(share * (1 - share))
+    deviation[deviation == 0] = np.inf  # a constant bit correlates with nothing
+    correlation = np.abs(covariance) / np.outer(deviation, deviation)
+    n_pairs = n_bits * (n_bits - 1) / 2
+    words = to_words(codes)
+    in_order = np.sort(words) if len(words) == 1 else words[:, np.lexsort(words)]
+    error = None
+    if projections is not None:
+        error = _quantisation_error(projections, (n, n_bits), block_bytes)
+    return BitHealth(
+        bit_balance=100 * float(np.minimum(share, 1 - share).mean()),
+        bit_correlation=100 * float(np.triu(correlation, 1).sum() / max(n_pairs, 1)),
+        distinct_codes=1 + int((in_order[:, 1:] != in_order[:, :-1]).any(axis=0).sum()),
+        quantisation_error=error,
+    )
+
+
+def _mean_scores(
+    items: Counts, relevant: Counts, top: Sequence[int], ap_at_k: Divisor, block_bytes: int
+) -> list[list[float]]:
+    """Average over queries, in percent: [the three mAPs], then [the values of AtK] for each k."""
+    parts = []
+    for rows in blocks(len(items), block_bytes // (128 * items.shape[1])):
+        ranking = TiedRanking(items[rows], relevant[rows])
+        at_k = [[*ranking.average_precision(k, ap_at_k), *ranking.precision(k)] for k in top]
+        parts.append([[*ranking.average_precision()], *at_k])
+    return [  # blocks are joined before the mean, so that they leave no trace in it
+        [100 * float(np.concatenate(score).mean()) for score in zip(*scores, strict=True)]
+        for scores in zip(*parts, strict=True)
+    ]
+
+
+def _ball(items: Counts, relevant: Counts, radius: int, balls: Balls) -> Ball:
+    """Precision and recall of the items within a radius, averaged, and their harmonic mean."""
+    ball = slice(radius + 1)
+    counts = np.stack([items[:, ball].sum(1), relevant[:, ball].sum(1), relevant.sum(1)])
+    empty = counts[0] == 0
+    if balls == "micro":
+        counts = counts.sum(axis=1, keepdims=True)  # as if all queries were one
+    elif balls == "nonempty":
+        counts = counts[:, ~empty]
+    inside, hits, n_relevant = counts
+    n_balls = max(1, len(inside))
+    precision = float((hits / np.maximum(inside, 1)).sum() / n_balls)
+    recall = float((hits / n_relevant).sum() / n_balls)
+    f1 = 2 * precision * recall / (precision + recall) if precision else 0.0
+    return Ball(100 * precision, 100 * recall, 100 * f1, 100 * float(empty.mean()))
+
+
+def _quantisation_error(projections: ArrayLike, shape: tuple[int, int], block_bytes: int) -> float:
+    """100 · mean over rows z of ‖z/s - sign(z)‖/√n_bits, with s the mean of all |z|."""
+    Z = np.asarray(projections)
+    if Z.shape != shape:
+        raise ValueError(
+            f"projections must have a row a database code and a column a bit, {shape}: "
+            f"got shape {Z.shape}"
+        )
+    parts = [Z[rows] for rows in blocks(len(Z), block_bytes // (32 * Z.shape[1]))]
+    s = sum(float(np.abs(z, dtype=np.float64).sum()) for z in parts) / Z.size
+    if not np.isfinite(s):
+        raise ValueError("projections must be finite: some are NaN or infinite")
+    total = 0.0
+    for z in parts:
+        gap = np.divide(z, s or 1.0, dtype=np.float64) - np.where(z > 0, 1, -1)  # 0 counts as -1
+        total += float(np.sqrt(np.mean(gap**2, axis=1)).sum())
+    return 100 * total / len(Z)
+
+
+def _check_options(
+    n_queries: int,
+    n_items: int,
+    radii: Sequence[int],
+    top: Sequence[int],
+    ap_at_k: str,
+    balls: str,
+) -> None:
+    if n_queries == 0 or n_items == 0:
+        raise ValueError(
+            f"there must be a query and an item to score: got {n_queries} query codes "
+            f"and {n_items} database codes"
+        )
+    if min(radii, default=0) < 0:
+        raise ValueError(f"radii must not be negative: got {radii}")
+    if min(top, default=1) < 1:
+        raise ValueError(f"top must hold positive numbers of items: got {top}")
+    for name, value, allowed in ("ap_at_k", ap_at_k, Divisor), ("balls", balls, Balls):
+        if value not in get_args(allowed):
+            raise ValueError(f"{name} must be one of {get_args(allowed)}: got {value!r}")
+
+
+def _check_labels(
+    query: ArrayLike, database: ArrayLike, n_queries: int, n_items: int
+) -> tuple[Unsigned, Unsigned]:
+    """Return ids (n,) or concepts packed into words (n_words, n), or say what is wrong."""
+    q = _check_label_array(query, n_queries, "query")
+    d = _check_label_array(database, n_items, "database")
+    if q.ndim != d.ndim or q.shape[1:] != d.shape[1:]:
+        raise ValueError(
+            "query_labels and database_labels must be of one kind, both (n,) or both "
+            f"(n, n_concepts) with the same concepts: got shapes {q.shape} and {d.shape}"
+        )
+    if q.ndim == 2:
+        return to_words(np.packbits(q, axis=1)), to_words(np.packbits(d, axis=1))
+    labels = np.concatenate([q, d])
+    if (q.dtype.kind == "U") != (d.dtype.kind == "U") or labels.dtype.kind == "f":
+        raise ValueError(
+            "query_labels and database_labels must both be integers or both be strings: "
+            f"got {q.dtype} and {d.dtype}"
+        )
+    names, places = np.unique(labels, return_inverse=True)
+    ids: Unsigned = places.astype(np.min_scalar_type(len(names)))  # small ids compare faster
+    return ids[:n_queries], ids[n_queries:]
+
+
+def _check_label_array(labels: ArrayLike, n: int, side: str) -> NDArray[Any]:
+    array: NDArray[Any] = np.asarray(labels)
+    if array.ndim not in (1, 2) or len(array) != n or array.shape[1:] == (0,):
+        raise ValueError(
+            f"{side}_labels must have a row a code, shape ({n},) or ({n}, n_concepts): "
+            f"got shape {array.shape}"
+        )
+    if array.ndim == 2:
+        hot: NDArray[np.bool_] = array == 1
+        if not np.all(hot | (array == 0)):
+            raise ValueError(
+                f"{side}_labels with a column a concept must be 0 or 1: got other values or NaN. "
+                "One label a row? Then pass labels of shape (n,)"
+            )
+        return hot
+    if array.dtype.kind == "O" and all(isinstance(label, str) for label in array):
+        array = array.astype(str)
+    if array.dtype.kind not in "biuU":
+        raise ValueError(
+            f"{side}_labels of shape (n,) must be integers or strings: got {array.dtype}. "
+            "Whole numbers stored as floats? Then pass labels.astype(int)"
+        )
+    return array

@@ -1,22 +1,131 @@
-"""Precision of a ranking with ties: the expected, the worst and the best order, in closed form.
+"""Rankings by Hamming distance, ties and all: count the ties, then score them in closed form.
 
 Hamming distance takes few values, so a ranking of a database is a sequence of groups of equal
-distance, and the order inside a group is left to chance. For each query and each group we know
+distance, and the order inside a group is left to chance. For each query and each group we count
 
     n  items in the group            M  items before the group
     r  relevant items in the group   R  relevant items before the group
 
-and that is all that average precision and precision at k need: no sort, no order, no tie-breaker.
+and that is all that precision, recall and average precision need: no sort and no tie-breaker.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 from scipy.special import digamma, gammaln
+
+from antipodal.codes import Codes, check_codes
 
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Unsigned = NDArray[np.unsignedinteger]
+Words = NDArray[np.uint64]
+Divisor = Literal["relevant", "found"]
+
+
+def hamming_distances(query_codes: ArrayLike, database_codes: ArrayLike) -> Unsigned:
+    """Count the bits in which each query and each item differ: (n_queries, n_database).
+
+    Examples
+    --------
+    >>> hamming_distances(np.array([[0b101]], np.uint8), np.array([[0], [0b100]], np.uint8))
+    array([[2, 1]], dtype=uint8)
+    """
+    n_bits = 8 * max(1, np.shape(query_codes)[-1])
+    query = check_codes(query_codes, n_bits, "query_codes")
+    database = check_codes(database_codes, n_bits, "database_codes")
+    return _distances(to_words(query), to_words(database), np.min_scalar_type(n_bits))
+
+
+def count_by_distance(
+    query: Codes,
+    database: Codes,
+    query_labels: Unsigned,
+    database_labels: Unsigned,
+    n_bits: int,
+    block_bytes: int,
+) -> tuple[Counts, Counts]:
+    """Count the items at distance 0 … n_bits from each query: all of them, and the relevant ones.
+
+    Labels are ids (n,), relevant if equal, or sets of concepts packed into words (n_words, n),
+    relevant if they share a bit. Queries with the same labels split the database in the same
+    way, into relevant and other items, and of each part only the distances are left to count.
+    """
+    query_words, database_words = to_words(query), to_words(database)
+    relevant, other = np.zeros((2, len(query), n_bits + 1), dtype=np.int64)
+    labels, label_of = np.unique(query_labels, axis=-1, return_inverse=True)
+    for i in range(labels.shape[-1]):
+        rows = np.flatnonzero(label_of.ravel() == i)
+        is_relevant = _is_relevant(labels[..., i], database_labels)
+        for counts, part in (relevant, is_relevant), (other, ~is_relevant):
+            items = database_words.compress(part, axis=1)
+            counts[rows] = _histograms(query_words[:, rows], items, n_bits, block_bytes)
+    return relevant + other, relevant
+
+
+def to_words(codes: Codes) -> Words:
+    """Pad codes (n, width) to whole 64-bit words, and keep each word apart: (n_words, n)."""
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % 8)))
+    return np.ascontiguousarray(padded.view(np.uint64).T)
+
+
+def blocks(length: int, size: int) -> Iterator[slice]:
+    """Cut range(length) into slices of `size`, or of 1 if that is smaller still."""
+    return (slice(start, start + max(1, size)) for start in range(0, length, max(1, size)))
+
+
+def _distances(query: Words, database: Words, dtype: DTypeLike) -> Unsigned:
+    distances = np.bitwise_count(query[0][:, None] ^ database[0]).astype(dtype, copy=False)
+    for q, d in zip(query[1:], database[1:], strict=True):
+        distances += np.bitwise_count(q[:, None] ^ d)
+    return distances
+
+
+def _is_relevant(label: Unsigned, labels: Unsigned) -> NDArray[np.bool_]:
+    if labels.ndim == 1:
+        return labels == label
+    return (labels & label[:, None]).any(axis=0)
+
+
+def _histograms(query: Words, database: Words, n_bits: int, block_bytes: int) -> Counts:
+    """Count the items at each distance from each query, in blocks of both."""
+    n_queries, n_items = query.shape[1], database.shape[1]
+    counts = np.zeros((n_queries, n_bits + 1), dtype=np.int64)
+    n_pairs = max(2, block_bytes // 32)  # a pair takes 8 bytes for its word, more to be counted
+    item_block = max(1, min(n_items, n_pairs // 2))
+    query_block = n_pairs // max(item_block, n_bits + 1) // 2 * 2
+    for rows in blocks(n_queries, query_block):
+        for items in blocks(n_items, item_block):
+            distances = _distances(query[:, rows], database[:, items], np.min_scalar_type(n_bits))
+            counts[rows] += _count_in_rows(distances, n_bits + 1)
+    return counts
+
+
+def _count_in_rows(values: Unsigned, n_values: int) -> Counts:
+    """Histogram of each row of values (n_rows, n_items): (n_rows, n_values).
+
+    Adding to a histogram is the costly step, and two rows can share it: count the pairs of their
+    values in a table of n_values × n_values, whose margins are the two histograms. That pays
+    where there are more items than cells in the table.
+    """
+    n_rows, n_items = values.shape
+    together = 2 if n_rows % 2 == 0 and n_values**2 <= n_items else 1
+    n_tables, n_cells = n_rows // together, n_values**together
+    dtype = np.min_scalar_type(n_tables * n_cells)
+    cells = values[::together].astype(dtype)
+    if together == 2:
+        cells *= dtype.type(n_values)
+        cells += values[1::2]
+    cells += n_cells * np.arange(n_tables, dtype=dtype)[:, None]  # np.bincount knows no rows
+    table = np.bincount(cells.ravel(), minlength=n_tables * n_cells)
+    if together == 1:
+        return table.reshape(n_rows, n_values)
+    table = table.reshape(n_tables, n_values, n_values)
+    counts = np.empty((n_rows, n_values), dtype=np.int64)
+    counts[::2], counts[1::2] = table.sum(axis=2), table.sum(axis=1)
+    return counts
 
 
 class Scores(NamedTuple):
@@ -57,24 +166,26 @@ class TiedRanking:
         """Share of relevant items among the first k, or among all items if they are fewer.
 
         Of a group's n places, m are among the first k. They hold m·r/n relevant items on average,
-        all n - r others at worst, all r relevant ones at best.
+        m - (n - r) at worst, when the others come first, and min(m, r) at best.
         """
         k = min(k, self.n_items)
-        n, r, m = self.n, self.r, self._places(k)
+        n, r, _, _, m = self._groups(k)
         expected = m * r / np.maximum(n, 1)
         worst, best = np.maximum(m - (n - r), 0), np.minimum(m, r)
         return Scores(*(hits.sum(axis=1) / k for hits in (expected, worst, best)))
 
-    def average_precision(self, k: int | None = None) -> Scores:
+    def average_precision(self, k: int | None = None, divisor: Divisor = "relevant") -> Scores:
         """Mean, over the relevant items, of the precision at their rank.
 
         With `k`, ranks after k count as zero and the sum is divided by min(k, number relevant),
-        the greatest value it can take.
+        the greatest value it can take, or by the number of relevant items found up to k.
         """
-        divisor = self.n_relevant if k is None else np.minimum(k, self.n_relevant)
-        return Scores(*(part.sum(axis=1) / divisor for part in self._precision_sums(k)))
+        if k is not None and divisor == "found":
+            return self._average_precision_of_found(min(k, self.n_items))
+        n_best = self.n_relevant if k is None else np.minimum(k, self.n_relevant)
+        return Scores(*(part.sum(axis=1) / n_best for part in self._precision_sums(k)))
 
-    def average_precision_of_found(self, k: int) -> Scores:
+    def _average_precision_of_found(self, k: int) -> Scores:
         """Average precision at k, divided by the number of relevant items found there.
 
         That number is R + x, where x relevant items of the one group that k cuts through fall on
@@ -82,12 +193,8 @@ class TiedRanking:
         expectation runs over x, the worst and the best order are optima over x. Nothing found
         scores 0.
         """
-        k = min(k, self.n_items)
         cut = np.argmax(self.M + self.n >= k, axis=1)[:, None]
-        n, r, M, R, m = (
-            np.take_along_axis(values, cut, axis=1)
-            for values in (self.n, self.r, self.M, self.R, self._places(k))
-        )
+        n, r, M, R, m = (np.take_along_axis(x, cut, axis=1) for x in self._groups(k))
         before = [
             part.sum(axis=1, keepdims=True) - np.take_along_axis(part, cut, axis=1)
             for part in self._precision_sums(k)
@@ -112,17 +219,23 @@ class TiedRanking:
             mean = (weight * expected).sum(axis=1) / weight.sum(axis=1)
             return Scores(mean, worst.min(axis=1), best.max(axis=1))
 
-        size = max(1, 2**18 // len(draws))  # queries whose draws are held at once
-        blocks = [score(slice(i, i + size)) for i in range(0, len(n), size)]
-        return Scores(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
+        scores = [score(rows) for rows in blocks(len(n), 2**18 // len(draws))]
+        return Scores(*(np.concatenate(parts) for parts in zip(*scores, strict=True)))
 
-    def _places(self, k: int | None) -> Counts:
-        """How many of each group's places are among the first k (m above)."""
-        return self.n if k is None else np.clip(k - self.M, 0, self.n)
+    def _groups(self, k: int | None) -> tuple[Counts, Counts, Counts, Counts, Counts]:
+        """Give n, r, M, R of the groups, and m, how many of their places are among the first k.
+
+        Groups that begin after k for every query are left out.
+        """
+        if k is None:
+            return self.n, self.r, self.M, self.R, self.n
+        reach = np.count_nonzero((k > self.M).any(axis=0))
+        n, r, M, R = (x[:, :reach] for x in (self.n, self.r, self.M, self.R))
+        return n, r, M, R, np.clip(k - M, 0, n)
 
     def _precision_sums(self, k: int | None) -> tuple[Floats, Floats, Floats]:
         """Sum of the precisions at the relevant ranks up to k, group by group, for each order."""
-        n, r, M, R, m = self.n, self.r, self.M, self.R, self._places(k)
+        n, r, M, R, m = self._groups(k)
         return (
             self._expected_sum(M, R, n, r, m),
             self._run(M + n - r, R, np.maximum(m - (n - r), 0)),  # relevant items last

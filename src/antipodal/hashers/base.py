@@ -1,0 +1,200 @@
+"""What every hasher does alike: check its input, stream it, make bits, pack, save."""
+
+import json
+import os
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+import antipodal
+from antipodal.codes import Bits, Codes, code_width
+from antipodal.errors import ModelFileError
+from antipodal.modelfile import Arrays, read_model_file, write_model_file
+
+FloatArray = NDArray[np.floating[Any]]
+
+# Rows of a block, so that it and what is computed from it stay in the cache.
+_BLOCK_ROWS = 2048
+# Matrix products of fewer rows take other kernels, which round differently: blocks are padded
+# to this many, so that the bits of a row do not depend on the rows around it.
+_FEWEST_ROWS = 32
+
+
+class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """A map from feature vectors to n_bits bits: bit = (projection > 0).
+
+    A subclass learns in `fit`, where it calls `_check_fit`, and computes `_project`. Fitted
+    arrays and numbers, whose names end with an underscore, are saved with it.
+    """
+
+    n_bits: int
+    n_features_in_: int
+    _registry: ClassVar[dict[str, type["BaseHasher"]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not cls.__name__.startswith(("_", "Network")):
+            BaseHasher._registry[cls.__name__] = cls
+
+    @abstractmethod
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
+        """Learn from the rows of X, with labels y (n,) or multi-hot (n, c) where needed."""
+
+    @abstractmethod
+    def _project(self, X: Tensor) -> Tensor:
+        """Return the real values whose signs are the bits, (m, n) float32 -> (m, n_bits)."""
+
+    def project(self, X: ArrayLike) -> NDArray[np.float32]:
+        """Return the real values before the sign, (m, n_bits)."""
+        rows = self._check_rows(X)
+        projected = np.empty((len(rows), self.n_bits), np.float32)
+        for start, block in self._blocks(rows):
+            projected[start : start + len(block)] = self._project_block(block).numpy()
+        return projected
+
+    def transform(self, X: ArrayLike) -> Bits:
+        """Return the bits, uint8 0 and 1, (m, n_bits)."""
+        rows = self._check_rows(X)
+        bits = np.empty((len(rows), self.n_bits), np.uint8)
+        for start, block in self._blocks(rows):
+            bits[start : start + len(block)] = (self._project_block(block) > 0).numpy()
+        return bits
+
+    def encode(self, X: ArrayLike) -> Codes:
+        """Return the packed codes, (m, ⌈n_bits / 8⌉): `pack(transform(X))`, a block at a time.
+
+        X may be a memory-mapped array: beside the codes, memory does not grow with its rows.
+        """
+        rows = self._check_rows(X)
+        codes = np.empty((len(rows), code_width(self.n_bits)), np.uint8)
+        for start, packed in self._encoded_blocks(rows):
+            codes[start : start + len(packed)] = packed
+        return codes
+
+    def encode_blocks(self, X: ArrayLike) -> Iterator[Codes]:
+        """Yield the packed codes a block of rows at a time, for more rows than memory holds."""
+        for _, packed in self._encoded_blocks(self._check_rows(X)):
+            yield packed
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted hasher to one file, which `antipodal.load` reads."""
+        check_is_fitted(self)
+        arrays: Arrays = {}
+        values: dict[str, Any] = {}
+        for name, value in self._fitted().items():
+            if isinstance(value, np.ndarray) and value.dtype != object:
+                arrays[name] = value
+            else:
+                values[name] = _plain(value)
+        header = {
+            "class": type(self).__name__,
+            "parameters": {name: _plain(value) for name, value in self.get_params().items()},
+            "fitted": values,
+            "antipodal": antipodal.__version__,
+        }
+        write_model_file(path, "hasher", header, arrays)
+
+    def _fitted(self) -> dict[str, Any]:
+        """Return what was learned, by name: arrays and values that JSON can hold."""
+        return {k: v for k, v in vars(self).items() if k.endswith("_") and k[0] != "_"}
+
+    def _restore(self, fitted: Mapping[str, Any]) -> None:
+        """Take back what `_fitted` gave."""
+        for name, value in fitted.items():
+            setattr(self, name, value)
+
+    def _check_fit(self, X: ArrayLike, *, min_samples: int = 2) -> FloatArray:
+        """Check the training rows and the number of bits; remember the features' number."""
+        if isinstance(self.n_bits, bool) or not isinstance(self.n_bits, (int, np.integer)):
+            raise TypeError(f"n_bits must be a whole number: got {self.n_bits!r}")
+        if self.n_bits < 1:
+            raise ValueError(f"n_bits must be at least 1: got {self.n_bits}")
+        rows: FloatArray = validate_data(
+            self, X, dtype=[np.float64, np.float32], ensure_min_samples=min_samples
+        )
+        return rows
+
+    def _check_rows(self, X: ArrayLike) -> NDArray[Any]:
+        """Check shape and kind of the rows to encode; their values are checked by the block."""
+        check_is_fitted(self)
+        rows: NDArray[Any] = validate_data(
+            self, X, reset=False, dtype=None, ensure_all_finite=False
+        )
+        if rows.dtype == object:
+            rows = rows.astype(np.float64)
+        if not np.issubdtype(rows.dtype, np.number) and rows.dtype != np.bool_:
+            raise ValueError(f"features must be numbers: got {rows.dtype}")
+        return rows
+
+    def _blocks(self, rows: NDArray[Any]) -> Iterator[tuple[int, Tensor]]:
+        for start in range(0, len(rows), _BLOCK_ROWS):
+            values = np.ascontiguousarray(rows[start : start + _BLOCK_ROWS], dtype=np.float32)
+            if not values.flags.writeable:
+                values = values.copy()  # torch will not wrap a read-only memory map
+            block = torch.from_numpy(values)
+            # The sum is one quick pass; it may also overflow, so ask again before complaining.
+            if not torch.isfinite(block.sum()) and not torch.isfinite(block).all():
+                where = int((~torch.isfinite(block)).any(dim=1).nonzero()[0, 0]) + start
+                raise ValueError(
+                    f"X contains NaN, infinity or a value too large for float32, "
+                    f"first in row {where}: features must be finite"
+                )
+            yield start, block
+
+    @torch.inference_mode()
+    def _project_block(self, block: Tensor) -> Tensor:
+        if len(block) < _FEWEST_ROWS:
+            padded = torch.cat([block, block.new_zeros(_FEWEST_ROWS - len(block), block.shape[1])])
+            return self._project(padded)[: len(block)]
+        return self._project(block)
+
+    def _encoded_blocks(self, rows: NDArray[Any]) -> Iterator[tuple[int, Codes]]:
+        for start, block in self._blocks(rows):
+            yield start, np.packbits((self._project_block(block) > 0).numpy(), axis=1)
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.n_bits
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = []  # bits, whatever came in
+        return tags
+
+
+def load(path: str | os.PathLike[str]) -> BaseHasher:
+    """Read a hasher that `save` wrote; raise `AntipodalError` if the file is not as written."""
+    header, arrays = read_model_file(path, "hasher")
+    try:
+        kind = BaseHasher._registry[header["class"]]
+    except (KeyError, TypeError):
+        raise ModelFileError(
+            f"{path} holds a {header.get('class')!r}, which this antipodal "
+            f"{antipodal.__version__} does not know; it was written by {header.get('antipodal')}"
+        ) from None
+    try:
+        hasher = kind(**header["parameters"])
+        hasher._restore({**arrays, **header["fitted"]})
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ModelFileError(f"{path} does not describe a {header['class']}: {error}") from error
+    return hasher
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON holds it; a random generator has no such form and becomes None."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return None
+    return value

@@ -1,0 +1,76 @@
+"""Iterative quantisation: principal components, rotated towards the corners of the cube."""
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy.linalg import eigh, svd
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from antipodal.hashers.base import BaseHasher
+
+
+class ITQ(BaseHasher):
+    """Signs of rotated principal components: b = [RᵀPᵀ(x - μ) > 0]. [Gong2013]
+
+    R minimises ‖B - VR‖_F² over rotations and codes B = sign(VR) in turn, V = (X - μ)P.
+
+    Parameters
+    ----------
+    n_bits : int
+        Length of the code, at most the number of features.
+    n_iter : int
+        Alternations. With 0 and `rotate=False` the bits are the signs of the components.
+    rotate : bool
+        Whether to start from a random rotation, as the method does, or from R = I.
+    random_state : int, RandomState or None
+        Seed of that rotation.
+    """
+
+    mean_: NDArray[np.float32]
+    projection_: NDArray[np.float32]
+
+    def __init__(
+        self,
+        n_bits: int = 64,
+        *,
+        n_iter: int = 50,
+        rotate: bool = True,
+        random_state: Any = None,
+    ) -> None:
+        self.n_bits = n_bits
+        self.n_iter = n_iter
+        self.rotate = rotate
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
+        """Learn components and rotation; y is ignored."""
+        rows = self._check_fit(X).astype(np.float64)
+        n_features = rows.shape[1]
+        if self.n_bits > n_features:
+            raise ValueError(
+                f"ITQ needs n_bits ≤ features, since it takes one principal component a bit: "
+                f"got {self.n_bits} bits for {n_features} feature(s)"
+            )
+        mean = rows.mean(axis=0)
+        rows -= mean
+        covariance = rows.T @ rows
+        _, vectors = eigh(covariance, subset_by_index=(n_features - self.n_bits, n_features - 1))
+        components = vectors[:, ::-1]
+        rotation = np.eye(self.n_bits)
+        if self.rotate:
+            rng = check_random_state(self.random_state)
+            rotation = np.linalg.qr(rng.standard_normal((self.n_bits, self.n_bits)))[0]
+        V = rows @ components
+        for _ in range(self.n_iter):
+            B = np.where(V @ rotation > 0, 1.0, -1.0)
+            left, _, right = svd(B.T @ V)  # orthogonal Procrustes: R = (left·right)ᵀ
+            rotation = (left @ right).T
+        self.mean_ = mean.astype(np.float32)
+        self.projection_ = np.ascontiguousarray(components @ rotation, dtype=np.float32)
+        return self
+
+    def _project(self, X: Tensor) -> Tensor:
+        return (X - torch.from_numpy(self.mean_)) @ torch.from_numpy(self.projection_)

@@ -1,0 +1,44 @@
+"""Locality-sensitive hashing by random hyperplanes."""
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from antipodal.hashers.base import BaseHasher
+
+
+class LSH(BaseHasher):
+    """Signs of random projections of centred features: b = [Wᵀ(x - μ) > 0]. [Charikar2002]
+
+    Two vectors at angle θ (seen from μ) agree in each bit with probability 1 - θ/π.
+
+    Parameters
+    ----------
+    n_bits : int
+        Length of the code.
+    random_state : int, RandomState or None
+        Seed of the hyperplanes.
+    """
+
+    hyperplanes_: NDArray[np.float32]
+    mean_: NDArray[np.float32]
+
+    def __init__(self, n_bits: int = 64, *, random_state: Any = None) -> None:
+        self.n_bits = n_bits
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
+        """Learn the mean and draw the hyperplanes; y is ignored."""
+        rows = self._check_fit(X, min_samples=1)
+        rng = check_random_state(self.random_state)
+        self.mean_ = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+        normals = rng.standard_normal((rows.shape[1], self.n_bits))
+        self.hyperplanes_ = normals.astype(np.float32)
+        return self
+
+    def _project(self, X: Tensor) -> Tensor:
+        return (X - torch.from_numpy(self.mean_)) @ torch.from_numpy(self.hyperplanes_)

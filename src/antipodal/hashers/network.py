@@ -1,0 +1,264 @@
+"""Hashers that are siamese networks: the same training for each, only the encoder differs."""
+
+import math
+import os
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from antipodal.encoders import Encoder
+from antipodal.hashers.base import BaseHasher, FloatArray
+from antipodal.pairs import InBatchPairs, ListedPairs, check_labels, check_pairs, sample_pairs
+from antipodal.siamese import Progress, Training, train
+
+
+class NetworkHasher(BaseHasher):
+    """Base of the siamese hashers; see `DeepLinf` for what the parameters mean."""
+
+    encoder_: Encoder
+    mean_: NDArray[np.float32]
+    scale_: NDArray[np.float32]
+    loss_curve_: list[float]
+    validation_curve_: list[float]
+    best_epoch_: int
+
+    n_stages: int
+    tied: bool
+    margin: float | None
+    similar_weight: float
+    pairs: Literal["batch", "sampled"]
+    n_pairs: int
+    n_epochs: int
+    batch_size: int
+    optimizer: Literal["adamw", "sgd"]
+    learning_rate: float
+    schedule: Literal["constant", "cosine"]
+    weight_decay: float
+    dropout: float
+    standardize: bool
+    validation_fraction: float
+    patience: int
+    device: str
+    random_state: Any
+
+    @abstractmethod
+    def _new_encoder(self, n_features: int) -> Encoder:
+        """Return an encoder of the right shape, on the CPU, its weights to be overwritten."""
+
+    @abstractmethod
+    def _initial_encoder(self, Y: Tensor, seed: int) -> Encoder:
+        """Return the encoder that training starts from, for standardised rows Y."""
+
+    @abstractmethod
+    def _reach(self) -> float:
+        """Return the largest |z| of an entry at the start, which sets the scale of the margin."""
+
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        progress: Progress | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Learn from labels: rows are similar if they share one.
+
+        Parameters
+        ----------
+        X : (m, n)
+            Training rows.
+        y : (m,) or (m, c)
+            A class a row, or multi-hot concepts.
+        progress : callable, optional
+            Called with an `antipodal.siamese.Epoch` after each epoch.
+        checkpoint : path, optional
+            File to keep the state of the training in, and to resume from if it exists.
+        """
+        if y is None:
+            raise ValueError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None: it "
+                "learns from labels, or from pairs (fit_pairs)"
+            )
+        rows = self._check_fit(X)
+        labels = check_labels(y, len(rows))
+        seed = self._seed()
+        train_rows, held_out = self._hold_out(labels, seed)
+        device = self._device()
+
+        def source(chosen: NDArray[np.int64], n_pairs: int) -> InBatchPairs | ListedPairs:
+            tensor = torch.from_numpy(labels[chosen]).to(device)
+            if self.pairs == "batch":
+                return InBatchPairs(tensor)
+            return sample_pairs(tensor, n_pairs, torch.Generator(device=device).manual_seed(seed))
+
+        Y = self._standardised(rows, train_rows)
+        validation = None
+        if len(held_out):
+            n_held_out_pairs = max(2, round(self.n_pairs * self.validation_fraction))
+            validation = (Y[held_out].to(device), source(held_out, n_held_out_pairs))
+        self._train(
+            Y[train_rows], source(train_rows, self.n_pairs), validation, seed, progress, checkpoint
+        )
+        return self
+
+    def fit_pairs(
+        self,
+        X: ArrayLike,
+        pairs: ArrayLike,
+        similar: ArrayLike,
+        *,
+        progress: Progress | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Learn from explicit pairs (P, 2) of rows of X, each similar (1) or not (0).
+
+        With `validation_fraction` that share of the pairs is held out.
+        """
+        rows = self._check_fit(X)
+        listed, flags = check_pairs(pairs, similar, len(rows))
+        seed = self._seed()
+        device = self._device()
+        train_pairs, held_out = self._hold_out(flags, seed)
+
+        def source(chosen: NDArray[np.int64]) -> ListedPairs:
+            return ListedPairs(
+                torch.from_numpy(listed[chosen]).to(device),
+                torch.from_numpy(flags[chosen]).to(device),
+            )
+
+        Y = self._standardised(rows, np.arange(len(rows)))
+        validation = (Y.to(device), source(held_out)) if len(held_out) else None
+        self._train(Y, source(train_pairs), validation, seed, progress, checkpoint)
+        return self
+
+    def _train(
+        self,
+        Y: Tensor,
+        pairs: InBatchPairs | ListedPairs,
+        validation: tuple[Tensor, InBatchPairs | ListedPairs] | None,
+        seed: int,
+        progress: Progress | None,
+        checkpoint: str | os.PathLike[str] | None,
+    ) -> None:
+        device = self._device()
+        encoder = self._initial_encoder(Y, seed).to(device)
+        settings = Training(
+            n_epochs=self.n_epochs,
+            batch_size=self.batch_size,
+            margin=self._margin(),
+            similar_weight=self.similar_weight,
+            optimizer=self.optimizer,
+            learning_rate=self.learning_rate,
+            schedule=self.schedule,
+            weight_decay=self.weight_decay,
+            dropout=self.dropout,
+            patience=self.patience,
+            seed=seed,
+        )
+        history = train(
+            encoder, Y.to(device), pairs, settings,
+            validation=validation, progress=progress, checkpoint=checkpoint,
+        )  # fmt: skip
+        self.encoder_ = encoder.cpu().requires_grad_(False)
+        self.loss_curve_ = history.loss
+        self.validation_curve_ = history.validation_loss
+        self.best_epoch_ = history.best_epoch
+
+    def _project(self, X: Tensor) -> Tensor:
+        # W(x - μ)/σ as one product: the scaling goes into W, the mean into a bias.
+        weight = self.encoder_.W / torch.from_numpy(self.scale_)
+        drive = torch.addmm(-(weight @ torch.from_numpy(self.mean_)), X, weight.T)
+        return self.encoder_.from_drive(drive)
+
+    def _margin(self) -> float:
+        """Return the margin given, or a distance that two random codes have: √(2N)·reach."""
+        if self.margin is not None:
+            return self.margin
+        return 0.95 * math.sqrt(2 * self.n_bits) * self._reach()
+
+    def _standardised(self, rows: FloatArray, fitted_on: NDArray[np.int64]) -> Tensor:
+        """Learn mean and scale on some rows; return all of them standardised, float32."""
+        n_features = rows.shape[1]
+        self.mean_ = np.zeros(n_features, np.float32)
+        self.scale_ = np.ones(n_features, np.float32)
+        if self.standardize:
+            mean, deviation = rows[fitted_on].mean(axis=0), rows[fitted_on].std(axis=0)
+            self.mean_ = mean.astype(np.float32)
+            # A feature that (nearly) never varies carries nothing but rounding: leave it small.
+            varies = deviation > 1e-6 * np.abs(mean).clip(min=np.finfo(np.float32).tiny)
+            self.scale_ = np.where(varies, deviation, 1.0).astype(np.float32)
+        return torch.from_numpy(((rows - self.mean_) / self.scale_).astype(np.float32))
+
+    def _hold_out(
+        self, groups: NDArray[Any], seed: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Split the entries into a training and a validation part, a share of each group."""
+        n = len(groups)
+        order = np.random.default_rng(seed).permutation(n)
+        if groups.ndim == 1:  # deal the groups out evenly along the order
+            order = order[np.argsort(groups[order], kind="stable")]
+            rank = np.concatenate(
+                [np.arange(c) / c for c in np.unique(groups, return_counts=True)[1]]
+            )
+            order = order[np.argsort(rank, kind="stable")]
+        n_held_out = round(n * self.validation_fraction)
+        return np.sort(order[n_held_out:]), np.sort(order[:n_held_out])
+
+    def _seed(self) -> int:
+        self._check_parameters()
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _device(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+    def _check_parameters(self) -> None:
+        """Refuse settings that cannot work, before any time is spent."""
+        positive = ("n_epochs", "batch_size", "learning_rate", "similar_weight", "n_pairs")
+        for name in positive:
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite: got {getattr(self, name)}")
+        if self.margin is not None and not 0 < self.margin < math.inf:
+            raise ValueError(f"margin must be positive and finite, or None: got {self.margin}")
+        if self.batch_size < 2:
+            raise ValueError(f"batch_size must be at least 2, a pair: got {self.batch_size}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1): got {self.dropout}")
+        if not 0 <= self.validation_fraction <= 0.5:
+            raise ValueError(
+                f"validation_fraction must be in [0, 0.5]: got {self.validation_fraction}"
+            )
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must not be negative: got {self.weight_decay}")
+        for name, allowed in (
+            ("optimizer", ("adamw", "sgd")),
+            ("schedule", ("constant", "cosine")),
+            ("pairs", ("batch", "sampled")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {allowed}: got {getattr(self, name)!r}")
+
+    def _fitted(self) -> dict[str, Any]:
+        fitted = super()._fitted()
+        weights = fitted.pop("encoder_").state_dict()
+        return {**fitted, **{f"encoder_.{k}": v.numpy() for k, v in weights.items()}}
+
+    def _restore(self, fitted: Mapping[str, Any]) -> None:
+        prefix = "encoder_."
+        weights = {k: torch.from_numpy(v) for k, v in fitted.items() if k.startswith(prefix)}
+        super()._restore({k: v for k, v in fitted.items() if k not in weights})
+        encoder = self._new_encoder(self.n_features_in_).requires_grad_(False)
+        encoder.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items()})
+        self.encoder_ = encoder
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        return tags

@@ -1,0 +1,97 @@
+"""One file format for models and checkpoints: safetensors with a readable, checked header.
+
+The header is JSON in the safetensors metadata, so `head -c 2000 model.antipodal` shows it.
+Reading never runs anything from the file.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from antipodal.errors import ModelFileError
+from antipodal.files import replacing
+
+FORMAT_VERSION = 1
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def write_model_file(
+    path: str | os.PathLike[str], kind: str, header: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> None:
+    """Write arrays and a JSON-able header; `kind` says what they are, such as "hasher"."""
+    tensors = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    metadata = {
+        "format": "antipodal",
+        "version": str(FORMAT_VERSION),
+        "kind": kind,
+        "header": json.dumps(header, sort_keys=True, allow_nan=False),
+    }
+    metadata["sha256"] = _digest(metadata, tensors)
+    with replacing(path) as file:
+        file.write(save(tensors, metadata))
+
+
+def read_model_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], Arrays]:
+    """Read what `write_model_file` wrote, or raise ModelFileError saying what is wrong with it."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
+    metadata = _metadata(path, data)
+    if metadata.get("format") != "antipodal":
+        raise ModelFileError(f"{path} is a safetensors file, but was not written by antipodal")
+    version = metadata.get("version", "")
+    if not version.isdecimal():
+        raise ModelFileError(f"{path} is damaged: its format version reads {version!r}")
+    if int(version) > FORMAT_VERSION:
+        raise ModelFileError(
+            f"{path} has format version {version}, this antipodal reads up to {FORMAT_VERSION}. "
+            "It was written by a newer version: upgrade antipodal"
+        )
+    try:
+        arrays = load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise ModelFileError(f"{path} is truncated or damaged: {error}") from error
+    if metadata.get("sha256") != _digest(metadata, arrays):
+        raise ModelFileError(f"{path} does not match its checksum: it was changed or damaged")
+    if metadata["kind"] != kind:
+        raise ModelFileError(f"{path} holds a {metadata['kind']}, not a {kind}")
+    header: dict[str, Any] = json.loads(metadata["header"])
+    return header, arrays
+
+
+def _metadata(path: str | os.PathLike[str], data: bytes) -> dict[str, str]:
+    """Return the metadata of a safetensors file: 8 bytes of length, then as much JSON."""
+    length = int.from_bytes(data[:8], "little")
+    try:
+        if len(data) < 8 or length > len(data) - 8:
+            raise ValueError(f"its header should have {length} bytes, the file has {len(data)}")
+        header = json.loads(data[8 : 8 + length])
+        metadata = header["__metadata__"]
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise TypeError("its metadata is not text")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelFileError(
+            f"{path} is not an antipodal file, or was truncated ({error})"
+        ) from error
+    return dict(metadata)
+
+
+def _digest(metadata: Mapping[str, str], arrays: Mapping[str, NDArray[Any]]) -> str:
+    """SHA-256 of everything in the file but the digest itself, in one fixed order."""
+    digest = hashlib.sha256()
+    described = {name: [str(array.dtype), array.shape] for name, array in arrays.items()}
+    signed = {key: value for key, value in metadata.items() if key != "sha256"}
+    digest.update(json.dumps([signed, described], sort_keys=True).encode())
+    for name in sorted(arrays):
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()

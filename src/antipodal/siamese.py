@@ -1,0 +1,243 @@
+"""Train an encoder on similar and dissimilar pairs: one loop for all networks.
+
+The two columns of the siamese network share their weights, so one encoder is applied to both
+members of a pair. [Wang2016, Sec. 4]
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from antipodal.errors import ModelFileError
+from antipodal.modelfile import read_model_file, write_model_file
+from antipodal.pairs import PairSource
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train: what the paper leaves to a table of settings."""
+
+    n_epochs: int
+    batch_size: int
+    margin: float
+    similar_weight: float
+    optimizer: Literal["adamw", "sgd"]
+    learning_rate: float
+    schedule: Literal["constant", "cosine"]
+    weight_decay: float
+    dropout: float
+    patience: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What a progress callback is told after each epoch."""
+
+    number: int
+    n_epochs: int
+    loss: float
+    validation_loss: float | None
+
+
+@dataclass
+class History:
+    """Losses epoch by epoch, and the epoch whose weights were kept."""
+
+    loss: list[float] = field(default_factory=list)
+    validation_loss: list[float] = field(default_factory=list)
+    best_epoch: int = 0
+
+
+Progress = Callable[[Epoch], None]
+
+
+def train(
+    encoder: nn.Module,
+    X: Tensor,
+    pairs: PairSource,
+    settings: Training,
+    *,
+    validation: tuple[Tensor, PairSource] | None = None,
+    progress: Progress | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 10,
+) -> History:
+    """Minimise the pairwise loss over the encoder's weights, in place. [Wang2016, Eq. 12]
+
+    Parameters
+    ----------
+    encoder, X, pairs
+        The network, its training rows (m, n) on the same device, and the source of their pairs.
+    settings : Training
+        Everything that decides the result, the seed included: the same settings and data give
+        the same weights.
+    validation : (rows, pairs), optional
+        Held-out rows and their pairs. Training stops when their loss has not improved for
+        `settings.patience` epochs, and the best weights are kept.
+    progress : callable, optional
+        Called with an `Epoch` after each epoch.
+    checkpoint : path, optional
+        Where to keep the state every `checkpoint_every` epochs. If the file is there already,
+        training goes on from it and ends with the same weights as if it had not been stopped;
+        a file of another run is refused.
+    """
+    optimizer = _optimizer(encoder, settings)
+    history = History()
+    best = _weights(encoder)
+    run = _fingerprint(encoder, X, pairs, settings) if checkpoint is not None else ""
+    if checkpoint is not None and Path(checkpoint).exists():
+        history, best = _restore(checkpoint, run, encoder, optimizer)
+    generator = torch.Generator(device=X.device)
+    for epoch in range(len(history.loss), settings.n_epochs):
+        if validation is not None and epoch - history.best_epoch > settings.patience:
+            break
+        # A seed per epoch, so that a resumed run draws what an uninterrupted one would.
+        generator.manual_seed(settings.seed * 1_000_003 + epoch)
+        history.loss.append(_epoch(encoder, X, pairs, settings, optimizer, epoch, generator))
+        if not math.isfinite(history.loss[-1]):
+            raise FloatingPointError(
+                f"the loss became {history.loss[-1]} in epoch {epoch + 1}: "
+                f"training diverged. Lower learning_rate (now {settings.learning_rate})"
+            )
+        held_out = None
+        if validation is not None:
+            held_out = _validation_loss(encoder, *validation, settings)
+            if held_out < min(history.validation_loss, default=math.inf):
+                history.best_epoch, best = epoch, _weights(encoder)
+            history.validation_loss.append(held_out)
+        if progress is not None:
+            progress(Epoch(epoch + 1, settings.n_epochs, history.loss[-1], held_out))
+        last = epoch + 1 == settings.n_epochs
+        if checkpoint is not None and ((epoch + 1) % checkpoint_every == 0 or last):
+            _save(checkpoint, run, encoder, optimizer, history, best)
+    if validation is not None:
+        encoder.load_state_dict(best)
+    else:
+        history.best_epoch = max(0, len(history.loss) - 1)
+    return history
+
+
+def _epoch(
+    encoder: nn.Module,
+    X: Tensor,
+    pairs: PairSource,
+    settings: Training,
+    optimizer: torch.optim.Optimizer,
+    epoch: int,
+    generator: torch.Generator,
+) -> float:
+    """One pass over the pairs; the mean loss of its batches."""
+    encoder.train()
+    batches = list(pairs.batches(settings.batch_size, generator))
+    losses = []
+    for i, batch in enumerate(batches):
+        if settings.schedule == "cosine":
+            done = (epoch + i / len(batches)) / settings.n_epochs
+            rate = settings.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        y = X[batch.rows]
+        if settings.dropout:
+            kept = torch.rand(y.shape, generator=generator, device=y.device) >= settings.dropout
+            y = y * kept / (1 - settings.dropout)
+        loss = batch.loss(encoder(y), settings.margin, settings.similar_weight)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.detach())
+    encoder.eval()
+    return float(torch.stack(losses).mean())
+
+
+@torch.no_grad()
+def _validation_loss(encoder: nn.Module, X: Tensor, pairs: PairSource, settings: Training) -> float:
+    """Loss of the held-out pairs, dealt out the same way every time."""
+    generator = torch.Generator(device=X.device).manual_seed(settings.seed)
+    losses = [
+        batch.loss(encoder(X[batch.rows]), settings.margin, settings.similar_weight)
+        for batch in pairs.batches(settings.batch_size, generator)
+    ]
+    return float(torch.stack(losses).mean())
+
+
+def _optimizer(encoder: nn.Module, settings: Training) -> torch.optim.Optimizer:
+    """Weight decay is for matrices: biases and bounds are left alone."""
+    groups = [
+        {
+            "params": [p for name, p in encoder.named_parameters() if name in ("W", "S")],
+            "weight_decay": settings.weight_decay,
+        },
+        {
+            "params": [p for name, p in encoder.named_parameters() if name not in ("W", "S")],
+            "weight_decay": 0.0,
+        },
+    ]
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=settings.learning_rate)
+    return torch.optim.SGD(groups, lr=settings.learning_rate)
+
+
+def _weights(encoder: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in encoder.state_dict().items()}
+
+
+def _fingerprint(encoder: nn.Module, X: Tensor, pairs: PairSource, settings: Training) -> str:
+    """Identify a run by all that decides its result, so that checkpoints are not mixed up."""
+    digest = hashlib.sha256(json.dumps(asdict(settings)).encode())
+    for tensor in (*encoder.state_dict().values(), X, *vars(pairs).values()):
+        digest.update(str(tensor.shape).encode())
+        digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
+    return digest.hexdigest()
+
+
+def _save(
+    path: str | os.PathLike[str],
+    run: str,
+    encoder: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    history: History,
+    best: dict[str, Tensor],
+) -> None:
+    tensors = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
+    tensors |= {f"best.{name}": value for name, value in best.items()}
+    for i, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{i}.{key}": value for key, value in state.items()}
+    arrays = {name: value.detach().cpu().numpy() for name, value in tensors.items()}
+    write_model_file(path, "checkpoint", {"run": run, "history": asdict(history)}, arrays)
+
+
+def _restore(
+    path: str | os.PathLike[str],
+    run: str,
+    encoder: nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> tuple[History, dict[str, Tensor]]:
+    header, arrays = read_model_file(path, "checkpoint")
+    if header["run"] != run:
+        raise ModelFileError(
+            f"{path} is a checkpoint of other data or settings. Remove it to start afresh, "
+            "or name another file"
+        )
+    parts: dict[str, dict[str, Tensor]] = {"encoder": {}, "best": {}, "optimizer": {}}
+    for name, array in arrays.items():
+        part, _, rest = name.partition(".")
+        parts[part][rest] = torch.from_numpy(array.copy())
+    encoder.load_state_dict(parts["encoder"])
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in parts["optimizer"].items():
+        number, _, key = name.partition(".")
+        state.setdefault(int(number), {})[key] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    device = next(encoder.parameters()).device
+    best = {name: value.to(device) for name, value in parts["best"].items()}
+    return History(**header["history"]), best

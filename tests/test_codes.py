@@ -1,0 +1,73 @@
+"""The bit contract: most significant bit first, zero padding, and nothing else accepted."""
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from antipodal import pack, unpack
+
+bits = st.tuples(st.integers(0, 9), st.integers(1, 70)).flatmap(
+    lambda shape: arrays(np.uint8, shape, elements=st.integers(0, 1))
+)
+
+
+@given(bits)
+def test_unpacking_undoes_packing(b):
+    codes = pack(b)
+    assert codes.dtype == np.uint8
+    assert codes.shape == (len(b), -(-b.shape[1] // 8))
+    np.testing.assert_array_equal(unpack(codes, b.shape[1]), b)
+
+
+@given(bits)
+def test_bit_i_is_bit_7_minus_i_mod_8_of_byte_i_div_8_and_the_rest_is_zero(b):
+    codes = pack(b)
+    for row, code in zip(b, codes, strict=True):
+        number = int.from_bytes(code.tobytes(), "big")
+        text = format(number, f"0{8 * len(code)}b")
+        assert text == "".join(map(str, row)).ljust(8 * len(code), "0")
+
+
+@given(bits.filter(lambda b: len(b) > 1))
+def test_faiss_counts_the_same_differing_bits(b):
+    codes = pack(b)
+    index = faiss.IndexBinaryFlat(8 * codes.shape[1])
+    index.add(codes)
+    distances, ids = index.search(codes[:1], len(codes))
+    np.testing.assert_array_equal(distances[0], (b[0] != b[ids[0]]).sum(axis=1))
+
+
+def test_booleans_are_bits_too():
+    np.testing.assert_array_equal(pack(np.array([[True, False]])), [[128]])
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ([[0.5, -0.5]], TypeError, "comparing them with zero"),
+        ([[1, -1]], ValueError, "signs ±1"),
+        ([[129]], ValueError, "packed already"),
+        ([1, 0], ValueError, "a row a sample"),
+        (np.zeros((3, 0), np.uint8), ValueError, "at least one bit"),
+    ],
+)
+def test_what_cannot_be_bits_is_named(value, error, message):
+    with pytest.raises(error, match=message):
+        pack(value)
+
+
+@pytest.mark.parametrize(
+    ("codes", "n_bits", "error", "message"),
+    [
+        (np.zeros((2, 2), np.uint8), 17, ValueError, "17 bits must have 3 bytes a row"),
+        (np.zeros((2, 2), np.uint8), 0, ValueError, "n_bits must be at least 1"),
+        (np.zeros((2, 2), np.int64), 16, TypeError, "uint8: got int64"),
+        (np.full((2, 2), 255, np.uint8), 15, ValueError, "Is n_bits too small"),
+    ],
+)
+def test_what_cannot_be_codes_is_named(codes, n_bits, error, message):
+    with pytest.raises(error, match=message):
+        unpack(codes, n_bits)

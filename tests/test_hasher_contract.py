@@ -1,0 +1,162 @@
+"""What every hasher promises, tested on each of them."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from antipodal import ITQ, LSH, AntipodalError, DeepLinf, load, pack
+
+FAST = {"n_epochs": 3, "random_state": 0}
+CHECKED = [
+    LSH(8, random_state=0),
+    ITQ(1, random_state=0),  # scikit-learn also fits it on a single feature
+    DeepLinf(8, **FAST),
+    DeepLinf(8, init="ksvd", sparsity=2, pairs="sampled", n_pairs=200, **FAST),
+]
+HASHERS = [
+    LSH(20, random_state=0),
+    ITQ(20, random_state=0),
+    DeepLinf(20, **FAST),
+    DeepLinf(20, init="ksvd", tied=True, n_stages=3, **FAST),
+]
+X, Y = load_digits(return_X_y=True)
+X, Y = X[:400], Y[:400]
+
+
+def name(hasher):
+    return re.sub(r"\s+", " ", repr(hasher))
+
+
+@parametrize_with_checks(CHECKED)
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(params=HASHERS, ids=name, scope="module")
+def hasher(request):
+    return request.param.fit(X, Y)
+
+
+def test_bits_are_signs_of_projections_and_codes_are_packed_bits(hasher):
+    projected, bits, codes = hasher.project(X), hasher.transform(X), hasher.encode(X)
+    assert projected.shape == (400, 20)
+    assert bits.dtype == codes.dtype == np.uint8
+    np.testing.assert_array_equal(bits, projected > 0)
+    np.testing.assert_array_equal(codes, pack(bits))
+    np.testing.assert_array_equal(np.concatenate(list(hasher.encode_blocks(X))), codes)
+
+
+def test_the_same_seed_gives_the_same_bits(hasher):
+    again = type(hasher)(**hasher.get_params()).fit(X, Y)
+    np.testing.assert_array_equal(again.encode(X), hasher.encode(X))
+
+
+def test_the_bits_of_a_row_do_not_depend_on_its_company(hasher):
+    codes = hasher.encode(X)
+    order = np.random.default_rng(0).permutation(len(X))
+    np.testing.assert_array_equal(hasher.encode(X[order]), codes[order])
+    alone = np.concatenate([hasher.encode(X[i : i + 1]) for i in range(60)])
+    np.testing.assert_array_equal(alone, codes[:60])
+    many = np.concatenate([X] * 12)  # more than a block
+    np.testing.assert_array_equal(hasher.encode(many), np.concatenate([codes] * 12))
+
+
+def test_float32_and_float64_rows_give_the_same_bits(hasher):
+    codes = hasher.encode(X)
+    for dtype in (np.float32, np.float16, np.uint8, np.int64):
+        np.testing.assert_array_equal(hasher.encode(X.astype(dtype)), codes)
+
+
+LOAD_AND_ENCODE = """
+import sys, numpy as np, antipodal
+hasher = antipodal.load(sys.argv[1])
+np.save(sys.argv[3], hasher.encode(np.load(sys.argv[2])))
+"""
+
+
+def test_a_saved_hasher_gives_the_same_bits_in_a_fresh_process(hasher, tmp_path):
+    model, rows, codes = tmp_path / "model", tmp_path / "rows.npy", tmp_path / "codes.npy"
+    hasher.save(model)
+    np.save(rows, X)
+    subprocess.run([sys.executable, "-c", LOAD_AND_ENCODE, model, rows, codes], check=True)
+    np.testing.assert_array_equal(np.load(codes), hasher.encode(X))
+    loaded = load(model)
+    assert loaded.get_params() == hasher.get_params()
+    np.testing.assert_array_equal(loaded.project(X), hasher.project(X))
+    loaded.save(tmp_path / "again")
+    np.testing.assert_array_equal(load(tmp_path / "again").encode(X), hasher.encode(X))
+
+
+def test_encoding_streams_from_a_read_only_memory_map(hasher, tmp_path):
+    np.save(tmp_path / "rows.npy", X.astype(np.float32))
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    np.testing.assert_array_equal(hasher.encode(mapped), hasher.encode(X))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (np.where(np.arange(400)[:, None] == 7, np.nan, X), "NaN, infinity .* first in row 7"),
+        (np.where(np.arange(400)[:, None] == 9, np.inf, X), "first in row 9"),
+        (X[:, :-1], "expecting 64 features"),
+        (X[0], "Expected 2D array"),
+        (X[:0], "minimum of 1 is required"),
+        (np.full((3, 64), "a"), "features must be numbers|could not convert"),
+    ],
+    ids=["nan", "inf", "width", "one dimension", "no rows", "text"],
+)
+def test_rows_that_cannot_be_encoded_are_named(hasher, rows, message):
+    with pytest.raises(ValueError, match=message):
+        hasher.encode(rows)
+
+
+@pytest.mark.parametrize("unfitted", HASHERS, ids=name)
+def test_an_unfitted_hasher_says_so(unfitted, tmp_path):
+    fresh = type(unfitted)(**unfitted.get_params())
+    with pytest.raises(NotFittedError):
+        fresh.encode(X)
+    with pytest.raises(NotFittedError):
+        fresh.save(tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("kind", [LSH, ITQ, DeepLinf])
+@pytest.mark.parametrize(
+    ("n_bits", "error"),
+    [(0, ValueError), (-3, ValueError), (2.5, TypeError), ("8", TypeError), (True, TypeError)],
+)
+def test_a_senseless_number_of_bits_is_refused(kind, n_bits, error):
+    with pytest.raises(error, match="n_bits must be"):
+        kind(n_bits).fit(X, Y)
+
+
+@pytest.mark.parametrize("kind", [LSH, ITQ, DeepLinf])
+def test_training_rows_must_be_finite(kind):
+    for bad in (np.nan, np.inf):
+        rows = X.copy()
+        rows[3, 5] = bad
+        with pytest.raises(ValueError, match="NaN|infinity"):
+            kind(8).fit(rows, Y)
+
+
+def test_a_directory_that_cannot_be_written_is_named(hasher, tmp_path):
+    with pytest.raises(AntipodalError, match="cannot write"):
+        hasher.save(tmp_path / "missing" / "model")
+
+
+def test_more_bits_than_features_is_fine_where_it_can_be():
+    assert LSH(100).fit(X).encode(X).shape == (400, 13)
+    assert DeepLinf(100, **FAST).fit(X, Y).encode(X).shape == (400, 13)
+    with pytest.raises(ValueError, match="ITQ needs n_bits ≤ features.*65 bits for 64"):
+        ITQ(65).fit(X)
+
+
+def test_hashing_does_not_track_gradients(hasher):
+    assert not torch.from_numpy(hasher.project(X[:3])).requires_grad

@@ -1,0 +1,183 @@
+"""Model files: what was written comes back, anything else is refused by our own error."""
+
+import json
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save
+
+from antipodal import LSH, AntipodalError, load
+from antipodal.modelfile import read_model_file, write_model_file
+
+ROWS = np.random.default_rng(0).standard_normal((20, 6))
+
+
+@pytest.fixture(scope="module")
+def model_bytes(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "lsh.antipodal"
+    LSH(12, random_state=0).fit(ROWS).save(path)
+    return path.read_bytes()
+
+
+def test_arrays_and_header_come_back(tmp_path):
+    arrays = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.array(2.5),
+        "c": np.empty((0, 4), np.int64),
+        "d": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    }
+    write_model_file(tmp_path / "f", "hasher", {"x": [1, "é"]}, arrays)
+    header, back = read_model_file(tmp_path / "f", "hasher")
+    assert header == {"x": [1, "é"]}
+    assert back.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert back[name].dtype == array.dtype
+        np.testing.assert_array_equal(back[name], array)
+
+
+def test_the_header_is_readable_at_the_beginning_of_the_file(model_bytes):
+    text = model_bytes[:1500].decode("utf-8", "replace")
+    for word in ("antipodal", "LSH", "n_bits", "n_features_in_", "version", "sha256"):
+        assert word in text
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_flipped_bytes_only_ever_give_our_error(tmp_path, model_bytes, data):
+    damaged = bytearray(model_bytes)
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(damaged) - 1))
+        damaged[place] ^= data.draw(st.integers(1, 255))
+    if bytes(damaged) == model_bytes:  # two flips may undo each other
+        return
+    (tmp_path / "m").write_bytes(damaged)
+    with pytest.raises(AntipodalError):
+        load(tmp_path / "m")
+
+
+def test_truncation_anywhere_only_ever_gives_our_error(tmp_path, model_bytes):
+    for length in range(0, len(model_bytes), 7):
+        (tmp_path / "m").write_bytes(model_bytes[:length])
+        with pytest.raises(AntipodalError):
+            load(tmp_path / "m")
+    (tmp_path / "m").write_bytes(model_bytes + b"x")
+    with pytest.raises(AntipodalError):
+        load(tmp_path / "m")
+
+
+def test_foreign_files_are_refused(tmp_path):
+    file = tmp_path / "m"
+    foreign = {
+        "nothing": b"",
+        "text": b"hello, world, this is not a model",
+        "pickle": pickle.dumps({"a": 1}),
+        "other safetensors": save({"a": np.ones(3)}, {"format": "pt"}),
+        "no metadata": save({"a": np.ones(3)}),
+        "huge header": (2**62).to_bytes(8, "little") + b"{}",
+        "deep header": (10_000).to_bytes(8, "little") + b"[" * 10_000,
+    }
+    for content in foreign.values():
+        file.write_bytes(content)
+        with pytest.raises(AntipodalError):
+            load(file)
+
+
+def test_a_pickle_is_never_run(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (exec, ("raise SystemExit('it ran')",))
+
+    (tmp_path / "m").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(AntipodalError):
+        load(tmp_path / "m")
+
+
+def test_a_file_from_the_future_asks_for_an_upgrade(tmp_path, model_bytes):
+    newer = model_bytes.replace(b'"version":"1"', b'"version":"2"')
+    assert newer != model_bytes
+    (tmp_path / "m").write_bytes(newer)
+    with pytest.raises(AntipodalError, match="written by a newer version: upgrade"):
+        load(tmp_path / "m")
+
+
+def test_a_changed_weight_is_noticed(tmp_path, model_bytes):
+    (tmp_path / "m").write_bytes(model_bytes[:-1] + bytes([model_bytes[-1] ^ 1]))
+    with pytest.raises(AntipodalError, match="checksum"):
+        load(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"class": "Unheard", "parameters": {}, "fitted": {}}, "'Unheard', which this antipodal"),
+        ({"class": ["LSH"], "parameters": {}, "fitted": {}}, "does not know"),
+        ({"class": "LSH", "parameters": {"n_bitz": 1}, "fitted": {}}, "does not describe a LSH"),
+        ({"class": "LSH", "fitted": {}}, "does not describe a LSH"),
+        ({}, "does not know"),
+    ],
+)
+def test_a_well_formed_file_with_odd_content_is_refused(tmp_path, header, message):
+    write_model_file(tmp_path / "m", "hasher", header, {})
+    with pytest.raises(AntipodalError, match=message):
+        load(tmp_path / "m")
+
+
+def test_a_checkpoint_is_not_a_model(tmp_path):
+    write_model_file(tmp_path / "m", "checkpoint", {}, {})
+    with pytest.raises(AntipodalError, match="holds a checkpoint, not a hasher"):
+        load(tmp_path / "m")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(AntipodalError, match="cannot read .*nowhere"):
+        load(tmp_path / "nowhere")
+
+
+def test_a_directory_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path):
+    hasher = LSH(12, random_state=0).fit(ROWS)
+    with pytest.raises(AntipodalError, match="cannot write .*No such file or directory"):
+        hasher.save(tmp_path / "missing" / "m")
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(AntipodalError, match="cannot write"):
+        hasher.save(tmp_path / "file" / "m")
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(AntipodalError, match="cannot write"):
+        hasher.save(tmp_path / "directory")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["directory", "file"]
+
+
+FULL_DISK = """
+import resource, signal, sys
+import numpy as np
+from antipodal import LSH, AntipodalError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+try:
+    LSH(256, random_state=0).fit(np.eye(200)).save(sys.argv[1])
+except AntipodalError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path, model_bytes):
+    file = tmp_path / "m"
+    file.write_bytes(model_bytes)
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, file], capture_output=True, text=True, check=True
+    )
+    assert "cannot write" in done.stdout
+    assert file.read_bytes() == model_bytes
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_the_random_state_is_kept_only_if_it_is_a_number(tmp_path):
+    rng = np.random.RandomState(0)
+    LSH(4, random_state=rng).fit(ROWS).save(tmp_path / "m")
+    assert load(tmp_path / "m").random_state is None
+    header, _ = read_model_file(tmp_path / "m", "hasher")
+    assert json.dumps(header)

@@ -1,0 +1,25 @@
+"""The promise of `antipodal.__all__`: there, documented, and cheap to import."""
+
+import subprocess
+import sys
+
+import pytest
+
+import antipodal
+
+
+@pytest.mark.parametrize("name", antipodal.__all__)
+def test_every_public_name_exists_and_says_what_it_is(name):
+    assert getattr(antipodal, name).__doc__
+    assert name in dir(antipodal)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = antipodal.nothing
+
+
+def test_importing_the_package_does_not_import_torch():
+    code = "import antipodal, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

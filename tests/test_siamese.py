@@ -1,0 +1,116 @@
+"""The training loop: reproducible, resumable, and it stops when it should."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from antipodal import DeepLinf
+from antipodal.errors import ModelFileError
+
+
+class Stopped(Exception):  # noqa: N818
+    """Raised by a progress callback, as a crash would be."""
+
+
+@pytest.fixture(scope="module")
+def digits():
+    X, y = load_digits(return_X_y=True)
+    return X[:300], y[:300]
+
+
+def stop_after(epoch):
+    def progress(done):
+        if done.number == epoch:
+            raise Stopped
+
+    return progress
+
+
+def weights(hasher):
+    return {name: value.numpy() for name, value in hasher.encoder_.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"optimizer": "sgd", "learning_rate": 0.01, "schedule": "constant"},
+        {"pairs": "sampled", "n_pairs": 500},
+        {"validation_fraction": 0.2},
+    ],
+)
+def test_a_stopped_run_resumes_to_the_very_same_weights(tmp_path, digits, settings):
+    settings = {"n_bits": 12, "n_epochs": 25, "batch_size": 64, "random_state": 3} | settings
+    whole = DeepLinf(**settings).fit(*digits)
+    file = tmp_path / "run.checkpoint"
+    with pytest.raises(Stopped):
+        DeepLinf(**settings).fit(*digits, checkpoint=file, progress=stop_after(17))
+    epochs = []
+    resumed = DeepLinf(**settings).fit(*digits, checkpoint=file, progress=epochs.append)
+    assert epochs[0].number == 11  # checkpoints are written every ten epochs
+    assert resumed.loss_curve_ == whole.loss_curve_
+    for name, value in weights(whole).items():
+        np.testing.assert_array_equal(weights(resumed)[name], value)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, digits):
+    X, y = digits
+    file = tmp_path / "run.checkpoint"
+    DeepLinf(8, n_epochs=10, random_state=0).fit(X, y, checkpoint=file)
+    for other in (
+        lambda: DeepLinf(8, n_epochs=10, random_state=1).fit(X, y, checkpoint=file),
+        lambda: DeepLinf(8, n_epochs=11, random_state=0).fit(X, y, checkpoint=file),
+        lambda: DeepLinf(9, n_epochs=10, random_state=0).fit(X, y, checkpoint=file),
+        lambda: DeepLinf(8, n_epochs=10, random_state=0).fit(X + 1e-3, y, checkpoint=file),
+        lambda: DeepLinf(8, n_epochs=10, random_state=0).fit(X, y[::-1], checkpoint=file),
+    ):
+        with pytest.raises(ModelFileError, match="other data or settings"):
+            other()
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path, digits):
+    file = tmp_path / "run.checkpoint"
+    DeepLinf(8, n_epochs=10, random_state=0).fit(*digits, checkpoint=file)
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(ModelFileError, match="truncated"):
+        DeepLinf(8, n_epochs=10, random_state=0).fit(*digits, checkpoint=file)
+
+
+def test_the_loss_falls_and_is_reported(digits):
+    epochs = []
+    hasher = DeepLinf(16, n_epochs=30, dropout=0.0, learning_rate=5e-3, random_state=0)
+    hasher.fit(*digits, progress=epochs.append)
+    assert [e.number for e in epochs] == list(range(1, 31))
+    assert all(e.n_epochs == 30 and e.validation_loss is None for e in epochs)
+    assert [e.loss for e in epochs] == hasher.loss_curve_
+    assert hasher.loss_curve_[-1] < 0.5 * hasher.loss_curve_[0]
+
+
+def test_early_stopping_keeps_the_best_weights(digits):
+    X, y = digits
+    shuffled = np.random.default_rng(0).permutation(y)  # nothing to learn: it must overfit
+    hasher = DeepLinf(
+        16, n_epochs=400, validation_fraction=0.3, patience=5, dropout=0.0, weight_decay=0.0,
+        learning_rate=1e-2, random_state=0,
+    ).fit(X, shuffled)  # fmt: skip
+    curve = hasher.validation_curve_
+    assert len(curve) < 400
+    assert hasher.best_epoch_ == int(np.argmin(curve))
+    assert len(curve) == hasher.best_epoch_ + 5 + 1
+
+
+def test_a_diverging_run_says_so(digits):
+    with pytest.raises(FloatingPointError, match="Lower learning_rate"):
+        DeepLinf(
+            8, n_epochs=50, optimizer="sgd", learning_rate=1e30, schedule="constant",
+            random_state=0,
+        ).fit(*digits)  # fmt: skip
+
+
+def test_training_does_not_touch_the_global_random_state(digits):
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    DeepLinf(8, n_epochs=3).fit(*digits)
+    torch.testing.assert_close(torch.rand(1), expected)
