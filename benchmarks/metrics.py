@@ -20,7 +20,6 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import argparse  # noqa: E402
 import json  # noqa: E402
-import resource  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 import tempfile  # noqa: E402
@@ -33,6 +32,7 @@ from antipodal.codes import pack  # noqa: E402
 from antipodal.metrics import evaluate  # noqa: E402
 
 N_QUERIES, N_ITEMS, N_BITS, N_CLASSES, N_CONCEPTS = 1_000, 59_000, 64, 10, 21
+SIDES = ("query_codes", "database_codes", "query_labels", "database_labels")
 OPTIONS = {"n_bits": N_BITS, "radii": (0, 2), "top": (10, 5_000)}
 
 
@@ -47,26 +47,22 @@ def make_data(seed=0):
     prototypes = rng.standard_normal((N_CLASSES, 8))
     features = prototypes[labels] + 0.7 * rng.standard_normal((len(labels), 8))
     codes = pack(features @ rng.standard_normal((8, N_BITS)) > 0)
-    names = ("query_codes", "database_codes")
-    split = dict(zip(names, np.split(codes, [N_QUERIES]), strict=True))
-    one = dict(zip(("query_labels", "database_labels"), np.split(labels, [N_QUERIES]), strict=True))
-    many = dict(zip(("query_labels", "database_labels"), np.split(shown, [N_QUERIES]), strict=True))
-    return split | one, split | many
+    parts = [np.split(values, [N_QUERIES]) for values in (codes, labels, shown)]
+    return [dict(zip(SIDES, [*parts[0], *parts[i]], strict=True)) for i in (1, 2)]
 
 
-def mean_average_precision(
-    query_codes, database_codes, query_labels, database_labels, *, kind, tail
-):
+def mean_average_precision(data, *, kind, tail):
     """Sort the database for each query; ties fall as they may."""
-    queries, database = query_codes.view(np.uint64)[:, 0], database_codes.view(np.uint64)[:, 0]
+    queries, database = (data[side].view(np.uint64)[:, 0] for side in SIDES[:2])
+    query_labels, labels = (data[side] for side in SIDES[2:])
+    if labels.ndim == 2:  # concepts as the bits of one number
+        query_labels, labels = (y @ (1 << np.arange(N_CONCEPTS)) for y in (query_labels, labels))
     ranks = np.arange(1, len(database) + 1)
     total = 0.0
     for query, label in zip(queries, query_labels, strict=True):
         order = np.argsort(np.bitwise_count(query ^ database), kind=kind)
-        if label.ndim:
-            relevant = (database_labels & label).any(axis=1)[order]
-        else:
-            relevant = (database_labels == label)[order]
+        is_relevant = labels == label if data["query_labels"].ndim == 1 else labels & label != 0
+        relevant = is_relevant[order]
         if tail == "cumsum":
             total += (np.cumsum(relevant) / ranks)[relevant].mean()
         else:
@@ -77,7 +73,7 @@ def mean_average_precision(
 
 def compare(data, repeats):
     def peer(kind, tail):
-        return lambda: mean_average_precision(**data, kind=kind, tail=tail)
+        return lambda: mean_average_precision(data, kind=kind, tail=tail)
 
     runs = {
         "evaluate": lambda: evaluate(**data, **OPTIONS).map,
@@ -116,19 +112,22 @@ def peak_memory(data):
 
 
 def measure_memory(path):
-    def peak():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # kB on Linux
+    def status(name):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
 
     data = dict(np.load(path))
-    before = peak()
+    # getrusage's ru_maxrss would begin at the peak of the parent; this one begins here.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
     evaluate(**data, **OPTIONS)
-    print(round(peak() - before, 1))
+    print(round(status("VmHWM") - before, 1))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the record here")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--measure-memory", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure_memory:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_array, check_random_state
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
 FloatArray = NDArray[np.floating[Any]]
@@ -91,24 +92,30 @@ def ksvd(
         raise ValueError(
             f"sparsity must be at most n_atoms = {n_atoms}: got {sparsity}. Are the two swapped?"
         )
-    rng = check_random_state(random_state)
-    D = _first_dictionary(samples, n_atoms, rng)
-    shape = len(samples), sparsity
-    codes = _Codes(np.full(shape, -1), np.zeros(shape, D.dtype))
-    residual, length = samples.copy(), float(np.linalg.norm(samples))
+    # the products are small: threads save little, and cost a lot where the machine is busy
+    with threadpool_limits(1, user_api="blas"):
+        return _learn(samples, n_atoms, sparsity, n_iter, check_random_state(random_state))
+
+
+def _learn(
+    Y: FloatArray, n_atoms: int, sparsity: int, n_iter: int, rng: np.random.RandomState
+) -> KSVDResult[NDArray[Any]]:
+    D = _first_dictionary(Y, n_atoms, rng)
+    codes = _Codes(np.full((len(Y), sparsity), -1), np.zeros((len(Y), sparsity), Y.dtype))
+    residual, length = Y.copy(), float(np.linalg.norm(Y))
     errors = [np.inf]
     ways = [(np.array([], np.intp), False)]
     for remaining in reversed(range(n_iter)):
         # drawn with a chance like the squared error: the worst one may be an outlier every time
-        candidates = np.argsort(-_squared_lengths(residual) / rng.exponential(size=len(samples)))
+        candidates = np.argsort(-_squared_lengths(residual) / rng.exponential(size=len(Y)))
         for traded, keep in ways:
-            new_D = _place_samples(samples, D, traded, candidates)
-            new_codes = _code(samples, new_D, codes, residual, keep=keep)
+            new_D = _place_samples(Y, D, traded, candidates)
+            new_codes = _code(Y, new_D, codes, residual, keep=keep)
             _update_atoms(new_D, new_codes, residual)
             error = float(np.linalg.norm(residual)) / length
             if error < errors[-1]:
                 break
-            _restore(residual, samples, D, codes)
+            _restore(residual, Y, D, codes)
         else:
             break  # what is left to gain is lost in rounding
         D, codes = new_D, new_codes
@@ -234,7 +241,7 @@ def _update_atoms(D: FloatArray, codes: _Codes, residual: FloatArray) -> None:
         blocks = _blocks(len(rows), len(d))
         Etx = sum((residual[rows[b]].T @ x[b] for b in blocks), start=(x @ x) * d)
         if not np.any(Etx):
-            continue  # nobody uses it
+            continue  # no sample uses it
         D[:, k] = _unit(Etx)
         for b in blocks:
             E = residual[rows[b]] + np.outer(x[b], d)

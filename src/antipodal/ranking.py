@@ -50,19 +50,27 @@ def count_by_distance(
     """Count the items at distance 0 … n_bits from each query: all of them, and the relevant ones.
 
     Labels are ids (n,), relevant if equal, or sets of concepts packed into words (n_words, n),
-    relevant if they share a bit. Queries with the same labels split the database in the same
-    way, into relevant and other items, and of each part only the distances are left to count.
+    relevant if they share a bit.
     """
     query_words, database_words = to_words(query), to_words(database)
-    relevant, other = np.zeros((2, len(query), n_bits + 1), dtype=np.int64)
     labels, label_of = np.unique(query_labels, axis=-1, return_inverse=True)
-    for i in range(labels.shape[-1]):
+    n_labels = labels.shape[-1]
+    if len(query) < 4 * n_labels:
+        both = _histograms(
+            query_words, database_words, n_bits, block_bytes, (query_labels, database_labels)
+        )
+        other, relevant = np.split(both, 2, axis=1)
+        return other + relevant, relevant
+    # Queries with the same labels split the database in the same way, into relevant and other
+    # items, and in each part only the distances are left to count.
+    relevant, other = np.zeros((2, len(query), n_bits + 1), dtype=np.int64)
+    for i in range(n_labels):
         rows = np.flatnonzero(label_of.ravel() == i)
-        is_relevant = _is_relevant(labels[..., i], database_labels)
+        is_relevant = _relevant(labels[..., i : i + 1], database_labels)[0]
         for counts, part in (relevant, is_relevant), (other, ~is_relevant):
             items = database_words.compress(part, axis=1)
             counts[rows] = _histograms(query_words[:, rows], items, n_bits, block_bytes)
-    return relevant + other, relevant
+    return other + relevant, relevant
 
 
 def to_words(codes: Codes) -> Words:
@@ -83,23 +91,41 @@ def _distances(query: Words, database: Words, dtype: DTypeLike) -> Unsigned:
     return distances
 
 
-def _is_relevant(label: Unsigned, labels: Unsigned) -> NDArray[np.bool_]:
-    if labels.ndim == 1:
-        return labels == label
-    return (labels & label[:, None]).any(axis=0)
+def _relevant(query: Unsigned, database: Unsigned) -> NDArray[np.bool_]:
+    if query.ndim == 1:
+        return query[:, None] == database
+    shared = query[0][:, None] & database[0]
+    for q, d in zip(query[1:], database[1:], strict=True):
+        shared |= q[:, None] & d
+    return shared != 0
 
 
-def _histograms(query: Words, database: Words, n_bits: int, block_bytes: int) -> Counts:
-    """Count the items at each distance from each query, in blocks of both."""
+def _histograms(
+    query: Words,
+    database: Words,
+    n_bits: int,
+    block_bytes: int,
+    labels: tuple[Unsigned, Unsigned] | None = None,
+) -> Counts:
+    """Count the items at each distance from each query: (n_queries, n_bits + 1).
+
+    With `labels` of queries and items, count the others first and then the relevant ones, in
+    twice as many columns: a pair falls into column distance + (n_bits + 1)·[relevant].
+    """
     n_queries, n_items = query.shape[1], database.shape[1]
-    counts = np.zeros((n_queries, n_bits + 1), dtype=np.int64)
+    n_columns = (n_bits + 1) * (1 if labels is None else 2)
+    dtype = np.min_scalar_type(n_columns - 1)
+    counts = np.zeros((n_queries, n_columns), dtype=np.int64)
     n_pairs = max(2, block_bytes // 32)  # a pair takes 8 bytes for its word, more to be counted
     item_block = max(1, min(n_items, n_pairs // 2))
-    query_block = n_pairs // max(item_block, n_bits + 1) // 2 * 2
+    query_block = n_pairs // max(item_block, n_columns) // 2 * 2
     for rows in blocks(n_queries, query_block):
         for items in blocks(n_items, item_block):
-            distances = _distances(query[:, rows], database[:, items], np.min_scalar_type(n_bits))
-            counts[rows] += _count_in_rows(distances, n_bits + 1)
+            columns = _distances(query[:, rows], database[:, items], dtype)
+            if labels is not None:
+                relevant = _relevant(labels[0][..., rows], labels[1][..., items])
+                columns += relevant.view(np.uint8) * dtype.type(n_bits + 1)
+            counts[rows] += _count_in_rows(columns, n_columns)
     return counts
 
 

@@ -8,7 +8,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -91,6 +92,22 @@ def train(
         training goes on from it and ends with the same weights as if it had not been stopped;
         a file of another run is refused.
     """
+    with _few_threads(encoder, X, settings):
+        return _train(
+            encoder, X, pairs, settings, validation, progress, checkpoint, checkpoint_every
+        )
+
+
+def _train(
+    encoder: nn.Module,
+    X: Tensor,
+    pairs: PairSource,
+    settings: Training,
+    validation: tuple[Tensor, PairSource] | None,
+    progress: Progress | None,
+    checkpoint: str | os.PathLike[str] | None,
+    checkpoint_every: int,
+) -> History:
     optimizer = _optimizer(encoder, settings)
     history = History()
     best = _weights(encoder)
@@ -125,6 +142,23 @@ def train(
     else:
         history.best_epoch = max(0, len(history.loss) - 1)
     return history
+
+
+@contextmanager
+def _few_threads(encoder: nn.Module, X: Tensor, settings: Training) -> Iterator[None]:
+    """Use one CPU thread while the steps are small.
+
+    More do not make a small step faster, and where other programs want the cores as well,
+    threads that wait for each other make it many times slower.
+    """
+    n_weights = sum(p.numel() for p in encoder.parameters())
+    threads = torch.get_num_threads()
+    if X.device.type == "cpu" and settings.batch_size * n_weights < 2**26:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _epoch(

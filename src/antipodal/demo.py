@@ -1,0 +1,120 @@
+"""The demonstration: learn codes of handwritten digits, score them, look at neighbours."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+
+from antipodal.arrays import write_codes
+from antipodal.hashers import ITQ, LSH, BaseHasher, DeepLinf
+from antipodal.metrics import Evaluation, evaluate, hamming_distances
+from antipodal.siamese import Progress
+
+SHADES = " ░▒▓█"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Row numbers: labelled for training, asked as queries, and all but the queries."""
+
+    train: NDArray[np.intp]
+    query: NDArray[np.intp]
+    database: NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Score:
+    """One line of the table."""
+
+    method: str
+    fit_seconds: float
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """A query and its nearest items: row numbers and Hamming distances."""
+
+    query: int
+    nearest: NDArray[np.intp]
+    distances: NDArray[Any]
+
+
+class Demo:
+    """Scikit-learn's 1,797 images of digits, 50 labelled a class, 20 queries a class."""
+
+    def __init__(self, n_bits: int, n_epochs: int, seed: int) -> None:
+        self.images, self.labels = load_digits(return_X_y=True)
+        self.n_bits = n_bits
+        self.split = split_by_class(self.labels, n_train=50, n_query=20, seed=seed)
+        self.deep = DeepLinf(n_bits, n_epochs=n_epochs, random_state=seed)
+        self.hashers: dict[str, BaseHasher] = {
+            "DeepLinf": self.deep,
+            "ITQ": ITQ(n_bits, random_state=seed),
+            "signs of PCA": ITQ(n_bits, n_iter=0, rotate=False),
+            "LSH": LSH(n_bits, random_state=seed),
+        }
+
+    def scores(self, progress: Progress) -> Iterator[Score]:
+        """Fit and score one method after the other."""
+        X, y, rows = self.images, self.labels, self.split
+        for name, hasher in self.hashers.items():
+            began = time.perf_counter()
+            if isinstance(hasher, DeepLinf):
+                hasher.fit(X[rows.train], y[rows.train], progress=progress)
+            else:  # these learn without labels, so they may see all of the database
+                hasher.fit(X[rows.database])
+            seconds = time.perf_counter() - began
+            queries, database = hasher.encode(X[rows.query]), hasher.encode(X[rows.database])
+            result = evaluate(
+                queries, database, y[rows.query], y[rows.database], n_bits=self.n_bits
+            )
+            yield Score(name, seconds, result)
+
+    def save(self, directory: Path) -> tuple[Path, Path]:
+        """Write model and database codes; return their paths."""
+        directory.mkdir(parents=True, exist_ok=True)
+        model, codes = directory / "digits.antipodal", directory / "digits-codes.npy"
+        self.deep.save(model)
+        packed = self.deep.encode(self.images[self.split.database])
+        write_codes(codes, [packed], *packed.shape)
+        return model, codes
+
+    def neighbours(self, n_queries: int, k: int) -> list[Neighbours]:
+        """Ask the first query of some classes for its k nearest database items."""
+        per_class = len(self.split.query) // 10
+        asked = self.split.query[:: per_class * max(1, 10 // n_queries)][:n_queries]
+        database = self.split.database
+        distances = hamming_distances(
+            self.deep.encode(self.images[asked]), self.deep.encode(self.images[database])
+        )
+        found = []
+        for query, row in zip(asked, distances, strict=True):
+            order = np.argsort(row, kind="stable")[:k]
+            found.append(Neighbours(int(query), database[order], row[order]))
+        return found
+
+    def picture(self, rows: list[int], captions: list[str]) -> list[str]:
+        """Images side by side as lines of text, two characters a pixel."""
+        lines = ["   ".join(caption.ljust(16) for caption in captions)]
+        for y in range(8):
+            cells = []
+            for row in rows:
+                pixels = self.images[row].reshape(8, 8)[y] / 16
+                cells.append("".join(2 * SHADES[round(p * (len(SHADES) - 1))] for p in pixels))
+            lines.append("   ".join(cells))
+        return [line.rstrip() for line in lines]
+
+
+def split_by_class(labels: NDArray[Any], n_train: int, n_query: int, seed: int) -> Split:
+    """Draw so many training and query rows of each class; the database is all but the queries."""
+    rng = np.random.default_rng(seed)
+    members = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    query = np.concatenate([rows[:n_query] for rows in members])
+    train = np.concatenate([rows[n_query : n_query + n_train] for rows in members])
+    return Split(train, query, np.setdiff1d(np.arange(len(labels)), query))
