@@ -23,10 +23,12 @@ from pathlib import Path
 import numpy as np
 import sklearn
 from sklearn.decomposition import MiniBatchDictionaryLearning
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import orthogonal_mp_gram
 from threadpoolctl import threadpool_limits
 
-from antipodal.ksvd import _pursue, ksvd
+from antipodal.dictionary import ksvd
+from antipodal.pursuit import pursue
 
 N_SAMPLES, N_FEATURES, RANK, N_ATOMS, SPARSITY, N_SWEEPS = 2_000, 384, 30, 64, 8, 10
 
@@ -79,7 +81,13 @@ def compare_fits(Y):
     rows["ksvd"]["own_error"] = round(learned.errors[-1], 4)
     for alpha in (1.0, 0.3, 0.1, 0.03):
         peer = MiniBatchDictionaryLearning(
-            N_ATOMS, alpha=alpha, fit_algorithm="cd", max_iter=N_SWEEPS, random_state=0
+            N_ATOMS,
+            alpha=alpha,
+            fit_algorithm="cd",
+            max_iter=N_SWEEPS,
+            tol=0,  # these two: all its passes, as `ksvd` makes all its sweeps
+            max_no_improvement=None,
+            random_state=0,
         )
         _, seconds = timed(lambda peer=peer: peer.fit(Y))
         D = peer.components_.T / np.linalg.norm(peer.components_, axis=1)
@@ -94,7 +102,7 @@ def compare_pursuits(Y, repeats=5):
     gram, Dty = D.T @ D, Y @ D
 
     def ours():  # in blocks, as in a sweep
-        return [_pursue(gram, Dty[i : i + 256], SPARSITY) for i in range(0, N_SAMPLES, 256)]
+        return [pursue(gram, Dty[i : i + 256], SPARSITY) for i in range(0, N_SAMPLES, 256)]
 
     def theirs():
         return orthogonal_mp_gram(gram, Dty.T, n_nonzero_coefs=SPARSITY)
@@ -108,7 +116,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the record here")
     arguments = parser.parse_args()
-    warnings.filterwarnings("ignore", message="Orthogonal matching pursuit ended prematurely")
+    warnings.simplefilter("ignore", ConvergenceWarning)  # of the peer's inner lasso
     record = {"threads": 1, "numpy": np.__version__, "scikit-learn": sklearn.__version__}
     with threadpool_limits(1):
         record["recovery"] = [recovery(seed) for seed in range(10)]

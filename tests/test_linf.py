@@ -102,6 +102,14 @@ def test_codes_are_nearly_antipodal():
     assert len(np.unique(unpack(hasher.encode(X), 32), axis=0)) > 10
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("K", [0, 2, 3])
+def test_projecting_is_the_encoder_on_standardised_rows(tied, K):
+    hasher = DeepLinf(24, n_stages=K, tied=tied, n_epochs=5, random_state=0).fit(X, Y)
+    rows = torch.from_numpy(((X - hasher.mean_) / hasher.scale_).astype(np.float32))
+    np.testing.assert_allclose(hasher.project(X), hasher.encoder_(rows), atol=2e-5)
+
+
 def test_constant_and_huge_features_are_harmless():
     rows = np.hstack([X[:300], np.full((300, 1), 7.0), 1e6 + X[:300, :1], 1e12 * X[:300, 20:21]])
     codes = DeepLinf(16, n_epochs=30, random_state=0).fit(rows, Y[:300]).encode(rows)

@@ -205,6 +205,23 @@ def test_the_block_size_moves_no_number(n_bits, block_bytes):
     assert there == pytest.approx(here, rel=1e-12)
 
 
+@pytest.mark.parametrize("multi", [False, True])
+def test_a_query_scores_the_same_alone_and_among_others(multi):
+    query, database, query_labels, labels = random_problem(np.random.default_rng(9), n_bits=5)
+    if multi:
+        hot = np.array([[1, 1, 0], [0, 1, 0], [0, 1, 1]])
+        query_labels, labels = hot[query_labels], hot[labels]
+    options = {"n_bits": 5, "top": (3, 100), "balls": "macro"}
+    together = evaluate(query, database, query_labels, labels, **options).to_dict()
+    alone = [
+        evaluate(query[i : i + 1], database, query_labels[i : i + 1], labels, **options).to_dict()
+        for i in range(len(query))
+    ]
+    for name in together:
+        if name != "queries" and not name.startswith("f1"):
+            assert together[name] == pytest.approx(np.mean([one[name] for one in alone]))
+
+
 @pytest.mark.parametrize("n_rows", [1, 2, 6, 7])
 @pytest.mark.parametrize("n_items", [0, 10, 24, 25, 3_000])
 def test_counting_two_rows_together_is_counting_each(n_rows, n_items):

@@ -1,5 +1,6 @@
 """The promise of `antipodal.__all__`: there, documented, and cheap to import."""
 
+import pkgutil
 import subprocess
 import sys
 
@@ -10,7 +11,9 @@ import antipodal
 
 @pytest.mark.parametrize("name", antipodal.__all__)
 def test_every_public_name_exists_and_says_what_it_is(name):
-    assert getattr(antipodal, name).__doc__
+    value = getattr(antipodal, name)
+    assert value.__doc__
+    assert callable(value)  # not the module of the same name
     assert name in dir(antipodal)
 
 
@@ -23,3 +26,8 @@ def test_importing_the_package_does_not_import_torch():
     code = "import antipodal, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_no_public_name_is_also_a_module_that_would_replace_it():
+    modules = {module.name for module in pkgutil.iter_modules(antipodal.__path__)}
+    assert not modules & set(antipodal.__all__)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from antipodal.admm import solve_linf as solve_linf
     from antipodal.codes import pack as pack
     from antipodal.codes import unpack as unpack
+    from antipodal.dictionary import ksvd as ksvd
     from antipodal.encoders import LinfEncoder as LinfEncoder
     from antipodal.encoders import ListaEncoder as ListaEncoder
     from antipodal.encoders import PlainEncoder as PlainEncoder
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from antipodal.hashers import LSH as LSH
     from antipodal.hashers import DeepLinf as DeepLinf
     from antipodal.hashers import load as load
-    from antipodal.ksvd import ksvd as ksvd
     from antipodal.metrics import Evaluation as Evaluation
     from antipodal.metrics import evaluate as evaluate
     from antipodal.neurons import BLU as BLU
@@ -43,7 +43,7 @@ _HOME = {
     "PlainEncoder": "encoders",
     "SHeLU": "neurons",
     "evaluate": "metrics",
-    "ksvd": "ksvd",
+    "ksvd": "dictionary",
     "load": "hashers",
     "pack": "codes",
     "solve_linf": "admm",

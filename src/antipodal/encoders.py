@@ -70,9 +70,13 @@ class Encoder(nn.Module):
         z = self.neuron(drive)
         feed = drive if self.feeds_input_to_every_stage else torch.zeros_like(drive[:1])
         for k in range(self.n_stages):
-            shared = min(k, len(self.S) - 1)  # the one S and b of a tied encoder
-            z, _ = admm_step(feed, z, self.S[shared], self.b[shared], self.neuron)
+            z, _ = admm_step(feed, z, *self.stage(k), self.neuron)
         return z
+
+    def stage(self, k: int) -> tuple[Tensor, Tensor]:
+        """Return S and b of stage k, which are always the same in a tied encoder."""
+        shared = min(k, len(self.S) - 1)
+        return self.S[shared], self.b[shared]
 
 
 class LinfEncoder(Encoder):

@@ -55,10 +55,9 @@ def count_by_distance(
     query_words, database_words = to_words(query), to_words(database)
     labels, label_of = np.unique(query_labels, axis=-1, return_inverse=True)
     n_labels = labels.shape[-1]
-    if len(query) < 4 * n_labels:
-        both = _histograms(
-            query_words, database_words, n_bits, block_bytes, (query_labels, database_labels)
-        )
+    if len(query) < 4 * n_labels:  # few queries agree on what is relevant: ask for each pair
+        pair_labels = query_labels, database_labels
+        both = _histograms(query_words, database_words, n_bits, block_bytes, pair_labels)
         other, relevant = np.split(both, 2, axis=1)
         return other + relevant, relevant
     # Queries with the same labels split the database in the same way, into relevant and other

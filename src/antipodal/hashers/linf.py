@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from antipodal.admm import admm_iterations
+from antipodal.dictionary import ksvd
 from antipodal.encoders import LinfEncoder
 from antipodal.hashers.network import NetworkHasher
-from antipodal.ksvd import ksvd
 
 
 class DeepLinf(NetworkHasher):
@@ -74,6 +74,8 @@ class DeepLinf(NetworkHasher):
     >>> hasher.encode(X).shape
     (1797, 2)
     """
+
+    encoder_: LinfEncoder
 
     def __init__(
         self,
@@ -178,6 +180,18 @@ class DeepLinf(NetworkHasher):
 
     def _reach(self) -> float:
         return self.bound
+
+    def _from_drive(self, drive: Tensor) -> Tensor:
+        # The same layers in v = z/λ, where the scalings of the BLU merge into the weights and a
+        # clip to ±1 is left: v⁰ = B₁(Wy/λ), vᵏ = B₁(Wy/λ + Λ⁻¹S_kΛvᵏ⁻¹ + b_k/λ), Λ = diag(λ).
+        encoder = self.encoder_
+        bound = encoder.blu.threshold
+        drive = drive / bound
+        v = drive.clamp(-1.0, 1.0)
+        for k in range(encoder.n_stages):
+            S, b = encoder.stage(k)
+            v = (drive + b / bound).addmm_(v, (S * bound / bound[:, None]).T).clamp_(-1.0, 1.0)
+        return v.mul_(bound)
 
     def _check_parameters(self) -> None:
         super()._check_parameters()

@@ -174,6 +174,10 @@ class NetworkHasher(BaseHasher):
         # W(x - μ)/σ as one product: the scaling goes into W, the mean into a bias.
         weight = self.encoder_.W / torch.from_numpy(self.scale_)
         drive = torch.addmm(-(weight @ torch.from_numpy(self.mean_)), X, weight.T)
+        return self._from_drive(drive)
+
+    def _from_drive(self, drive: Tensor) -> Tensor:
+        """Return the code before the sign, given Wy."""
         return self.encoder_.from_drive(drive)
 
     def _margin(self) -> float:

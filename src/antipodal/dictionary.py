@@ -10,17 +10,17 @@ improves one atom after the other together with the coefficients of the samples 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_array, check_random_state
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-FloatArray = NDArray[np.floating[Any]]
-IntArray = NDArray[np.intp]
+from antipodal.pursuit import FloatArray, IntArray, SparseCodes, decode, pursue
+
 Array = TypeVar("Array", Tensor, NDArray[Any])
 
 _SAME = 0.99  # atoms whose |cosine| is above this do each other's work
@@ -37,13 +37,6 @@ class KSVDResult(Generic[Array]):
 
     dictionary: Array
     errors: NDArray[np.float64]
-
-
-class _Codes(NamedTuple):
-    """X (m, n_atoms), by the s places that a sample may use."""
-
-    atoms: IntArray  # (m, s): which atom, or -1 where the place is empty
-    values: FloatArray  # (m, s): times what, 0 where the place is empty
 
 
 def ksvd(
@@ -101,7 +94,7 @@ def _learn(
     Y: FloatArray, n_atoms: int, sparsity: int, n_iter: int, rng: np.random.RandomState
 ) -> KSVDResult[NDArray[Any]]:
     D = _first_dictionary(Y, n_atoms, rng)
-    codes = _Codes(np.full((len(Y), sparsity), -1), np.zeros((len(Y), sparsity), Y.dtype))
+    codes = SparseCodes(np.full((len(Y), sparsity), -1), np.zeros((len(Y), sparsity), Y.dtype))
     residual, length = Y.copy(), float(np.linalg.norm(Y))
     errors = [np.inf]
     ways = [(np.array([], np.intp), False)]
@@ -168,7 +161,7 @@ def _place_samples(
     return D
 
 
-def _idle_atoms(D: FloatArray, codes: _Codes) -> tuple[IntArray, IntArray]:
+def _idle_atoms(D: FloatArray, codes: SparseCodes) -> tuple[IntArray, IntArray]:
     """Atoms that are unused, a copy of an earlier one, or the least used; and the unused alone."""
     filled = codes.atoms >= 0
     use = np.bincount(codes.atoms[filled], np.abs(codes.values[filled]), minlength=D.shape[1])
@@ -178,59 +171,21 @@ def _idle_atoms(D: FloatArray, codes: _Codes) -> tuple[IntArray, IntArray]:
 
 
 def _code(
-    Y: FloatArray, D: FloatArray, codes: _Codes, residual: FloatArray, *, keep: bool
-) -> _Codes:
+    Y: FloatArray, D: FloatArray, codes: SparseCodes, residual: FloatArray, *, keep: bool
+) -> SparseCodes:
     """Code the samples anew, all or (keep) those that it does good; also set R = Y - XDᵀ."""
     gram, (m, sparsity) = D.T @ D, codes.atoms.shape
     atoms, values = codes.atoms.copy(), codes.values.copy()
     for b in _blocks(m, sparsity * D.shape[1] + D.shape[0]):
-        new = _pursue(gram, Y[b] @ D, sparsity)
-        left = Y[b] - _decode(new, D)
+        new = pursue(gram, Y[b] @ D, sparsity)
+        left = Y[b] - decode(new, D)
         better = _squared_lengths(left) < _squared_lengths(residual[b]) if keep else slice(None)
         atoms[b][better], values[b][better] = new.atoms[better], new.values[better]
         residual[b][better] = left[better]
-    return _Codes(atoms, values)
+    return SparseCodes(atoms, values)
 
 
-def _pursue(gram: FloatArray, Dty: FloatArray, sparsity: int) -> _Codes:
-    """Orthogonal matching pursuit from DᵀD and Dᵀy, a row a sample. [Rubinstein2008]
-
-        i ← argmaxᵢ |dᵢᵀr|                  the atom most like what is left of y
-        q ← (dᵢ - Σⱼ qⱼ qⱼᵀdᵢ) / ‖·‖         what is new in it
-        r ← r - q qᵀr
-
-    Only products with D are formed: `Dtr` is Dᵀr, `Dtq` all Dᵀqⱼ, `fresh` the ‖·‖² of every atom.
-    The coefficients solve the triangle Σₗ (qⱼᵀdₗ) xₗ = qⱼᵀy.
-
-    scikit-learn's `orthogonal_mp_gram` goes sample by sample, 30 times slower, and its thresholds
-    are absolute: it warns and stops early where a sample is small, or already coded exactly.
-    """
-    (m, n_atoms), eps = Dty.shape, np.finfo(Dty.dtype).eps
-    rows = np.arange(m)
-    atoms, qty = np.full((m, sparsity), -1), np.zeros((m, sparsity), Dty.dtype)
-    Dtr, fresh = Dty.copy(), np.ones_like(Dty)
-    Dtq = np.zeros((m, sparsity, n_atoms), Dty.dtype)
-    rounding = 32 * eps * np.abs(Dty).max(axis=1)
-    for j in range(sparsity):
-        likeness = np.where(fresh > np.sqrt(eps), np.abs(Dtr), 0)  # 0: a sum of chosen atoms
-        i = likeness.argmax(axis=1)
-        found = likeness[rows, i] > rounding
-        scale = found / np.sqrt(np.maximum(fresh[rows, i], eps))
-        Dtq[:, j] = gram[i] - (Dtq[rows, None, :j, i] @ Dtq[:, :j])[:, 0]
-        Dtq[:, j] *= scale[:, None]
-        qty[:, j] = scale * Dtr[rows, i]
-        Dtr -= qty[:, j, None] * Dtq[:, j]
-        fresh -= Dtq[:, j] ** 2
-        atoms[found, j] = i[found]
-    triangle = np.take_along_axis(Dtq, atoms[:, None], axis=2)
-    x = np.zeros_like(qty)
-    for j in reversed(range(sparsity)):
-        known = np.sum(triangle[:, j, j + 1 :] * x[:, j + 1 :], axis=1)
-        np.divide(qty[:, j] - known, triangle[:, j, j], out=x[:, j], where=atoms[:, j] >= 0)
-    return _Codes(atoms, x)
-
-
-def _update_atoms(D: FloatArray, codes: _Codes, residual: FloatArray) -> None:
+def _update_atoms(D: FloatArray, codes: SparseCodes, residual: FloatArray) -> None:
     """Improve each atom d and the coefficients x of the samples that use it, in place.
 
     d ← Eᵀx / ‖Eᵀx‖,  x ← Ed,  where E = R + xdᵀ is what is left without d [Rubinstein2008]
@@ -249,18 +204,10 @@ def _update_atoms(D: FloatArray, codes: _Codes, residual: FloatArray) -> None:
             residual[rows[b]] = E - np.outer(Ed, D[:, k])
 
 
-def _restore(residual: FloatArray, Y: FloatArray, D: FloatArray, codes: _Codes) -> None:
+def _restore(residual: FloatArray, Y: FloatArray, D: FloatArray, codes: SparseCodes) -> None:
     """R = Y - XDᵀ, in place."""
     for b in _blocks(*Y.shape):
-        residual[b] = Y[b] - _decode(_Codes(codes.atoms[b], codes.values[b]), D)
-
-
-def _decode(codes: _Codes, D: FloatArray) -> FloatArray:
-    """XDᵀ."""
-    X = np.zeros((len(codes.atoms), D.shape[1]), D.dtype)
-    for atom, value in zip(codes.atoms.T, codes.values.T, strict=True):
-        X[np.arange(len(X)), atom] += value  # an empty place adds 0 to the last atom
-    return X @ D.T
+        residual[b] = Y[b] - decode(SparseCodes(codes.atoms[b], codes.values[b]), D)
 
 
 def _blocks(n_rows: int, width: int) -> list[slice]:

@@ -12,7 +12,8 @@ from sklearn.datasets import load_digits
 from sklearn.decomposition import MiniBatchDictionaryLearning, sparse_encode
 from sklearn.linear_model import orthogonal_mp_gram
 
-from antipodal.ksvd import _Codes, _pursue, _update_atoms, ksvd
+from antipodal.dictionary import _update_atoms, ksvd
+from antipodal.pursuit import SparseCodes, pursue
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -149,7 +150,7 @@ def test_pursuit_agrees_with_scikit_learns(seed, n, n_atoms, sparsity):
     rng = np.random.default_rng(seed)
     D, Y = random_dictionary(rng, n, n_atoms), rng.standard_normal((6, n))
     sparsity = min(sparsity, n_atoms)
-    ours = dense(_pursue(D.T @ D, Y @ D, sparsity), n_atoms)
+    ours = dense(pursue(D.T @ D, Y @ D, sparsity), n_atoms)
     theirs = orthogonal_mp_gram(D.T @ D, D.T @ Y.T, n_nonzero_coefs=sparsity)
     np.testing.assert_allclose(ours, theirs.reshape(n_atoms, 6).T, atol=1e-7)
 
@@ -162,7 +163,7 @@ def test_what_pursuit_leaves_is_orthogonal_to_the_atoms_it_chose(data, seed):
     Y /= np.abs(Y).max()
     rng = np.random.default_rng(seed)
     D = random_dictionary(rng, Y.shape[1], n_atoms)[:, rng.integers(0, n_atoms, n_atoms)]
-    X = dense(_pursue(D.T @ D, Y @ D, sparsity), n_atoms)
+    X = dense(pursue(D.T @ D, Y @ D, sparsity), n_atoms)
     assert np.all(np.count_nonzero(X, axis=1) <= min(sparsity, Y.shape[1]))
     inner = np.abs((Y - X @ D.T) @ D) * (X != 0)
     scale = np.abs(Y @ D).max(axis=1) * np.maximum(1, np.abs(X).max(axis=1))
@@ -174,7 +175,7 @@ def test_what_pursuit_leaves_is_orthogonal_to_the_atoms_it_chose(data, seed):
 def test_updating_atoms_descends_and_keeps_the_residual_true(seed):
     rng = np.random.default_rng(seed)
     D, Y = np.asfortranarray(random_dictionary(rng, 5, 9)), rng.standard_normal((40, 5))
-    codes = _pursue(D.T @ D, Y @ D, 3)
+    codes = pursue(D.T @ D, Y @ D, 3)
     residual = Y - dense(codes, 9) @ D.T
     before = np.linalg.norm(residual)
     _update_atoms(D, codes, residual)
@@ -185,7 +186,7 @@ def test_updating_atoms_descends_and_keeps_the_residual_true(seed):
 def test_an_atom_is_updated_as_the_formula_says():
     rng = np.random.default_rng(0)
     d, Y, x = random_dictionary(rng, 5, 1), rng.standard_normal((7, 5)), rng.standard_normal(7)
-    codes = _Codes(np.zeros((7, 1), int), x[:, None].copy())
+    codes = SparseCodes(np.zeros((7, 1), int), x[:, None].copy())
     _update_atoms(d, codes, Y - np.outer(x, d))
     np.testing.assert_allclose(d[:, 0], Y.T @ x / np.linalg.norm(Y.T @ x))
     np.testing.assert_allclose(codes.values[:, 0], Y @ d[:, 0])

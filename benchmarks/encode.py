@@ -1,0 +1,110 @@
+"""Time `DeepLinf.encode` on a million rows, against the bare product X·Wᵀ in the same run.
+
+python benchmarks/encode.py --json benchmarks/results/encode.json
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from antipodal import DeepLinf
+
+N_FEATURES, N_BITS, BLOCK = 384, 64, 2048
+
+
+def fitted() -> DeepLinf:
+    """Return a hasher of the right shape; what it learned does not matter for its speed."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((200, N_FEATURES)).astype(np.float32)
+    return DeepLinf(N_BITS, n_epochs=1, random_state=0).fit(rows, np.arange(200) % 10)
+
+
+def bare_product(X: np.ndarray, W: torch.Tensor) -> None:
+    """X·Wᵀ by the block, which is faster than at once; the result is thrown away."""
+    out = torch.empty(BLOCK, N_BITS)
+    for start in range(0, len(X), BLOCK):
+        block = torch.from_numpy(X[start : start + BLOCK])
+        torch.mm(block, W.T, out=out[: len(block)])
+
+
+def peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def streaming_memory(hasher: DeepLinf) -> dict[str, float]:
+    """Peak memory added by encoding memory-mapped files, the second four times as long.
+
+    Pages of the map count as the process's memory while they are cached, so they are
+    given back block by block, as the system would under pressure.
+    """
+    added = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for n_rows in (250_000, 1_000_000):
+            path = Path(directory) / f"{n_rows}.npy"
+            rows = np.lib.format.open_memmap(path, "w+", np.float32, (n_rows, N_FEATURES))
+            rows[:] = 1.0
+            del rows
+            before = anonymous_megabytes()
+            peak = before
+            for _ in hasher.encode_blocks(np.load(path, mmap_mode="r")):
+                peak = max(peak, anonymous_megabytes())
+            added[f"{n_rows} rows"] = round(peak - before, 1)
+    return added
+
+
+def anonymous_megabytes() -> float:
+    """Memory of the process that is not a cached file, now (Linux)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+
+    hasher = fitted()
+    memory = streaming_memory(hasher)
+    X = np.random.default_rng(1).standard_normal((options.rows, N_FEATURES), dtype=np.float32)
+    W = hasher.encoder_.W
+    times: dict[str, list[float]] = {"product": [], "encode": []}
+    for _ in range(options.repeats):  # in turn, so that both meet the same machine
+        for name, call in (
+            ("product", lambda: bare_product(X, W)),
+            ("encode", lambda: hasher.encode(X)),
+        ):
+            began = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - began)
+    ratios = [e / p for e, p in zip(times["encode"], times["product"], strict=True)]
+    record = {
+        "rows": options.rows,
+        "features": N_FEATURES,
+        "bits": N_BITS,
+        "threads": options.threads,
+        "product_seconds": round(statistics.median(times["product"]), 3),
+        "encode_seconds": round(statistics.median(times["encode"]), 3),
+        "ratio_median": round(statistics.median(ratios), 3),
+        "ratio_of_best": round(min(times["encode"]) / min(times["product"]), 3),
+        "streaming_added_megabytes": memory,
+    }
+    print(json.dumps(record, indent=2))
+    if options.json:
+        options.json.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
