@@ -26,6 +26,7 @@ _STEP = 0.8  # α/2: half the over-relaxation of ADMM, which converges for any �
 _PATIENCE = 3.0
 _CHECK_EVERY = 8
 _FIRST_POLISH = 96
+_COARSE = 16  # iterations in single precision; a multiple of _CHECK_EVERY
 _BLOCK_BYTES = 2**20  # a block of rows this large stays in the cache through an iteration
 
 
@@ -212,11 +213,15 @@ class _Solver:
         left = torch.arange(len(Y), device=Y.device)  # rows that are not done yet
         beta = self.penalty
         reflect, drive = self.reflection(Dty, beta)
-        z, u = torch.zeros_like(Dty), Dty / beta  # what restart makes of z = 0
+        began = 0
         if start is not None:
             u = self.restart((start * self.lengths).clamp(-self.box, self.box), Dty, beta)
-        u_old = u
-        n_iter, next_polish = 0, _FIRST_POLISH
+        elif self.max_iter > _COARSE and _fits_single(Dty, self.box):
+            u, began = self.coarse(Dty, reflect, drive, beta), _COARSE
+        else:
+            u = Dty / beta  # what restart makes of z = 0
+        z, u_old = torch.zeros_like(u), u
+        n_iter, next_polish = began, _FIRST_POLISH
         while len(left):
             z_old = z
             z = u.clamp(-self.box, self.box)
@@ -225,7 +230,7 @@ class _Solver:
                     next_polish = 2 * n_iter
                     z = projected_newton(z, self.gram, Dty, self.box, self.tol * size)
                     u = self.restart(z, Dty, beta)
-                elif n_iter:
+                elif n_iter > began:
                     factor = _balance(z, z_old, u, u_old)
                     if not 1 / _PATIENCE < factor < _PATIENCE:
                         u = torch.lerp(z, u, 1 / factor)  # keeps the multiplier β(z - u)
@@ -238,15 +243,21 @@ class _Solver:
                     left, Dty, size, drive, z, u = (
                         rows[~done] for rows in (left, Dty, size, drive, z, u)
                     )
-            u_old = u
-            u = torch.addmm(u_old, torch.lerp(u_old, z, 2.0), reflect, beta=1 - _STEP, alpha=_STEP)
-            u.add_(drive, alpha=_STEP)
+            u_old, u = u, _average_reflections(u, z, reflect, drive)
             n_iter += 1
         # Dividing by the lengths rounds; an entry on the box must stay there to the last bit.
         inside = (codes / self.lengths).clamp(-self.bound, self.bound)
         inside = torch.where(codes.abs() >= self.box, self.bound * codes.sign(), inside)
         residual = float(residuals.max())
         return LinfSolution(inside, n_iter - 1, residual, residual <= self.tol)
+
+    def coarse(self, Dty: Tensor, reflect: Tensor, drive: Tensor, beta: float) -> Tensor:
+        """Make the first iterations in single precision: as good as double, in half the time."""
+        box, u = self.box.float(), (Dty / beta).float()
+        reflect, drive = reflect.float(), drive.float()
+        for _ in range(_COARSE):
+            u = _average_reflections(u, u.clamp(-box, box), reflect, drive)
+        return u.to(Dty.dtype)
 
     def reflection(self, Dty: Tensor, beta: float) -> tuple[Tensor, Tensor]:
         """2S - I and 2Wy, from the eigenvectors of DᵀD."""
@@ -258,6 +269,17 @@ class _Solver:
     def restart(self, z: Tensor, Dty: Tensor, beta: float) -> Tensor:
         """Return u = z - p/β for given z: at a solution the multiplier p is the gradient."""
         return z - (z @ self.gram - Dty) / beta
+
+
+def _average_reflections(u: Tensor, z: Tensor, reflect: Tensor, drive: Tensor) -> Tensor:
+    """Return (1 - α/2) u + (α/2) (2Wy + (2S - I)(2z - u)), α/2 being _STEP."""
+    averaged = torch.addmm(u, torch.lerp(u, z, 2.0), reflect, beta=1 - _STEP, alpha=_STEP)
+    return averaged.add_(drive, alpha=_STEP)
+
+
+def _fits_single(*tensors: Tensor) -> bool:
+    """Whether float32 can hold the magnitudes, squares included."""
+    return all(1e-15 < float(t.abs().max()) < 1e15 for t in tensors)
 
 
 def _balance(z: Tensor, z_old: Tensor, u: Tensor, u_old: Tensor) -> float:
