@@ -1,0 +1,5 @@
+"""`python -m antipodal` is the command line."""
+
+from antipodal.cli import main
+
+main()

@@ -1,0 +1,146 @@
+"""The commands as a user runs them: in a process of their own, by files and exit codes."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from antipodal import LSH, evaluate, load
+
+X, Y = load_digits(return_X_y=True)
+X, Y = X.astype(np.float32), Y
+
+
+def antipodal(*arguments, cwd=None):
+    command = [sys.executable, "-m", "antipodal", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Features, labels, and a model that the command line made of them."""
+    folder = tmp_path_factory.mktemp("cli")
+    np.save(folder / "X.npy", X)
+    np.save(folder / "y.npy", Y)
+    np.savez(folder / "all.npz", X=X, y=Y)
+    done = antipodal(
+        "fit", "all.npz:X", "--labels", "all.npz:y", "--bits", 24, "--out", "m", "--json",
+        "--set", "n_epochs=20", "--checkpoint", "state", cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (
+        record.items() >= {"method": "DeepLinf", "bits": 24, "rows": 1797, "features": 64}.items()
+    )
+    assert done.stderr.count("epoch") == 10
+    return folder
+
+
+def test_fit_saves_the_hasher_that_python_would_fit(folder):
+    hasher = load(folder / "m")
+    assert hasher.n_epochs == 20
+    again = type(hasher)(**hasher.get_params()).fit(X, Y)
+    np.testing.assert_array_equal(again.encode(X), hasher.encode(X))
+    assert (folder / "state").exists()
+
+
+def test_encode_writes_the_codes_that_python_gives(folder):
+    done = antipodal("encode", "m", "X.npy", "--out", "codes.npy", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["bytes"] == 1797 * 3
+    np.testing.assert_array_equal(np.load(folder / "codes.npy"), load(folder / "m").encode(X))
+
+
+def test_evaluate_prints_what_python_measures(folder):
+    codes = load(folder / "m").encode(X)
+    np.save(folder / "q.npy", codes[:100])
+    np.save(folder / "qy.npy", Y[:100])
+    np.save(folder / "d.npy", codes)
+    arguments = ("evaluate", "q.npy", "d.npy", "--query-labels", "qy.npy", "--database-labels",
+                 "y.npy", "--bits", 24, "--radius", 1, "--top", 10)  # fmt: skip
+    done = antipodal(*arguments, "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    expected = evaluate(codes[:100], codes, Y[:100], Y, n_bits=24, radii=(1,), top=(10,))
+    assert json.loads(done.stdout) == expected.to_dict()
+    table = antipodal(*arguments, cwd=folder)
+    assert "precision_r1" in table.stdout
+
+
+def test_fit_learns_from_pairs_and_without_labels(folder):
+    rng = np.random.default_rng(0)
+    pairs = rng.integers(0, 1797, (500, 2))
+    similar = (Y[pairs[:, 0]] == Y[pairs[:, 1]]).astype(int)
+    np.save(folder / "pairs.npy", np.column_stack([pairs, similar]))
+    done = antipodal("fit", "X.npy", "--pairs", "pairs.npy", "--bits", 8, "-o", "p",
+                     "--set", "n_epochs=2", cwd=folder)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    done = antipodal("fit", "X.npy", "--method", "LSH", "--bits", 8, "-o", "l", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "LSH, 8 bits, from 1,797 rows of 64 features" in done.stdout
+    assert isinstance(load(folder / "l"), LSH)
+
+
+def test_demo_trains_scores_saves_and_shows_neighbours(tmp_path):
+    done = antipodal("demo", "--epochs", 5, "--bits", 16, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for text in ("DeepLinf", "ITQ", "LSH", "signs of PCA", "query: 0", "bits off", "██"):
+        assert text in done.stdout
+    assert "epoch 5/5, loss" in done.stderr
+    assert load(tmp_path / "antipodal-demo" / "digits.antipodal").n_bits == 16
+    assert np.load(tmp_path / "antipodal-demo" / "digits-codes.npy").shape == (1597, 2)
+    done = antipodal("demo", "--epochs", 2, "--bits", 16, "--json", cwd=tmp_path)
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [r["method"] for r in records] == ["DeepLinf", "ITQ", "signs of PCA", "LSH"]
+    assert all({"map", "precision_r2", "fit_seconds", "seed"} <= r.keys() for r in records)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("fit", "nowhere.npy", "--labels", "y.npy", "-o", "n"), 1, "cannot read nowhere.npy"),
+        (("fit", "all.npz", "--labels", "y.npy", "-o", "n"), 1, "name one of them, as all.npz:X"),
+        (("fit", "all.npz:Z", "--labels", "y.npy", "-o", "n"), 1, "several arrays (X, y)"),
+        (("fit", "X.npy", "--labels", "short.npy", "-o", "n"), 1, "1797 rows, 3 labels"),
+        (("fit", "nan.npy", "--labels", "short.npy", "-o", "n"), 1, "NaN"),
+        (("fit", "text.npy", "--labels", "y.npy", "-o", "n"), 1, "not a NumPy file"),
+        (("fit", "X.npy", "-o", "n"), 2, "learns from --labels or from"),
+        (("fit", "X.npy", "--method", "Nothing", "-o", "n"), 2, "choose from DeepLinf"),
+        (("fit", "X.npy", "--labels", "y.npy", "--set", "x=1", "-o", "n"), 2, "NAME=VALUE"),
+        (("fit", "X.npy", "--labels", "y.npy", "--bits", 0, "-o", "n"), 2, "'--bits'"),
+        (("fit", "X.npy", "--labels", "y.npy", "--set", "bound=0", "-o", "n"), 1, "bound must"),
+        (("fit", "X.npy", "--method", "LSH", "-o", "no/where"), 1, "cannot write no/where"),
+        (("encode", "text.npy", "X.npy", "-o", "n"), 1, "not an antipodal file"),
+        (("encode", "m", "y.npy", "-o", "n"), 1, "Expected 2D array"),
+        (("encode", "m", "nan.npy", "-o", "n"), 1, "expecting 64 features"),
+        (("encode", "m", "late.npy", "-o", "n"), 1, "first in row 3000"),
+        (("encode", "m"), 2, "Missing argument"),
+        (("nonsense",), 2, "No such command"),
+    ],
+)
+def test_bad_data_exits_with_1_and_bad_usage_with_2(folder, arguments, code, message):
+    np.save(folder / "short.npy", Y[:3])
+    np.save(folder / "nan.npy", np.full((3, 2), np.nan))
+    np.save(folder / "late.npy", np.where(np.arange(4000)[:, None] == 3000, np.nan, X[:1]))
+    (folder / "text.npy").write_text("this is not an array")
+    done = antipodal(*arguments, cwd=folder)
+    assert done.returncode == code, done.stderr
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+    assert not (folder / "n").exists()
+    assert not [p for p in folder.iterdir() if p.name.startswith(".")]
+
+
+def test_help_does_not_wait_for_torch():
+    code = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom antipodal.cli import app\n"
+        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
+        "assert 'torch' not in sys.modules and 'sklearn' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_version_is_printed():
+    assert antipodal("--version").stdout.startswith("antipodal 0.")
