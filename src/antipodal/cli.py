@@ -256,10 +256,10 @@ def _new_hasher(
     hashers: Any, method: str, bits: int, seed: int, settings: list[str], paper: bool
 ) -> Any:
     """Make the hasher that the options describe; what they get wrong is bad usage."""
-    known = sorted(hashers.BaseHasher._registry)
-    if method not in known:
-        raise typer.BadParameter(f"unknown method {method!r}: choose from {', '.join(known)}")
-    kind = hashers.BaseHasher._registry[method]
+    if method not in hashers.HASHERS:
+        known = ", ".join(hashers.HASHERS)
+        raise typer.BadParameter(f"unknown method {method!r}: choose from {known}")
+    kind = hashers.HASHERS[method]
     if paper and method != "DeepLinf":
         raise typer.BadParameter("--paper is a setting of DeepLinf")
     hasher = kind.paper(bits, random_state=seed) if paper else kind(bits, random_state=seed)

@@ -120,6 +120,7 @@ class LinfEncoder(Encoder):
         first iteration, which starts from zero. Without multipliers the biases are zero. A tied
         encoder takes the mean bias.
         """
+        D = torch.as_tensor(D)
         if D.ndim != 2 or not D.is_floating_point():
             raise ValueError(
                 f"D must be a real matrix, features × bits: got {D.dtype} of {tuple(D.shape)}"
@@ -128,6 +129,7 @@ class LinfEncoder(Encoder):
         encoder = cls(n_features, n_bits, n_stages, tied=tied, bound=bound).to(D)
         if multipliers is None:
             multipliers = D.new_zeros(n_stages, n_bits)
+        multipliers = torch.as_tensor(multipliers)
         if multipliers.shape != (n_stages, n_bits):
             raise ValueError(
                 f"multipliers must have a row per stage, {n_stages} × {n_bits}: "

@@ -63,9 +63,12 @@ def read_model_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, 
         raise ModelFileError(f"{path} is truncated or damaged: {error}") from error
     if metadata.get("sha256") != _digest(metadata, arrays):
         raise ModelFileError(f"{path} does not match its checksum: it was changed or damaged")
-    if metadata["kind"] != kind:
-        raise ModelFileError(f"{path} holds a {metadata['kind']}, not a {kind}")
-    header: dict[str, Any] = json.loads(metadata["header"])
+    if metadata.get("kind") != kind:
+        raise ModelFileError(f"{path} holds a {metadata.get('kind')}, not a {kind}")
+    try:
+        header = dict(json.loads(metadata["header"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelFileError(f"{path} has no header that can be read") from error
     return header, arrays
 
 

@@ -4,7 +4,7 @@ import json
 import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -15,8 +15,7 @@ from torch import Tensor
 
 import antipodal
 from antipodal.codes import Bits, Codes, code_width
-from antipodal.errors import ModelFileError
-from antipodal.modelfile import Arrays, read_model_file, write_model_file
+from antipodal.modelfile import Arrays, write_model_file
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -36,12 +35,6 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     n_bits: int
     n_features_in_: int
-    _registry: ClassVar[dict[str, type["BaseHasher"]]] = {}
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if not cls.__name__.startswith(("_", "Network")):
-            BaseHasher._registry[cls.__name__] = cls
 
     @abstractmethod
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
@@ -167,24 +160,6 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = []  # bits, whatever came in
         return tags
-
-
-def load(path: str | os.PathLike[str]) -> BaseHasher:
-    """Read a hasher that `save` wrote; raise `AntipodalError` if the file is not as written."""
-    header, arrays = read_model_file(path, "hasher")
-    try:
-        kind = BaseHasher._registry[header["class"]]
-    except (KeyError, TypeError):
-        raise ModelFileError(
-            f"{path} holds a {header.get('class')!r}, which this antipodal "
-            f"{antipodal.__version__} does not know; it was written by {header.get('antipodal')}"
-        ) from None
-    try:
-        hasher = kind(**header["parameters"])
-        hasher._restore({**arrays, **header["fitted"]})
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ModelFileError(f"{path} does not describe a {header['class']}: {error}") from error
-    return hasher
 
 
 def _plain(value: Any) -> Any:

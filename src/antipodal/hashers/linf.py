@@ -62,7 +62,8 @@ class DeepLinf(NetworkHasher):
     patience : int
         Epochs without a lower validation loss after which training stops.
     device : str
-        Where to train: "auto" takes a GPU if there is one, "cpu", "cuda:1", …
+        Where to train: "auto" takes a GPU if there is one, "cpu", "cuda:1", … Encoding is
+        done on the CPU, where it takes little more than one product with W.
     random_state : int, RandomState or None
         Seed of everything that is drawn.
 
@@ -134,8 +135,9 @@ class DeepLinf(NetworkHasher):
 
         K-SVD and ADMM initialisation with K = 2 and β = 0.6, untied stages, margin 5, SGD with a
         constant rate of 0.01 and no momentum, batches of 128 sampled pairs, no dropout and no
-        weight decay. The paper does not say λ, the sparsity of K-SVD, the number of pairs on
-        CIFAR10 or of epochs; NUS-WIDE has 100,000 pairs.
+        weight decay. The paper does not say how features are scaled (here: standardised), λ to
+        begin with, the sparsity of K-SVD, the number of pairs on CIFAR10 or of epochs; on
+        NUS-WIDE it has 100,000 pairs.
         """
         return cls(
             n_bits,

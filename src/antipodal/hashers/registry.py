@@ -1,0 +1,30 @@
+"""All hashers by name, and reading any of them from its file."""
+
+import os
+
+import antipodal
+from antipodal.errors import ModelFileError
+from antipodal.hashers.base import BaseHasher
+from antipodal.hashers.itq import ITQ
+from antipodal.hashers.linf import DeepLinf
+from antipodal.hashers.lsh import LSH
+from antipodal.modelfile import read_model_file
+
+HASHERS: dict[str, type[BaseHasher]] = {kind.__name__: kind for kind in (DeepLinf, ITQ, LSH)}
+
+
+def load(path: str | os.PathLike[str]) -> BaseHasher:
+    """Read a hasher that `save` wrote; raise `AntipodalError` if the file is not as written."""
+    header, arrays = read_model_file(path, "hasher")
+    name = str(header.get("class"))
+    if name not in HASHERS:
+        raise ModelFileError(
+            f"{path} holds a {name!r}, which this antipodal {antipodal.__version__} does not "
+            f"know; it was written by {header.get('antipodal')}"
+        )
+    try:
+        hasher = HASHERS[name](**header["parameters"])
+        hasher._restore({**arrays, **header["fitted"]})
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ModelFileError(f"{path} does not describe a {name}: {error}") from error
+    return hasher
