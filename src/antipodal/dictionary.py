@@ -8,9 +8,8 @@ improves one atom after the other together with the coefficients of the samples 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,8 +26,7 @@ _SAME = 0.99  # atoms whose |cosine| is above this do each other's work
 _BLOCK = 2**18  # numbers in a temporary array: bounds the memory, and stays in the cache
 
 
-@dataclass(frozen=True)
-class KSVDResult(Generic[Array]):
+class KSVDResult(NamedTuple, Generic[Array]):
     """What `ksvd` learned: `dictionary` (n_features, n_atoms), and the error after each sweep.
 
     The columns of the dictionary have length 1. `errors` are relative, ‖Y - XDᵀ‖_F / ‖Y‖_F, and
