@@ -130,7 +130,7 @@ def measure_memory(path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the record here")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--measure-memory", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure_memory:

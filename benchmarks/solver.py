@@ -49,6 +49,7 @@ class Osqp:
         )
 
     def __call__(self, Y: np.ndarray, D: np.ndarray) -> np.ndarray:
+        """Solve one problem after the other."""
         linear = -(Y @ D)
         codes = np.empty((len(Y), N_ATOMS))
         for i, q in enumerate(linear):

@@ -142,7 +142,7 @@ def test_training_rows_must_be_finite(kind):
     for bad in (np.nan, np.inf):
         rows = X.copy()
         rows[3, 5] = bad
-        with pytest.raises(ValueError, match="NaN|infinity"):
+        with pytest.raises(ValueError, match=r"NaN|infinity"):
             kind(8).fit(rows, Y)
 
 
@@ -154,7 +154,7 @@ def test_a_directory_that_cannot_be_written_is_named(hasher, tmp_path):
 def test_more_bits_than_features_is_fine_where_it_can_be():
     assert LSH(100).fit(X).encode(X).shape == (400, 13)
     assert DeepLinf(100, **FAST).fit(X, Y).encode(X).shape == (400, 13)
-    with pytest.raises(ValueError, match="ITQ needs n_bits ≤ features.*65 bits for 64"):
+    with pytest.raises(ValueError, match=r"ITQ needs n_bits ≤ features.*65 bits for 64"):
         ITQ(65).fit(X)
 
 

@@ -134,13 +134,13 @@ def test_a_checkpoint_is_not_a_model(tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(AntipodalError, match="cannot read .*nowhere"):
+    with pytest.raises(AntipodalError, match=r"cannot read .*nowhere"):
         load(tmp_path / "nowhere")
 
 
 def test_a_directory_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path):
     hasher = LSH(12, random_state=0).fit(ROWS)
-    with pytest.raises(AntipodalError, match="cannot write .*No such file or directory"):
+    with pytest.raises(AntipodalError, match=r"cannot write .*No such file or directory"):
         hasher.save(tmp_path / "missing" / "m")
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(AntipodalError, match="cannot write"):

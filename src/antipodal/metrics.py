@@ -28,7 +28,7 @@ __all__ = ["AtK", "Ball", "BitHealth", "Evaluation", "bit_health", "evaluate", "
 
 Balls = Literal["macro", "nonempty", "micro"]
 
-BLOCK_BYTES = 2**23  # larger is not faster: blocks should stay in the cache
+BLOCK_BYTES = 2**24  # larger is not faster
 
 
 class AtK(NamedTuple):

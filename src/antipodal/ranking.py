@@ -10,7 +10,7 @@ and that is all that precision, recall and average precision need: no sort and n
 """
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -84,19 +84,23 @@ def blocks(length: int, size: int) -> Iterator[slice]:
 
 
 def _distances(query: Words, database: Words, dtype: DTypeLike) -> Unsigned:
-    distances = np.bitwise_count(query[0][:, None] ^ database[0]).astype(dtype, copy=False)
+    distances: Unsigned = np.bitwise_count(query[0][:, None] ^ database[0])
+    distances = distances.astype(dtype, copy=False)
     for q, d in zip(query[1:], database[1:], strict=True):
         distances += np.bitwise_count(q[:, None] ^ d)
     return distances
 
 
 def _relevant(query: Unsigned, database: Unsigned) -> NDArray[np.bool_]:
+    relevant: NDArray[np.bool_]
     if query.ndim == 1:
-        return query[:, None] == database
-    shared = query[0][:, None] & database[0]
-    for q, d in zip(query[1:], database[1:], strict=True):
-        shared |= q[:, None] & d
-    return shared != 0
+        relevant = query[:, None] == database
+    else:
+        shared = query[0][:, None] & database[0]
+        for q, d in zip(query[1:], database[1:], strict=True):
+            shared |= q[:, None] & d
+        relevant = shared != 0
+    return relevant
 
 
 def _histograms(
@@ -139,11 +143,11 @@ def _count_in_rows(values: Unsigned, n_values: int) -> Counts:
     together = 2 if n_rows % 2 == 0 and n_values**2 <= n_items else 1
     n_tables, n_cells = n_rows // together, n_values**together
     dtype = np.min_scalar_type(n_tables * n_cells)
-    cells = values[::together].astype(dtype)
+    # np.bincount knows no rows: the i-th table begins at cell i·n_cells.
+    cells = values[::together] + n_values * np.arange(n_tables, dtype=dtype)[:, None]
     if together == 2:
         cells *= dtype.type(n_values)
         cells += values[1::2]
-    cells += n_cells * np.arange(n_tables, dtype=dtype)[:, None]  # np.bincount knows no rows
     table = np.bincount(cells.ravel(), minlength=n_tables * n_cells)
     if together == 1:
         return table.reshape(n_rows, n_values)
@@ -179,25 +183,25 @@ class TiedRanking:
     """
 
     def __init__(self, items: Counts, relevant: Counts) -> None:
-        self.n, self.r = items, relevant
-        self.M = np.cumsum(items, axis=1) - items
-        self.R = np.cumsum(relevant, axis=1) - relevant
-        self.n_items = int(items[0].sum())
-        self.n_relevant = relevant.sum(axis=1)
+        self.n, self.r = n, r = items, relevant
+        self.M, self.R = M, R = np.cumsum(n, axis=1) - n, np.cumsum(r, axis=1) - r
+        self.n_items = int(n[0].sum())
+        self.n_relevant = r.sum(axis=1)
         # Only differences of harmonic numbers are used, and H(x) = digamma(x + 1) + constant.
         self.H: Floats = digamma(np.arange(1.0, self.n_items + 2))
+        sums = self._expected_sum(M, R, n, r), self._run(M + n - r, R, r), self._run(M, R, r)
+        self.sums = [np.cumsum(part, axis=1) for part in sums]  # up to the end of each group
 
     def precision(self, k: int) -> Scores:
         """Share of relevant items among the first k, or among all items if they are fewer.
 
-        Of a group's n places, m are among the first k. They hold m·r/n relevant items on average,
-        m - (n - r) at worst, when the others come first, and min(m, r) at best.
+        Of the group that k cuts, m places are among the first k. They hold m·r/n relevant items
+        on average, m - (n - r) at worst, when the others come first, and min(m, r) at best.
         """
         k = min(k, self.n_items)
-        n, r, _, _, m = self._groups(k)
-        expected = m * r / np.maximum(n, 1)
-        worst, best = np.maximum(m - (n - r), 0), np.minimum(m, r)
-        return Scores(*(hits.sum(axis=1) / k for hits in (expected, worst, best)))
+        _, (n, r, _, R, m) = self._cut(k)
+        parts = m * r / n, np.maximum(m - (n - r), 0), np.minimum(m, r)
+        return Scores(*((R + part)[:, 0] / k for part in parts))
 
     def average_precision(self, k: int | None = None, divisor: Divisor = "relevant") -> Scores:
         """Mean, over the relevant items, of the precision at their rank.
@@ -205,31 +209,34 @@ class TiedRanking:
         With `k`, ranks after k count as zero and the sum is divided by min(k, number relevant),
         the greatest value it can take, or by the number of relevant items found up to k.
         """
-        if k is not None and divisor == "found":
-            return self._average_precision_of_found(min(k, self.n_items))
-        n_best = self.n_relevant if k is None else np.minimum(k, self.n_relevant)
-        return Scores(*(part.sum(axis=1) / n_best for part in self._precision_sums(k)))
+        if k is None or k >= self.n_items:
+            return Scores(*(total[:, -1] / self.n_relevant for total in self.sums))
+        if divisor == "found":
+            return self._average_precision_of_found(k)
+        before, (n, r, M, R, m) = self._cut(k)
+        parts = (
+            self._expected_sum(M, R, n, r, m),
+            self._run(M + n - r, R, np.maximum(m - (n - r), 0)),  # relevant items last
+            self._run(M, R, np.minimum(m, r)),  # relevant items first
+        )
+        n_best = np.minimum(k, self.n_relevant)
+        return Scores(*((x + y)[:, 0] / n_best for x, y in zip(before, parts, strict=True)))
 
     def _average_precision_of_found(self, k: int) -> Scores:
         """Average precision at k, divided by the number of relevant items found there.
 
-        That number is R + x, where x relevant items of the one group that k cuts through fall on
-        its m places before the cut: a hypergeometric draw of m from n with r relevant. The
-        expectation runs over x, the worst and the best order are optima over x. Nothing found
-        scores 0.
+        That number is R + x, where x relevant items of the group that k cuts fall on its m places
+        before the cut: a hypergeometric draw of m from n with r relevant. The expectation runs
+        over x, the worst and the best order are optima over x. Nothing found scores 0.
         """
-        cut = np.argmax(self.M + self.n >= k, axis=1)[:, None]
-        n, r, M, R, m = (np.take_along_axis(x, cut, axis=1) for x in self._groups(k))
-        before = [
-            part.sum(axis=1, keepdims=True) - np.take_along_axis(part, cut, axis=1)
-            for part in self._precision_sums(k)
-        ]
+        before, (n, r, M, R, m) = self._cut(k)
         fewest, most = np.maximum(m - (n - r), 0), np.minimum(m, r)
         draws = np.arange((most - fewest).max() + 1)
         log_factorial: Floats = gammaln(np.arange(1.0, self.n_items + 2))
 
         def log_choose(a: Counts, b: Counts) -> Floats:
-            return log_factorial[a] - log_factorial[b] - log_factorial[a - b]
+            log: Floats = log_factorial[a] - log_factorial[b] - log_factorial[a - b]
+            return log
 
         def score(rows: slice) -> Scores:
             n_, r_, M_, R_, m_ = (values[rows] for values in (n, r, M, R, m))
@@ -238,7 +245,7 @@ class TiedRanking:
             weight = np.exp(log_weight - log_weight.max(axis=1, keepdims=True))
             weight[fewest[rows] + draws > most[rows]] = 0
             found = np.maximum(R_ + x, 1)
-            expected = (before[0][rows] + self._expected_sum(M_, R_, m_, x, m_)) / found
+            expected = (before[0][rows] + self._expected_sum(M_, R_, m_, x)) / found
             worst = (before[1][rows] + self._run(M_ + m_ - x, R_, x)) / found
             best = (before[2][rows] + self._run(M_, R_, x)) / found
             mean = (weight * expected).sum(axis=1) / weight.sum(axis=1)
@@ -247,28 +254,25 @@ class TiedRanking:
         scores = [score(rows) for rows in blocks(len(n), 2**18 // len(draws))]
         return Scores(*(np.concatenate(parts) for parts in zip(*scores, strict=True)))
 
-    def _groups(self, k: int | None) -> tuple[Counts, Counts, Counts, Counts, Counts]:
-        """Give n, r, M, R of the groups, and m, how many of their places are among the first k.
+    def _cut(self, k: int) -> tuple[list[Floats], list[Counts]]:
+        """Look at the group that holds rank k, of each query: columns (n_queries, 1).
 
-        Groups that begin after k for every query are left out.
+        Gives the sums of precisions before it, for the three orders, and its n, r, M, R and m,
+        how many of its places are among the first k.
         """
-        if k is None:
-            return self.n, self.r, self.M, self.R, self.n
-        reach = np.count_nonzero((k > self.M).any(axis=0))
-        n, r, M, R = (x[:, :reach] for x in (self.n, self.r, self.M, self.R))
-        return n, r, M, R, np.clip(k - M, 0, n)
+        group = np.argmax(self.M + self.n >= k, axis=1)[:, None]
 
-    def _precision_sums(self, k: int | None) -> tuple[Floats, Floats, Floats]:
-        """Sum of the precisions at the relevant ranks up to k, group by group, for each order."""
-        n, r, M, R, m = self._groups(k)
-        return (
-            self._expected_sum(M, R, n, r, m),
-            self._run(M + n - r, R, np.maximum(m - (n - r), 0)),  # relevant items last
-            self._run(M, R, np.minimum(m, r)),  # relevant items first
-        )
+        def at(values: NDArray[Any], group: Counts) -> NDArray[Any]:
+            return np.take_along_axis(values, group, axis=1)
 
-    def _expected_sum(self, M: Counts, R: Counts, n: Counts, r: Counts, m: Counts) -> Floats:
-        """Sum the precisions that the first m places of a group contribute on average.
+        n, r, M, R = (at(values, group) for values in (self.n, self.r, self.M, self.R))
+        before = [np.where(group > 0, at(total, group - 1), 0.0) for total in self.sums]
+        return before, [n, r, M, R, k - M]
+
+    def _expected_sum(
+        self, M: Counts, R: Counts, n: Counts, r: Counts, m: Counts | None = None
+    ) -> Floats:
+        """Sum the precisions that the first m places of a group, or all n, give on average.
 
             (r/n) Σ_{j=1..m} [R + 1 + (j-1)(r-1)/(n-1)] / (M + j)
 
@@ -278,7 +282,8 @@ class TiedRanking:
 
             (r/n) [(R + 1)·S + (r-1)/(n-1)·(m - (M+1)·S)]
         """
-        S = self.H[M + m] - self.H[M]
+        m = n if m is None else m
+        S: Floats = self.H[M + m] - self.H[M]
         others = (r - 1) / np.maximum(n - 1, 1)
         return r / np.maximum(n, 1) * ((R + 1) * S + others * (m - (M + 1) * S))
 
@@ -287,4 +292,5 @@ class TiedRanking:
 
         Σ_{i=1..length} (R + i)/(M + i) = length - (M - R)·(H(M + length) - H(M))
         """
-        return length - (M - R) * (self.H[M + length] - self.H[M])
+        S: Floats = self.H[M + length] - self.H[M]
+        return length - (M - R) * S

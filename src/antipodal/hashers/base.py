@@ -3,7 +3,7 @@
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +20,7 @@ from antipodal.modelfile import Arrays, write_model_file
 FloatArray = NDArray[np.floating[Any]]
 
 # Rows of a block, so that it and what is computed from it stay in the cache.
-_BLOCK_ROWS = 2048
+_BLOCK_ROWS = 4096
 # Matrix products of fewer rows take other kernels, which round differently: blocks are padded
 # to this many, so that the bits of a row do not depend on the rows around it.
 _FEWEST_ROWS = 32
@@ -29,7 +29,7 @@ _FEWEST_ROWS = 32
 class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """A map from feature vectors to n_bits bits: bit = (projection > 0).
 
-    A subclass learns in `fit`, where it calls `_check_fit`, and computes `_project`. Fitted
+    A subclass learns in `fit`, where it calls `_check_fit`, and returns a `_projector`. Fitted
     arrays and numbers, whose names end with an underscore, are saved with it.
     """
 
@@ -41,23 +41,27 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """Learn from the rows of X, with labels y (n,) or multi-hot (n, c) where needed."""
 
     @abstractmethod
-    def _project(self, X: Tensor) -> Tensor:
-        """Return the real values whose signs are the bits, (m, n) float32 -> (m, n_bits)."""
+    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits, (m, n) -> (m, n_bits), float32.
+
+        It is called with up to max_rows rows, and its result is used before the next call. Rows
+        that are not finite must give values that are not.
+        """
 
     def project(self, X: ArrayLike) -> NDArray[np.float32]:
         """Return the real values before the sign, (m, n_bits)."""
         rows = self._check_rows(X)
         projected = np.empty((len(rows), self.n_bits), np.float32)
-        for start, block in self._blocks(rows):
-            projected[start : start + len(block)] = self._project_block(block).numpy()
+        for start, values in self._projected_blocks(rows):
+            projected[start : start + len(values)] = values
         return projected
 
     def transform(self, X: ArrayLike) -> Bits:
         """Return the bits, uint8 0 and 1, (m, n_bits)."""
         rows = self._check_rows(X)
         bits = np.empty((len(rows), self.n_bits), np.uint8)
-        for start, block in self._blocks(rows):
-            bits[start : start + len(block)] = (self._project_block(block) > 0).numpy()
+        for start, values in self._projected_blocks(rows):
+            np.greater(values, 0, out=bits[start : start + len(values)].view(np.bool_))
         return bits
 
     def encode(self, X: ArrayLike) -> Codes:
@@ -67,14 +71,14 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """
         rows = self._check_rows(X)
         codes = np.empty((len(rows), code_width(self.n_bits)), np.uint8)
-        for start, packed in self._encoded_blocks(rows):
-            codes[start : start + len(packed)] = packed
+        for start, values in self._projected_blocks(rows):
+            codes[start : start + len(values)] = np.packbits(values > 0, axis=1)
         return codes
 
     def encode_blocks(self, X: ArrayLike) -> Iterator[Codes]:
         """Yield the packed codes a block of rows at a time, for more rows than memory holds."""
-        for _, packed in self._encoded_blocks(self._check_rows(X)):
-            yield packed
+        for _, values in self._projected_blocks(self._check_rows(X)):
+            yield np.packbits(values > 0, axis=1)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted hasher to one file, which `antipodal.load` reads."""
@@ -126,31 +130,31 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             raise ValueError(f"features must be numbers: got {rows.dtype}")
         return rows
 
-    def _blocks(self, rows: NDArray[Any]) -> Iterator[tuple[int, Tensor]]:
-        for start in range(0, len(rows), _BLOCK_ROWS):
-            values = np.ascontiguousarray(rows[start : start + _BLOCK_ROWS], dtype=np.float32)
-            if not values.flags.writeable:
-                values = values.copy()  # torch will not wrap a read-only memory map
-            block = torch.from_numpy(values)
-            # The sum is one quick pass; it may also overflow, so ask again before complaining.
-            if not torch.isfinite(block.sum()) and not torch.isfinite(block).all():
-                where = int((~torch.isfinite(block)).any(dim=1).nonzero()[0, 0]) + start
+    @torch.inference_mode()
+    def _projected_blocks(self, rows: NDArray[Any]) -> Iterator[tuple[int, FloatArray]]:
+        """Project the rows a block at a time: the number of its first row, and its values.
+
+        The values are good until the next block.
+        """
+        size = min(_BLOCK_ROWS, max(len(rows), _FEWEST_ROWS))
+        project = self._projector(size)
+        for start in range(0, len(rows), size):
+            block = np.ascontiguousarray(rows[start : start + size], dtype=np.float32)
+            n_rows = len(block)
+            if n_rows < _FEWEST_ROWS:
+                block = np.pad(block, ((0, _FEWEST_ROWS - n_rows), (0, 0)))
+            if not block.flags.writeable:
+                block = block.copy()  # torch will not wrap a read-only memory map
+            values = project(torch.from_numpy(block))[:n_rows]
+            # What is not finite in X is not finite here, where there is less to look at. The sum
+            # is one quick pass; it may also overflow, so ask again before complaining.
+            if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
+                first = int((~torch.isfinite(values)).any(dim=1).nonzero()[0, 0]) + start
                 raise ValueError(
                     f"X contains NaN, infinity or a value too large for float32, "
-                    f"first in row {where}: features must be finite"
+                    f"first in row {first}: features must be finite"
                 )
-            yield start, block
-
-    @torch.inference_mode()
-    def _project_block(self, block: Tensor) -> Tensor:
-        if len(block) < _FEWEST_ROWS:
-            padded = torch.cat([block, block.new_zeros(_FEWEST_ROWS - len(block), block.shape[1])])
-            return self._project(padded)[: len(block)]
-        return self._project(block)
-
-    def _encoded_blocks(self, rows: NDArray[Any]) -> Iterator[tuple[int, Codes]]:
-        for start, block in self._blocks(rows):
-            yield start, np.packbits((self._project_block(block) > 0).numpy(), axis=1)
+            yield start, values.numpy()
 
     @property
     def _n_features_out(self) -> int:

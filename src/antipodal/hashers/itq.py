@@ -1,5 +1,6 @@
 """Iterative quantisation: principal components, rotated towards the corners of the cube."""
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -72,5 +73,6 @@ class ITQ(BaseHasher):
         self.projection_ = np.ascontiguousarray(components @ rotation, dtype=np.float32)
         return self
 
-    def _project(self, X: Tensor) -> Tensor:
-        return (X - torch.from_numpy(self.mean_)) @ torch.from_numpy(self.projection_)
+    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        mean, projection = torch.from_numpy(self.mean_), torch.from_numpy(self.projection_)
+        return lambda X: (X - mean) @ projection

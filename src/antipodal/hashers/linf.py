@@ -1,5 +1,6 @@
 """The paper's method: a siamese network of Deep l∞ Encoders."""
 
+from collections.abc import Callable
 from typing import Any, Literal, Self
 
 import torch
@@ -89,13 +90,13 @@ class DeepLinf(NetworkHasher):
         penalty: float = 0.6,
         sparsity: int = 8,
         margin: float | None = None,
-        similar_weight: float = 0.5,
+        similar_weight: float = 0.1,
         pairs: Literal["batch", "sampled"] = "batch",
         n_pairs: int = 100_000,
         n_epochs: int = 300,
         batch_size: int = 256,
         optimizer: Literal["adamw", "sgd"] = "adamw",
-        learning_rate: float = 2e-3,
+        learning_rate: float = 8e-3,
         schedule: Literal["constant", "cosine"] = "cosine",
         weight_decay: float = 2.0,
         dropout: float = 0.5,
@@ -183,17 +184,29 @@ class DeepLinf(NetworkHasher):
     def _reach(self) -> float:
         return self.bound
 
-    def _from_drive(self, drive: Tensor) -> Tensor:
+    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         # The same layers in v = z/λ, where the scalings of the BLU merge into the weights and a
         # clip to ±1 is left: v⁰ = B₁(Wy/λ), vᵏ = B₁(Wy/λ + Λ⁻¹S_kΛvᵏ⁻¹ + b_k/λ), Λ = diag(λ).
-        encoder = self.encoder_
-        bound = encoder.blu.threshold
-        drive = drive / bound
-        v = drive.clamp(-1.0, 1.0)
-        for k in range(encoder.n_stages):
-            S, b = encoder.stage(k)
-            v = (drive + b / bound).addmm_(v, (S * bound / bound[:, None]).T).clamp_(-1.0, 1.0)
-        return v.mul_(bound)
+        bound = self.encoder_.blu.threshold
+        weight, offset = self._fold(self.encoder_.W / bound[:, None])
+        stages = [
+            ((S * bound / bound[:, None]).T, b / bound)
+            for S, b in map(self.encoder_.stage, range(self.n_stages))
+        ]
+        # Memory that is asked for anew for every block would cost more than the clipping.
+        work = torch.empty(3, max_rows, self.n_bits)
+
+        def project(X: Tensor) -> Tensor:
+            drive, v, u = work[:, : len(X)].unbind()
+            torch.addmm(offset, X, weight, out=drive)
+            self._spoil_infinity(drive)
+            torch.clamp(drive, -1.0, 1.0, out=v)
+            for S, b in stages:
+                torch.add(drive, b, out=u).addmm_(v, S).clamp_(-1.0, 1.0)
+                v, u = u, v
+            return v.mul_(bound)
+
+        return project
 
     def _check_parameters(self) -> None:
         super()._check_parameters()

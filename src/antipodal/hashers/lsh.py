@@ -1,5 +1,6 @@
 """Locality-sensitive hashing by random hyperplanes."""
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -40,5 +41,6 @@ class LSH(BaseHasher):
         self.hyperplanes_ = normals.astype(np.float32)
         return self
 
-    def _project(self, X: Tensor) -> Tensor:
-        return (X - torch.from_numpy(self.mean_)) @ torch.from_numpy(self.hyperplanes_)
+    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        mean, hyperplanes = torch.from_numpy(self.mean_), torch.from_numpy(self.hyperplanes_)
+        return lambda X: (X - mean) @ hyperplanes

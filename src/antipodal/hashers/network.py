@@ -3,7 +3,7 @@
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -170,15 +170,26 @@ class NetworkHasher(BaseHasher):
         self.validation_curve_ = history.validation_loss
         self.best_epoch_ = history.best_epoch
 
-    def _project(self, X: Tensor) -> Tensor:
-        # W(x - μ)/σ as one product: the scaling goes into W, the mean into a bias.
-        weight = self.encoder_.W / torch.from_numpy(self.scale_)
-        drive = torch.addmm(-(weight @ torch.from_numpy(self.mean_)), X, weight.T)
-        return self._from_drive(drive)
+    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        weight, offset = self._fold(self.encoder_.W)
 
-    def _from_drive(self, drive: Tensor) -> Tensor:
-        """Return the code before the sign, given Wy."""
-        return self.encoder_.from_drive(drive)
+        def project(X: Tensor) -> Tensor:
+            drive = torch.addmm(offset, X, weight)
+            self._spoil_infinity(drive)
+            return self.encoder_.from_drive(drive)
+
+        return project
+
+    def _fold(self, W: Tensor) -> tuple[Tensor, Tensor]:
+        """W(x - μ)/σ as one product: the scaling goes into the weight, the mean into an offset."""
+        weight = W / torch.from_numpy(self.scale_)
+        return weight.T, -(weight @ torch.from_numpy(self.mean_))
+
+    @staticmethod
+    def _spoil_infinity(drive: Tensor) -> None:
+        """Turn infinity into NaN, in place: a neuron would bound it, and it would go unnoticed."""
+        if not torch.isfinite(drive.sum()):
+            drive += drive - drive
 
     def _margin(self) -> float:
         """Return the margin given, or a distance that two random codes have: √(2N)·reach."""
