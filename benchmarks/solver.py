@@ -40,11 +40,12 @@ class Osqp:
         self.solver.setup(
             P=scipy.sparse.csc_matrix(np.triu(D.T @ D)),
             q=np.zeros(N_ATOMS),
-            A=scipy.sparse.eye_array(N_ATOMS, format="csc"),
+            A=scipy.sparse.csc_matrix(np.eye(N_ATOMS)),
             l=np.full(N_ATOMS, -BOUND),
             u=np.full(N_ATOMS, BOUND),
             eps_abs=TOLERANCE,
             eps_rel=TOLERANCE,
+            polishing=False,
             verbose=False,
         )
 

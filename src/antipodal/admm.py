@@ -19,6 +19,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from antipodal.polish import kkt_violation, projected_newton
+from antipodal.threads import one_thread_if_small
 
 Array = TypeVar("Array", Tensor, NDArray[Any])
 
@@ -167,12 +168,14 @@ def solve_linf(
         tol = 1e-9 if Y.dtype == torch.float64 else 1e-5
     if len(Y) == 0:
         return LinfSolution(Y @ D, 0, 0.0, converged=True)
-    solver = _Solver(D, bound, penalty, max_iter, tol)
-    rows = max(1, _BLOCK_BYTES // (D.shape[1] * D.element_size()))
-    blocks = [
-        solver.solve(Y[i : i + rows], None if start is None else start[i : i + rows])
-        for i in range(0, len(Y), rows)
-    ]
+    n, N = D.shape
+    rows = max(1, _BLOCK_BYTES // (N * D.element_size()))
+    with one_thread_if_small(rows * N * max(n, N)):
+        solver = _Solver(D, bound, penalty, max_iter, tol)
+        blocks = [
+            solver.solve(Y[i : i + rows], None if start is None else start[i : i + rows])
+            for i in range(0, len(Y), rows)
+        ]
     n_iter = max(block.n_iter for block in blocks)
     residual = max(block.residual for block in blocks)
     if residual > tol:

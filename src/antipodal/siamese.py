@@ -8,8 +8,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from antipodal.errors import ModelFileError
 from antipodal.modelfile import read_model_file, write_model_file
 from antipodal.pairs import PairSource
+from antipodal.threads import one_thread_if_small
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ def train(
         training goes on from it and ends with the same weights as if it had not been stopped;
         a file of another run is refused.
     """
-    with _few_threads(encoder, X, settings):
+    n_weights = sum(p.numel() for p in encoder.parameters())
+    with one_thread_if_small(settings.batch_size * n_weights):
         return _train(
             encoder, X, pairs, settings, validation, progress, checkpoint, checkpoint_every
         )
@@ -142,23 +143,6 @@ def _train(
     else:
         history.best_epoch = max(0, len(history.loss) - 1)
     return history
-
-
-@contextmanager
-def _few_threads(encoder: nn.Module, X: Tensor, settings: Training) -> Iterator[None]:
-    """Use one CPU thread while the steps are small.
-
-    More do not make a small step faster, and where other programs want the cores as well,
-    threads that wait for each other make it many times slower.
-    """
-    n_weights = sum(p.numel() for p in encoder.parameters())
-    threads = torch.get_num_threads()
-    if X.device.type == "cpu" and settings.batch_size * n_weights < 2**26:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _epoch(
