@@ -230,6 +230,13 @@ def test_bad_input_is_named(case):
         solve_linf(**arguments)
 
 
+def test_read_only_arrays_are_solved_and_left_alone():
+    D, Y = np.eye(2), np.array([[3.0, 0.5]])
+    D.flags.writeable = Y.flags.writeable = False
+    np.testing.assert_array_equal(solve_linf(Y, D, 1.0).codes, [[1.0, 0.5]])
+    np.testing.assert_array_equal(Y, [[3.0, 0.5]])
+
+
 def test_no_rows_give_no_codes():
     solution = solve_linf(np.empty((0, 3)), np.ones((3, 2)), 1.0)
     assert solution.codes.shape == (0, 2)

@@ -118,6 +118,7 @@ def test_a_changed_weight_is_noticed(tmp_path, model_bytes):
         ({"class": ["LSH"], "parameters": {}, "fitted": {}}, "does not know"),
         ({"class": "LSH", "parameters": {"n_bitz": 1}, "fitted": {}}, "does not describe a LSH"),
         ({"class": "LSH", "fitted": {}}, "does not describe a LSH"),
+        ({"class": "LSH", "parameters": {}, "fitted": {"encode": 1}}, "'encode' is not the name"),
         ({}, "does not know"),
     ],
 )

@@ -90,6 +90,14 @@ def test_sampled_pairs_are_half_similar_and_truly_so(seed, n_pairs, multi):
         assert share(labels, i, j) == s
 
 
+def test_pairs_that_do_not_exist_are_not_looked_for_forever():
+    all_alike = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 1]]).bool()
+    with pytest.raises(ValueError, match="found only 0 dissimilar pairs"):
+        sample_pairs(all_alike, 10, torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="no two of the 4 rows share a label"):
+        sample_pairs(torch.arange(4), 10, torch.Generator().manual_seed(0))
+
+
 def test_every_similar_pair_can_be_sampled():
     source = sample_pairs(CLASSES, 2000, torch.Generator().manual_seed(0))
     drawn = {tuple(p) for p in source.pairs[source.similar].tolist()}

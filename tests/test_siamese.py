@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from antipodal import DeepLinf
+from antipodal import DeepLinf, load
 from antipodal.errors import ModelFileError
 
 
@@ -108,9 +108,11 @@ def test_a_diverging_run_says_so(digits):
         ).fit(*digits)  # fmt: skip
 
 
-def test_training_does_not_touch_the_global_random_state(digits):
+def test_training_and_loading_do_not_touch_the_global_random_state(digits, tmp_path):
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
     DeepLinf(8, n_epochs=3).fit(*digits)
+    DeepLinf(8, n_epochs=3, init="ksvd").fit(*digits).save(tmp_path / "m")
+    load(tmp_path / "m")
     torch.testing.assert_close(torch.rand(1), expected)

@@ -152,13 +152,13 @@ def solve_linf(
     """
     if isinstance(Y, np.ndarray):
         solution = solve_linf(
-            torch.from_numpy(np.ascontiguousarray(Y)),
-            torch.from_numpy(np.ascontiguousarray(D)),
+            _to_tensor(Y),
+            _to_tensor(D),
             bound,
             penalty=penalty,
             max_iter=max_iter,
             tol=tol,
-            start=None if start is None else torch.from_numpy(np.ascontiguousarray(start)),
+            start=None if start is None else _to_tensor(start),
         )
         return LinfSolution(
             solution.codes.numpy(), solution.n_iter, solution.residual, solution.converged
@@ -294,6 +294,12 @@ def _balance(z: Tensor, z_old: Tensor, u: Tensor, u_old: Tensor) -> float:
     primal = (u - u_old).norm() / z.norm().clamp(min=tiny)
     dual = (z - z_old).norm() / (z - u).norm().clamp(min=tiny)
     return float((primal / dual.clamp(min=tiny)).sqrt().clamp(1e-3, 1e3))
+
+
+def _to_tensor(array: NDArray[Any]) -> Tensor:
+    """Share the memory of an array, unless it is read-only, which torch cannot express."""
+    contiguous = np.ascontiguousarray(array)
+    return torch.from_numpy(contiguous if contiguous.flags.writeable else contiguous.copy())
 
 
 def _check_problem(

@@ -126,7 +126,8 @@ class LinfEncoder(Encoder):
                 f"D must be a real matrix, features × bits: got {D.dtype} of {tuple(D.shape)}"
             )
         n_features, n_bits = D.shape
-        encoder = cls(n_features, n_bits, n_stages, tied=tied, bound=bound).to(D)
+        unused = torch.Generator()  # all weights are replaced: leave the global one alone
+        encoder = cls(n_features, n_bits, n_stages, tied=tied, bound=bound, generator=unused).to(D)
         if multipliers is None:
             multipliers = D.new_zeros(n_stages, n_bits)
         multipliers = torch.as_tensor(multipliers)

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+_MOST_DRAWS = 1000  # rounds in which to look for dissimilar pairs
+
 
 def pairwise_loss(
     distance: Tensor, similar: Tensor, dissimilar: Tensor, margin: float, similar_weight: float
@@ -136,6 +138,10 @@ def sample_pairs(labels: Tensor, n_pairs: int, generator: torch.Generator) -> Li
     counts = torch.bincount(label)
     starts = counts.cumsum(0) - counts
     shared = (counts[label] > 1).nonzero()[:, 0]  # memberships that have company
+    if len(shared) == 0:
+        raise ValueError(
+            f"no two of the {len(labels)} rows share a label: there are no similar pairs to draw"
+        )
     n_similar = n_pairs // 2
     first = shared[torch.randint(len(shared), (n_similar,), generator=generator, device=device)]
     size, start = counts[label[first]], starts[label[first]]
@@ -145,13 +151,20 @@ def sample_pairs(labels: Tensor, n_pairs: int, generator: torch.Generator) -> Li
 
     unlike: list[Tensor] = []
     missing = n_pairs - n_similar
-    while missing > 0:
+    for _ in range(_MOST_DRAWS):
+        if missing == 0:
+            break
         drawn = torch.randint(len(labels), (2 * missing, 2), generator=generator, device=device)
         left, right = labels[drawn[:, 0]], labels[drawn[:, 1]]
         same = left == right if labels.ndim == 1 else (left & right).any(dim=1)
         kept = drawn[~same & (drawn[:, 0] != drawn[:, 1])][:missing]
         unlike.append(kept)
         missing -= len(kept)
+    if missing:
+        raise ValueError(
+            f"found only {n_pairs - n_similar - missing} dissimilar pairs in {_MOST_DRAWS} draws: "
+            f"almost all of the {len(labels)} rows share a label. Leave the commonest out"
+        )
     similar = torch.arange(n_pairs, device=device) < n_similar
     return ListedPairs(torch.cat([alike, *unlike]), similar)
 

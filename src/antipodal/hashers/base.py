@@ -105,6 +105,8 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     def _restore(self, fitted: Mapping[str, Any]) -> None:
         """Take back what `_fitted` gave."""
         for name, value in fitted.items():
+            if not name.endswith("_"):
+                raise ValueError(f"{name!r} is not the name of something learned")
             setattr(self, name, value)
 
     def _check_fit(self, X: ArrayLike, *, min_samples: int = 2) -> FloatArray:

@@ -160,16 +160,15 @@ class DeepLinf(NetworkHasher):
             random_state=random_state,
         )
 
-    def _new_encoder(self, n_features: int) -> LinfEncoder:
-        return LinfEncoder(n_features, self.n_bits, self.n_stages, tied=self.tied, bound=self.bound)
+    def _new_encoder(self, n_features: int, seed: int = 0) -> LinfEncoder:
+        return LinfEncoder(
+            n_features, self.n_bits, self.n_stages, tied=self.tied, bound=self.bound,
+            generator=torch.Generator().manual_seed(seed),
+        )  # fmt: skip
 
     def _initial_encoder(self, Y: Tensor, seed: int) -> LinfEncoder:
         if self.init == "random":
-            generator = torch.Generator().manual_seed(seed)
-            return LinfEncoder(
-                Y.shape[1], self.n_bits, self.n_stages,
-                tied=self.tied, bound=self.bound, generator=generator,
-            )  # fmt: skip
+            return self._new_encoder(Y.shape[1], seed)
         # Sec. 5: D by K-SVD, then K iterations of ADMM on the training set. The multipliers
         # differ from sample to sample and a bias does not, so it takes their mean.
         learned = ksvd(Y, self.n_bits, sparsity=min(self.sparsity, self.n_bits), random_state=seed)
@@ -191,7 +190,7 @@ class DeepLinf(NetworkHasher):
         weight, offset = self._fold(self.encoder_.W / bound[:, None])
         stages = [
             ((S * bound / bound[:, None]).T, b / bound)
-            for S, b in map(self.encoder_.stage, range(self.n_stages))
+            for S, b in map(self.encoder_.stage, range(self.encoder_.n_stages))
         ]
         # Memory that is asked for anew for every block would cost more than the clipping.
         work = torch.empty(3, max_rows, self.n_bits)

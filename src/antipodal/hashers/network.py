@@ -48,8 +48,8 @@ class NetworkHasher(BaseHasher):
     random_state: Any
 
     @abstractmethod
-    def _new_encoder(self, n_features: int) -> Encoder:
-        """Return an encoder of the right shape, on the CPU, its weights to be overwritten."""
+    def _new_encoder(self, n_features: int, seed: int = 0) -> Encoder:
+        """Return an encoder with random weights, on the CPU."""
 
     @abstractmethod
     def _initial_encoder(self, Y: Tensor, seed: int) -> Encoder:
