@@ -1,11 +1,14 @@
 """The README's code runs as it stands, prints what it says, and its numbers are the records'."""
 
+import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -31,3 +34,45 @@ def test_links_within_the_project_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
+
+
+def test_the_table_of_scores_is_what_was_recorded():
+    runs = [json.loads(line) for line in (RESULTS / "demo.jsonl").read_text().splitlines()]
+    text = (ROOT / "README.md").read_text()
+    for method in ("DeepLinf", "ITQ", "signs of PCA", "LSH"):
+        mine = [run for run in runs if run["method"] == method]
+        assert [run["seed"] for run in mine] == [0, 1, 2, 3, 4]
+        row = re.search(rf"^\| `?{method}`? \|(.*)\|$", text, re.MULTILINE)[1].replace("*", "")
+
+        def mean(key, runs=mine):
+            return statistics.mean(run[key] for run in runs)
+
+        def spread(key, runs=mine):
+            values = [run[key] for run in runs]
+            return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+        assert [cell.strip() for cell in row.split("|")] == [
+            spread("map"),
+            f"{mean('map_worst'):.1f} to {mean('map_best'):.1f}",
+            spread("precision_r2"),
+            spread("recall_r2"),
+            spread("empty_r2"),
+        ]
+
+
+def test_the_table_of_speed_is_what_was_recorded():
+    text = (ROOT / "README.md").read_text()
+    solvers = json.loads((RESULTS / "solver.json").read_text())["solvers"]
+    encode = json.loads((RESULTS / "encode.json").read_text())
+    metrics = json.loads((RESULTS / "metrics.json").read_text())["one label"]["runs"]
+    pursuit = json.loads((RESULTS / "ksvd.json").read_text())["pursuit_seconds"]
+    ratio = {name: run["times_evaluate_wall_median"] for name, run in metrics.items()}
+    for line in (
+        f"OSQP, factored once | {solvers['OSQP']['times_ours']:.0f} times faster",
+        f"SciPy `lsq_linear` (bvls) | {solvers['lsq_linear bvls']['times_ours']:.0f} times faster",
+        f"the bare product X·Wᵀ | {encode['ratio_median']:.2f} times its time",
+        f"mAP alone | {ratio['loop, default sort, cumsum']:.0f} times faster",
+        f'`kind="stable"` | {ratio["loop, stable sort, cumsum"]:.1f} times faster',
+        f"scikit-learn's OMP | {pursuit['times_ksvd']:.0f} times faster",
+    ):
+        assert line in text
