@@ -4,8 +4,6 @@ The two columns of the siamese network share their weights, so one encoder is ap
 members of a pair. [Wang2016, Sec. 4]
 """
 
-import hashlib
-import json
 import math
 import os
 from collections.abc import Callable
@@ -13,12 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from antipodal.errors import ModelFileError
-from antipodal.modelfile import read_model_file, write_model_file
+from antipodal.checkpoint import fingerprint, restore_checkpoint, save_checkpoint
 from antipodal.pairs import PairSource
 from antipodal.threads import one_thread_if_small
 
@@ -92,52 +88,41 @@ def train(
         training goes on from it and ends with the same weights as if it had not been stopped;
         a file of another run is refused.
     """
-    n_weights = sum(p.numel() for p in encoder.parameters())
-    with one_thread_if_small(settings.batch_size * n_weights):
-        return _train(
-            encoder, X, pairs, settings, validation, progress, checkpoint, checkpoint_every
-        )
-
-
-def _train(
-    encoder: nn.Module,
-    X: Tensor,
-    pairs: PairSource,
-    settings: Training,
-    validation: tuple[Tensor, PairSource] | None,
-    progress: Progress | None,
-    checkpoint: str | os.PathLike[str] | None,
-    checkpoint_every: int,
-) -> History:
     optimizer = _optimizer(encoder, settings)
     history = History()
     best = _weights(encoder)
-    run = _fingerprint(encoder, X, pairs, settings) if checkpoint is not None else ""
-    if checkpoint is not None and Path(checkpoint).exists():
-        history, best = _restore(checkpoint, run, encoder, optimizer)
+    run = ""
+    if checkpoint is not None:
+        run = fingerprint(asdict(settings), encoder.state_dict(), {"X": X, **vars(pairs)})
+        if Path(checkpoint).exists():
+            losses, best = restore_checkpoint(checkpoint, run, encoder, optimizer)
+            history = History(**losses)
     generator = torch.Generator(device=X.device)
-    for epoch in range(len(history.loss), settings.n_epochs):
-        if validation is not None and epoch - history.best_epoch > settings.patience:
-            break
-        # A seed per epoch, so that a resumed run draws what an uninterrupted one would.
-        generator.manual_seed(settings.seed * 1_000_003 + epoch)
-        history.loss.append(_epoch(encoder, X, pairs, settings, optimizer, epoch, generator))
-        if not math.isfinite(history.loss[-1]):
-            raise FloatingPointError(
-                f"the loss became {history.loss[-1]} in epoch {epoch + 1}: "
-                f"training diverged. Lower learning_rate (now {settings.learning_rate})"
-            )
-        held_out = None
-        if validation is not None:
-            held_out = _validation_loss(encoder, *validation, settings)
-            if held_out < min(history.validation_loss, default=math.inf):
-                history.best_epoch, best = epoch, _weights(encoder)
-            history.validation_loss.append(held_out)
-        if progress is not None:
-            progress(Epoch(epoch + 1, settings.n_epochs, history.loss[-1], held_out))
-        last = epoch + 1 == settings.n_epochs
-        if checkpoint is not None and ((epoch + 1) % checkpoint_every == 0 or last):
-            _save(checkpoint, run, encoder, optimizer, history, best)
+    n_weights = sum(p.numel() for p in encoder.parameters())
+    with one_thread_if_small(settings.batch_size * n_weights):
+        for epoch in range(len(history.loss), settings.n_epochs):
+            if validation is not None and epoch - history.best_epoch > settings.patience:
+                break
+            # A seed per epoch, so that a resumed run draws what an uninterrupted one would.
+            generator.manual_seed(settings.seed * 1_000_003 + epoch)
+            loss = _epoch(encoder, X, pairs, settings, optimizer, epoch, generator)
+            if not math.isfinite(loss):
+                raise FloatingPointError(
+                    f"the loss became {loss} in epoch {epoch + 1}: training diverged. "
+                    f"Lower learning_rate (now {settings.learning_rate})"
+                )
+            history.loss.append(loss)
+            held_out = None
+            if validation is not None:
+                held_out = _validation_loss(encoder, *validation, settings)
+                if held_out < min(history.validation_loss, default=math.inf):
+                    history.best_epoch, best = epoch, _weights(encoder)
+                history.validation_loss.append(held_out)
+            if progress is not None:
+                progress(Epoch(epoch + 1, settings.n_epochs, loss, held_out))
+            last = epoch + 1 == settings.n_epochs
+            if checkpoint is not None and ((epoch + 1) % checkpoint_every == 0 or last):
+                save_checkpoint(checkpoint, run, encoder, optimizer, asdict(history), best)
     if validation is not None:
         encoder.load_state_dict(best)
     else:
@@ -207,55 +192,3 @@ def _optimizer(encoder: nn.Module, settings: Training) -> torch.optim.Optimizer:
 
 def _weights(encoder: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in encoder.state_dict().items()}
-
-
-def _fingerprint(encoder: nn.Module, X: Tensor, pairs: PairSource, settings: Training) -> str:
-    """Identify a run by all that decides its result, so that checkpoints are not mixed up."""
-    digest = hashlib.sha256(json.dumps(asdict(settings)).encode())
-    for tensor in (*encoder.state_dict().values(), X, *vars(pairs).values()):
-        digest.update(str(tensor.shape).encode())
-        digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
-    return digest.hexdigest()
-
-
-def _save(
-    path: str | os.PathLike[str],
-    run: str,
-    encoder: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    history: History,
-    best: dict[str, Tensor],
-) -> None:
-    tensors = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
-    tensors |= {f"best.{name}": value for name, value in best.items()}
-    for i, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{i}.{key}": value for key, value in state.items()}
-    arrays = {name: value.detach().cpu().numpy() for name, value in tensors.items()}
-    write_model_file(path, "checkpoint", {"run": run, "history": asdict(history)}, arrays)
-
-
-def _restore(
-    path: str | os.PathLike[str],
-    run: str,
-    encoder: nn.Module,
-    optimizer: torch.optim.Optimizer,
-) -> tuple[History, dict[str, Tensor]]:
-    header, arrays = read_model_file(path, "checkpoint")
-    if header["run"] != run:
-        raise ModelFileError(
-            f"{path} is a checkpoint of other data or settings. Remove it to start afresh, "
-            "or name another file"
-        )
-    parts: dict[str, dict[str, Tensor]] = {"encoder": {}, "best": {}, "optimizer": {}}
-    for name, array in arrays.items():
-        part, _, rest = name.partition(".")
-        parts[part][rest] = torch.from_numpy(array.copy())
-    encoder.load_state_dict(parts["encoder"])
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in parts["optimizer"].items():
-        number, _, key = name.partition(".")
-        state.setdefault(int(number), {})[key] = value
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    device = next(encoder.parameters()).device
-    best = {name: value.to(device) for name, value in parts["best"].items()}
-    return History(**header["history"]), best
