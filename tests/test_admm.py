@@ -33,8 +33,8 @@ def objective(D, y, x):
 
 @settings(max_examples=150, deadline=None)
 @given(
-    seed=seeds, n=st.integers(1, 24), N=st.integers(1, 24), log_bound=st.floats(-3, 2),
-    rank=st.integers(1, 24), log_scale=st.floats(-3, 3), spread=st.floats(0, 3),
+    seed=seeds, n=st.integers(1, 24), N=st.integers(1, 24), log_bound=st.floats(-3, 3),
+    rank=st.integers(1, 24), log_scale=st.floats(-3, 3), spread=st.floats(0, 6),
 )  # fmt: skip
 def test_solutions_are_as_good_as_scipys_and_satisfy_the_optimality_conditions(
     seed, n, N, log_bound, rank, log_scale, spread
