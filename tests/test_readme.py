@@ -76,3 +76,16 @@ def test_the_table_of_speed_is_what_was_recorded():
         f"scikit-learn's OMP | {pursuit['times_ksvd']:.0f} times faster",
     ):
         assert line in text
+
+
+def test_the_table_of_choices_is_what_was_recorded():
+    runs = (RESULTS / "validation.jsonl").read_text().splitlines()
+    page = (ROOT / "docs" / "method.md").read_text()
+    rows = re.findall(r"\| ([\d.]+ ± [\d.]+ \| [\d.]+ \| [\d.]+) \|", page)
+    recorded = [json.loads(run) for run in runs]
+    assert rows == [
+        f"{r['map']:.1f} ± {r['map_sd']:.1f} | {r['precision_r2']:.1f} | {r['recall_r2']:.1f}"
+        for r in recorded
+    ]
+    settings = (ROOT / "benchmarks" / "settings.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in settings] == [r["settings"] for r in recorded]
