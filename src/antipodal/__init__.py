@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from antipodal import datasets as datasets
     from antipodal.admm import LinfSolution as LinfSolution
     from antipodal.admm import solve_linf as solve_linf
     from antipodal.codes import pack as pack
@@ -50,10 +51,12 @@ _HOME = {
     "unpack": "codes",
 }
 
-__all__ = list(_HOME)
+__all__ = [*_HOME, "datasets"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "datasets":
+        return import_module("antipodal.datasets")
     if name not in _HOME:
         raise AttributeError(f"module 'antipodal' has no attribute {name!r}")
     value = getattr(import_module(f"antipodal.{_HOME[name]}"), name)
@@ -62,4 +65,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted({*globals(), *__all__})

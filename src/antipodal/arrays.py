@@ -1,6 +1,8 @@
 """Read arrays from files without loading what is not needed, and write codes as they come."""
 
 import os
+import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,27 +17,23 @@ from antipodal.files import replacing
 
 def read_array(source: str) -> NDArray[Any]:
     """Read `file.npy`, memory-mapped, or one array of a zip file as `file.npz:name`."""
-    path, _, name = source.partition(".npz:")
-    if name:
-        path += ".npz"
+    path, zipped, name = source.partition(".npz")
     try:
-        loaded = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        if not zipped:
+            array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+            return array
+        path += zipped
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            if name[1:] in arrays.files:
+                return np.asarray(arrays[name[1:]])
+            names = arrays.files
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         reason = getattr(error, "strerror", None) or "not a NumPy file, or damaged"
         raise AntipodalError(f"cannot read {path}: {reason}") from error
-    if isinstance(loaded, np.ndarray):
-        return loaded
-    with loaded:
-        if name not in loaded.files:
-            raise AntipodalError(
-                f"{path} holds several arrays ({', '.join(loaded.files)}): "
-                f"name one of them, as {path}:{(loaded.files or ['X'])[0]}"
-            )
-        try:
-            array: NDArray[Any] = loaded[name]
-        except Exception as error:  # zipfile raises many kinds
-            raise AntipodalError(f"cannot read {name} in {path}: it is damaged") from error
-        return array
+    raise AntipodalError(
+        f"{path} holds several arrays ({', '.join(names)}): "
+        f"name one of them, as {path}:{(names or ['X'])[0]}"
+    )
 
 
 def write_codes(

@@ -145,7 +145,9 @@ def sample_pairs(labels: Tensor, n_pairs: int, generator: torch.Generator) -> Li
     n_similar = n_pairs // 2
     first = shared[torch.randint(len(shared), (n_similar,), generator=generator, device=device)]
     size, start = counts[label[first]], starts[label[first]]
-    step = 1 + (torch.rand(n_similar, generator=generator, device=device) * (size - 1)).long()
+    # In double precision a number below 1, times the size, stays below the size.
+    share = torch.rand(n_similar, dtype=torch.float64, generator=generator, device=device)
+    step = 1 + (share * (size - 1)).long()
     second = start + (first - start + step) % size  # any member of the label but the first
     alike = torch.stack([member[first], member[second]], dim=1)
 

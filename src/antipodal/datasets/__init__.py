@@ -1,0 +1,11 @@
+"""Datasets in their official layouts, and the splits that results are reported on."""
+
+from antipodal.datasets.arrays import arrays
+from antipodal.datasets.base import Dataset
+from antipodal.datasets.cifar10 import cifar10
+from antipodal.datasets.digits import digits
+from antipodal.datasets.idx import idx
+from antipodal.datasets.nus_wide import nus_wide
+from antipodal.datasets.split import Split
+
+__all__ = ["Dataset", "Split", "arrays", "cifar10", "digits", "idx", "nus_wide"]

@@ -1,0 +1,113 @@
+"""What every loader returns."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from antipodal.datasets import protocols
+from antipodal.datasets.split import Split
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Rows with labels, and features or images or both.
+
+    Parameters
+    ----------
+    name : str
+        What to call it in reports.
+    features : array (m, n) or None
+        None until computed: ``dataclasses.replace(dataset, features=...)``.
+    labels : integer array (m,) or bool array (m, c)
+        A class a row, or the concepts of each row.
+    images : uint8 array (m, h, w) or (m, h, w, 3), or None
+    """
+
+    name: str
+    features: NDArray[Any] | None
+    labels: NDArray[Any]
+    images: NDArray[np.uint8] | None = None
+
+    def __post_init__(self) -> None:
+        labels, features, images = self.labels, self.features, self.images
+        kinds = {1: "iu", 2: "b"}.get(labels.ndim, "")
+        if labels.dtype.kind not in kinds or labels.size == 0:
+            raise ValueError(
+                "labels must be integers (m,) or booleans (m, c), at least one: "
+                f"got {labels.dtype} {labels.shape}"
+            )
+        if features is not None and (features.ndim != 2 or features.dtype.kind not in "fiub"):
+            raise ValueError(
+                f"features must be numbers (m, n): got {features.dtype} {features.shape}"
+            )
+        if images is not None and not (
+            images.dtype == np.uint8 and (images.ndim == 3 or images.shape[3:] == (3,))
+        ):
+            raise ValueError(
+                f"images must be uint8 (m, h, w) or (m, h, w, 3): got {images.dtype} {images.shape}"
+            )
+        for name, rows in (("features", features), ("images", images)):
+            if rows is not None and len(rows) != len(labels):
+                raise ValueError(
+                    f"there must be one label a row: {len(rows)} {name}, {len(labels)} labels"
+                )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def split(
+        self,
+        protocol: str,
+        seed: int,
+        *,
+        n_train: int | None = None,
+        n_query: int = 100,
+        n_concepts: int = 21,
+        n_pairs: int = 100_000,
+    ) -> Split:
+        """Split the rows; the same labels, protocol, seed and counts always give the same split.
+
+        Parameters
+        ----------
+        protocol : "paper" or "unseen"
+            "paper", one label a row: `n_train` training rows (default 200) and `n_query` queries
+            a class; the database is every row but the queries, training rows included.
+            "paper", several labels a row: the `n_concepts` most frequent concepts, `n_query`
+            queries a concept; the database is every other row with one of the concepts, `train`
+            is the database or `n_train` rows of it, and `n_pairs` training pairs are drawn.
+            "unseen", one label a row: `n_train` training rows (default 200) a class from seven
+            tenths of the classes, `n_query` queries a class from the others; the database is
+            the rest of those others.
+        seed : int
+            At least 0.
+        n_train, n_query, n_concepts, n_pairs : int
+            The last two matter to sets with several labels a row only; `n_pairs` may be 0.
+
+        Examples
+        --------
+        >>> from antipodal.datasets import digits
+        >>> split = digits().split("paper", seed=0, n_train=50, n_query=10)
+        >>> len(split.train), len(split.query), len(split.database)
+        (500, 100, 1697)
+        """
+        for name, value, least in (
+            ("seed", seed, 0),
+            ("n_train", 1 if n_train is None else n_train, 1),
+            ("n_query", n_query, 1),
+            ("n_concepts", n_concepts, 1),
+            ("n_pairs", n_pairs, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}: got {value}")
+        if protocol not in ("paper", "unseen"):
+            raise ValueError(f"protocol must be 'paper' or 'unseen': got {protocol!r}")
+        if self.labels.ndim == 2:
+            if protocol == "unseen":
+                raise ValueError("the unseen protocol is for sets with one label a row")
+            return protocols.paper_multilabel(
+                self.labels, seed, n_train, n_query, n_concepts, n_pairs
+            )
+        draw = protocols.paper if protocol == "paper" else protocols.unseen
+        return draw(self.labels, seed, 200 if n_train is None else n_train, n_query)

@@ -1,0 +1,125 @@
+"""NUS-WIDE in its official layout: 500 visual words and 81 concepts an image."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from antipodal.datasets.base import Dataset
+from antipodal.datasets.location import find_directory
+from antipodal.errors import AntipodalError
+
+_WORDS = 500
+_BLOCK = 4_000_000  # bytes of text parsed at a time
+_DIGITS_AND_BLANKS = b"0123456789 \t\r\n"
+
+
+def nus_wide(dir: str | os.PathLike[str] | None = None) -> Dataset:
+    """Read the bag-of-words features (uint16 counts) and the concepts of every image.
+
+    The directory holds ``Low_Level_Features/BoW_int.dat``, ``ConceptsList/Concepts81.txt`` and
+    ``Groundtruth/AllLabels/Labels_<concept>.txt``. The columns of the labels are in the order of
+    the list of concepts.
+    """
+    directory = find_directory(dir)
+    labels = _read_labels(directory)
+    path = directory / "Low_Level_Features" / "BoW_int.dat"
+    features = np.empty((len(labels), _WORDS), np.uint16)
+    n_rows = 0
+    for block in _read_integers(path, _WORDS, np.iinfo(np.uint16).max):
+        n_rows += len(block)
+        if n_rows <= len(labels):
+            features[n_rows - len(block) : n_rows] = block
+    if n_rows != len(labels):
+        raise AntipodalError(
+            f"{path} has {n_rows:,} rows, and the label files have {len(labels):,} each: is one "
+            "of them truncated?"
+        )
+    return Dataset("nus-wide", features, labels)
+
+
+def _read_labels(directory: Path) -> NDArray[np.bool_]:
+    listed = directory / "ConceptsList" / "Concepts81.txt"
+    folder = directory / "Groundtruth" / "AllLabels"
+    try:
+        names = (line.strip() for line in listed.read_text("utf-8-sig").splitlines())
+        concepts = [name for name in names if name]
+        found = {path.name for path in folder.glob("Labels_*.txt")}
+    except (OSError, UnicodeDecodeError) as error:
+        raise AntipodalError(
+            f"cannot read {listed}: {error}. Is {directory} the NUS-WIDE directory?"
+        ) from error
+    expected = {f"Labels_{concept}.txt" for concept in concepts}
+    if expected != found or len(expected) != len(concepts) or not concepts:
+        odd = sorted(expected ^ found)[:3]
+        raise AntipodalError(
+            f"{folder} must have one Labels_<concept>.txt for each of the {len(concepts)} "
+            f"concepts in {listed}, and has {len(found)}"
+            + (f"; only one of the two knows {', '.join(odd)}" if odd else "")
+        )
+    columns: list[NDArray[np.bool_]] = []
+    for concept in concepts:
+        path = folder / f"Labels_{concept}.txt"
+        blocks = [block[:, 0].astype(bool) for block in _read_integers(path, 1, 1)]
+        columns.append(np.concatenate(blocks) if blocks else np.empty(0, bool))
+        if len(columns[-1]) != len(columns[0]) or len(columns[-1]) == 0:
+            raise AntipodalError(
+                f"{path} has {len(columns[-1]):,} rows, and Labels_{concepts[0]}.txt has "
+                f"{len(columns[0]):,}: is one of them truncated?"
+            )
+    return np.stack(columns, axis=1)
+
+
+def _read_integers(path: Path, n_columns: int, most: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the rows of a text file of integers from 0 to `most`, some megabytes at a time."""
+    line = 1  # the number of the first line of the block
+    try:
+        with path.open("rb") as file:
+            while text := file.read(_BLOCK):
+                text += file.readline()
+                yield _parse(path, text, line, n_columns, most)
+                line += text.count(b"\n")
+    except OSError as error:
+        raise AntipodalError(
+            f"cannot read {path}: {error.strerror or error}. Is it in the official layout?"
+        ) from error
+
+
+def _parse(path: Path, text: bytes, line: int, n_columns: int, most: int) -> NDArray[np.int64]:
+    """Parse whole lines of text, `line` being the number of the first; blank ones are skipped."""
+    if text.translate(None, _DIGITS_AND_BLANKS):
+        bad = (bool(row.translate(None, _DIGITS_AND_BLANKS)) for row in text.split(b"\n"))
+        raise AntipodalError(
+            f"{path}, line {line + list(bad).index(True)}: there must be only digits and blanks"
+        )
+    counts = _count_numbers(text)
+    wrong = np.flatnonzero((counts != n_columns) & (counts != 0))
+    if len(wrong):
+        raise AntipodalError(
+            f"{path}, line {line + wrong[0]}: {n_columns} number{'s' * (n_columns > 1)} expected, "
+            f"found {counts[wrong[0]]}"
+        )
+    filled = np.flatnonzero(counts)
+    if len(filled) == 0:
+        return np.empty((0, n_columns), np.int64)
+    # The text is digits and blanks by now, which is all that fromstring can be trusted with.
+    values: NDArray[Any] = np.fromstring(text, np.int64, sep=" ").reshape(-1, n_columns)
+    if values.max() > most:
+        row, column = np.argwhere(values > most)[0]
+        raise AntipodalError(
+            f"{path}, line {line + filled[row]}: numbers must be 0 to {most}, "
+            f"found {values[row, column]}"
+        )
+    return values
+
+
+def _count_numbers(text: bytes) -> NDArray[np.int64]:
+    """Count the numbers in each line."""
+    characters = np.frombuffer(text, np.uint8)
+    begins = characters > ord(" ")
+    begins[1:] &= ~begins[:-1]  # a digit after a blank, or the first character
+    line_starts = np.flatnonzero(characters[:-1] == ord("\n")) + 1
+    return np.add.reduceat(begins, np.concatenate([[0], line_starts]), dtype=np.int64)

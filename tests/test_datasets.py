@@ -1,0 +1,792 @@
+"""Datasets: official layouts with their traps, damaged files, and splits that never change."""
+
+import gzip
+import hashlib
+import os
+import pickle
+import struct
+import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antipodal import AntipodalError
+from antipodal.datasets import Dataset, Split, arrays, cifar10, digits, idx, nus_wide
+
+seeds = st.integers(0, 2**64)
+RNG = np.random.default_rng(0)
+CONCEPTS = np.random.PCG64(1).random_raw((400, 6)) % 100 < [5, 30, 10, 20, 1, 15]
+MULTI = Dataset("multi", None, CONCEPTS)
+SMALL = {"n_query": 10, "n_concepts": 4, "n_pairs": 500}
+
+
+def digest(split):
+    parts = [split.train, split.query, split.database, split.pairs, split.similar, split.concepts]
+    data = b"".join(p.astype("<i8").tobytes() for p in parts if p is not None)
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+# ---- protocols
+
+
+@given(seed=seeds, n_train=st.integers(1, 30), n_query=st.integers(1, 20), n=st.integers(2, 7))
+def test_the_paper_protocol_draws_its_counts_from_every_class(seed, n_train, n_query, n):
+    labels = np.random.default_rng(n).permutation(np.repeat(np.arange(n) * 3 - 1, 50))
+    split = Dataset("d", None, labels).split("paper", seed, n_train=n_train, n_query=n_query)
+    assert set(Counter(labels[split.train]).values()) == {n_train}
+    assert set(Counter(labels[split.query]).values()) == {n_query}
+    assert len(np.unique(labels[split.train])) == len(np.unique(labels[split.query])) == n
+    assert not set(split.train) & set(split.query)
+    assert set(split.train) <= set(split.database)
+    assert sorted([*split.query, *split.database]) == list(range(len(labels)))
+
+
+def test_the_paper_protocol_has_the_counts_of_the_paper_by_default():
+    labels = np.repeat(np.arange(10), 310)
+    split = Dataset("d", None, labels).split("paper", 3)
+    assert (len(split.train), len(split.query), len(split.database)) == (2000, 1000, 2100)
+
+
+def test_the_paper_protocol_may_use_up_a_class():
+    split = Dataset("d", None, np.repeat([0, 1], 5)).split("paper", 0, n_train=3, n_query=2)
+    np.testing.assert_array_equal(split.train, split.database)
+
+
+@given(seed=seeds, n=st.integers(3, 23))
+def test_the_unseen_protocol_queries_and_searches_only_classes_not_trained_on(seed, n):
+    labels = np.tile(np.arange(n), 12)
+    split = Dataset("d", None, labels).split("unseen", seed, n_train=12, n_query=4)
+    seen, queried = set(labels[split.train]), set(labels[split.query])
+    assert len(seen) == int(0.7 * n + 1e-9)
+    assert seen | queried == set(range(n))
+    assert not seen & queried
+    assert set(Counter(labels[split.train]).values()) == {12}
+    assert set(Counter(labels[split.query]).values()) == {4}
+    expected = set(np.flatnonzero(np.isin(labels, list(queried)))) - set(split.query)
+    assert set(split.database) == expected
+
+
+def test_every_class_is_unseen_under_some_seed():
+    data = digits()
+    left_out = [set(data.labels[data.split("unseen", s, n_train=9).query]) for s in range(30)]
+    assert {len(classes) for classes in left_out} == {3}
+    assert set.union(*left_out) == set(range(10))
+
+
+@given(seed=seeds, n_train=st.none() | st.integers(40, 90))
+def test_the_multilabel_protocol_keeps_the_most_frequent_concepts(seed, n_train):
+    split = MULTI.split("paper", seed, n_train=n_train, **SMALL)
+    assert split.concepts.tolist() == [1, 2, 3, 5]
+    kept = set(np.flatnonzero(CONCEPTS[:, [1, 2, 3, 5]].any(axis=1)))
+    assert len(split.query) == 40
+    assert (CONCEPTS[split.query][:, split.concepts].sum(axis=0) >= 10).all()
+    assert set(split.database) == kept - set(split.query)
+    if n_train is None:
+        np.testing.assert_array_equal(split.train, split.database)
+    else:
+        assert len(split.train) == n_train
+        assert set(split.train) <= set(split.database)
+
+
+@given(seed=seeds, n_pairs=st.integers(1, 60))
+def test_training_pairs_are_half_similar_and_truly_so(seed, n_pairs):
+    split = MULTI.split("paper", seed, n_query=5, n_concepts=3, n_pairs=n_pairs)
+    assert split.pairs.shape == (n_pairs, 2)
+    assert split.similar.sum() == n_pairs // 2
+    rows = split.train[split.pairs]
+    for (i, j), similar in zip(rows.tolist(), split.similar.tolist(), strict=True):
+        assert i != j
+        assert any(CONCEPTS[i, c] and CONCEPTS[j, c] for c in split.concepts) == similar
+
+
+def test_every_pair_can_be_drawn():
+    labels = np.array([[1, 0], [1, 0], [1, 1], [0, 1], [0, 1], [0, 1], [1, 0]], bool)
+    split = Dataset("d", None, labels).split("paper", 0, n_query=1, n_concepts=2, n_pairs=2000)
+    drawn = {(i, j, s) for (i, j), s in zip(split.pairs.tolist(), split.similar, strict=True)}
+    local = labels[split.train]
+    n = len(local)
+    every = {(i, j, (local[i] & local[j]).any()) for i in range(n) for j in range(n) if i != j}
+    assert drawn == every
+
+
+def test_equally_frequent_concepts_are_taken_in_order():
+    labels = np.tile(np.eye(5, dtype=bool), (4, 1))
+    split = Dataset("d", None, labels).split("paper", 0, n_query=1, n_concepts=3, n_pairs=0)
+    assert split.concepts.tolist() == [0, 1, 2]
+    assert split.pairs is None
+    assert split.similar is None
+
+
+def test_by_default_the_multilabel_protocol_is_that_of_nus_wide():
+    labels = np.random.default_rng(2).random((4000, 30)) < 0.07
+    split = Dataset("d", None, labels).split("paper", 0)
+    assert (len(split.concepts), len(split.query), len(split.pairs)) == (21, 2100, 100_000)
+    assert split.similar.mean() == 0.5
+
+
+@given(seed=st.integers(0, 10**6))
+def test_the_same_seed_gives_the_same_split_and_another_seed_another(seed):
+    data = digits_once()
+    for dataset, protocol, counts in [
+        (data, "paper", {"n_train": 20, "n_query": 10}),
+        (data, "unseen", {"n_train": 20, "n_query": 10}),
+        (MULTI, "paper", SMALL),
+    ]:
+        first = digest(dataset.split(protocol, seed, **counts))
+        assert digest(dataset.split(protocol, seed, **counts)) == first
+        assert digest(dataset.split(protocol, seed + 1, **counts)) != first
+
+
+_DIGITS = []
+
+
+def digits_once():
+    if not _DIGITS:
+        _DIGITS.append(digits())
+    return _DIGITS[0]
+
+
+def test_splits_never_change_silently():
+    """A changed digest means that published results can no longer be repeated."""
+    data = replace(digits_once(), features=None)
+    assert digest(data.split("paper", 7, n_train=50, n_query=20)) == "ba813d2c51414ca4"
+    assert digest(data.split("unseen", 7, n_train=50, n_query=20)) == "ea41895308270cd0"
+    assert digest(MULTI.split("paper", 7, n_train=100, **SMALL)) == "13b27eb87e3ea79b"
+
+
+def test_queries_do_not_depend_on_the_training_size_and_training_sets_nest():
+    data = digits_once()
+    small = data.split("paper", 1, n_train=10, n_query=20)
+    large = data.split("paper", 1, n_train=60, n_query=20)
+    np.testing.assert_array_equal(small.query, large.query)
+    assert set(small.train) < set(large.train)
+
+
+def test_features_do_not_move_a_split():
+    data = digits_once()
+    other = Dataset("another name", np.zeros((len(data), 2)), data.labels)
+    assert digest(data.split("unseen", 1, n_train=9)) == digest(other.split("unseen", 1, n_train=9))
+
+
+TWO = Dataset("two", None, np.repeat([4, 9], 6))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "protocol", "options", "message"),
+    [
+        (TWO, "paper", {}, "class 4 has too few rows: 6, and 300 are needed"),
+        (TWO, "paper", {"n_train": 5, "n_query": 2}, "5 to train, 2 queries"),
+        (TWO, "unseen", {}, "at least 3 classes"),
+        (TWO, "training", {}, "protocol must be 'paper' or 'unseen': got 'training'"),
+        (TWO, "paper", {"n_train": 0}, "n_train must be at least 1: got 0"),
+        (TWO, "paper", {"n_query": 0}, "n_query must be at least 1"),
+        (TWO, "paper", {"seed": -1}, "seed must be at least 0: got -1"),
+        (digits(), "unseen", {}, "class . has too few rows"),
+        (digits(), "unseen", {"n_train": 5, "n_query": 183}, "queries, 1 to find"),
+        (MULTI, "paper", {}, "21 most frequent concepts, and there are 6: pass n_concepts"),
+        (MULTI, "paper", {"n_concepts": 6}, "concept 4 has too few rows"),
+        (MULTI, "paper", {"n_concepts": 3, "n_train": 999, "n_query": 5}, "n_train is 999"),
+        (MULTI, "unseen", {}, "one label a row"),
+    ],
+)
+def test_a_split_that_cannot_be_drawn_says_why(dataset, protocol, options, message):
+    with pytest.raises(ValueError, match=message):
+        dataset.split(protocol, **{"seed": 0, **options})
+
+
+def test_pairs_that_do_not_exist_are_refused():
+    alone = np.eye(2, dtype=bool).repeat(2, axis=0)
+    with pytest.raises(ValueError, match="no similar pairs"):
+        Dataset("d", None, alone).split("paper", 0, n_query=1, n_concepts=2)
+    everywhere = np.ones((30, 2), bool)
+    with pytest.raises(ValueError, match="too few dissimilar pairs"):
+        Dataset("d", None, everywhere).split("paper", 0, n_query=1, n_concepts=2, n_pairs=9)
+
+
+# ---- saved splits
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        TWO.split("paper", 0, n_train=2, n_query=2),
+        MULTI.split("paper", 0, **SMALL),
+        MULTI.split("paper", 0, **{**SMALL, "n_pairs": 0}),
+    ],
+)
+def test_a_saved_split_comes_back(tmp_path, split):
+    split.save(tmp_path / "s.npz")
+    back = Split.load(tmp_path / "s.npz", n_rows=400)
+    for name in ("train", "query", "database", "pairs", "similar", "concepts"):
+        ours, theirs = getattr(split, name), getattr(back, name)
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_array_equal(ours, theirs)
+    split.save(tmp_path / "again.npz")
+    assert (tmp_path / "s.npz").read_bytes() == (tmp_path / "again.npz").read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["again.npz", "s.npz"]
+
+
+GOOD = {"train": [0, 1, 5], "query": [2, 3], "database": [0, 1, 4]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query": [1, 2]}, "query and train must have no row in common: both have row 1"),
+        ({"query": [3, 4]}, "query and database must have no row in common: both have row 4"),
+        ({"train": [-1, 1]}, "train must be numbers from 0: got -1"),
+        ({"train": [1, 0]}, "ascending"),
+        ({"train": [1, 1]}, "without repeats"),
+        ({"train": [1.0, 5.0]}, "int64"),
+        ({"train": [[0, 1]]}, r"\(1, 2\)"),
+        ({"query": np.empty(0, int)}, "query is empty"),
+        ({"train": [0, 10]}, "names row 10, and the dataset has 10 rows"),
+        ({"pairs": [[0, 1]]}, "given together"),
+        ({"pairs": [[0, 3]], "similar": [True]}, "0 to 2: got values from 0 to 3"),
+        ({"pairs": [[0, -1]], "similar": [True]}, "got values from -1"),
+        ({"pairs": [[1, 1]], "similar": [True]}, "two different rows"),
+        ({"pairs": [[0, 1]], "similar": [1]}, "similar must be bool"),
+        ({"pairs": [[0, 1]], "similar": [True, False]}, r"bool \(1,\): got bool \(2,\)"),
+        ({"pairs": [0, 1], "similar": [True, True]}, r"\(P, 2\)"),
+        ({"concepts": [3, 1]}, "concepts must be ascending"),
+        ({"more": [1]}, "holds database, more, query, train"),
+    ],
+)
+def test_a_bad_split_is_refused_by_name(tmp_path, change, message):
+    np.savez(tmp_path / "s.npz", **{**GOOD, **change})
+    with pytest.raises(AntipodalError, match=message) as caught:
+        Split.load(tmp_path / "s.npz", n_rows=10)
+    assert "s.npz" in str(caught.value)
+
+
+def test_a_file_that_is_no_split_is_refused(tmp_path):
+    path = tmp_path / "s.npz"
+    with pytest.raises(AntipodalError, match=r"cannot read .*No such file"):
+        Split.load(path)
+    np.savez(path, train=[1])
+    with pytest.raises(AntipodalError, match="must hold train, query and database"):
+        Split.load(path)
+    np.savez(path, **GOOD)
+    data = path.read_bytes()
+    for damaged in (b"", b"text", data[:-30], data[: len(data) // 2]):
+        path.write_bytes(damaged)
+        with pytest.raises(AntipodalError, match="not a saved split, or is damaged"):
+            Split.load(path)
+    np.savez(path, **{**GOOD, "train": np.array([Trap("x")], object)})
+    with pytest.raises(AntipodalError, match="damaged"):
+        Split.load(path)
+
+
+# ---- Dataset
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "images", "message"),
+    [
+        (np.ones((3, 2)), np.arange(4), None, "3 features, 4 labels"),
+        (None, np.arange(4), np.ones((3, 2, 2), np.uint8), "3 images, 4 labels"),
+        (np.ones(4), np.arange(4), None, "features must be numbers"),
+        (np.full((4, 1), "a"), np.arange(4), None, "features must be numbers"),
+        (None, np.ones(4), None, "labels must be integers"),
+        (None, np.ones((4, 2), int), None, "or booleans"),
+        (None, np.empty(0, int), None, "at least one"),
+        (None, np.arange(4), np.ones((4, 2, 2)), "images must be uint8"),
+        (None, np.arange(4), np.ones((4, 2, 2, 4), np.uint8), "images must be uint8"),
+    ],
+)
+def test_a_dataset_that_does_not_fit_together_is_refused(features, labels, images, message):
+    with pytest.raises(ValueError, match=message):
+        Dataset("d", features, labels, images)
+
+
+def test_digits_are_those_of_scikit_learn():
+    data = digits_once()
+    assert data.features.shape == (1797, 64)
+    assert len(data) == 1797
+    assert data.images.shape == (1797, 8, 8)
+    assert data.images.max() == 255
+    np.testing.assert_allclose(data.images.reshape(1797, 64) / 255, data.features / 16, atol=0.002)
+    assert Counter(data.labels.tolist())[0] == 178
+
+
+def test_data_is_looked_for_where_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.delenv("ANTIPODAL_DATA", raising=False)
+    for load in (cifar10, nus_wide, idx):
+        with pytest.raises(AntipodalError, match="set the environment variable ANTIPODAL_DATA"):
+            load()
+        with pytest.raises(AntipodalError, match="absent is not a directory"):
+            load(tmp_path / "absent")
+    monkeypatch.setenv("ANTIPODAL_DATA", str(tmp_path / "gone"))
+    with pytest.raises(AntipodalError, match=r"gone \(from ANTIPODAL_DATA\) is not a directory"):
+        cifar10()
+    write_idx(tmp_path)
+    monkeypatch.setenv("ANTIPODAL_DATA", str(tmp_path))
+    assert len(idx()) == 5
+
+
+# ---- CIFAR-10
+
+BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+CIFAR_LABELS = RNG.integers(0, 10, (6, 2))
+CIFAR_PIXELS = RNG.integers(0, 256, (6, 2, 3072), dtype=np.uint8)
+
+
+class Trap:
+    """Unpickling this makes a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+@pytest.fixture
+def _two_images_a_batch(monkeypatch):
+    monkeypatch.setattr(import_module("antipodal.datasets.cifar10"), "_PER_BATCH", 2)
+
+
+def write_binary(folder):
+    folder.mkdir()
+    (folder / "batches.meta.txt").write_text("airplane\n")
+    for name, labels, pixels in zip(BATCHES, CIFAR_LABELS, CIFAR_PIXELS, strict=True):
+        records = np.column_stack([labels.astype(np.uint8), pixels])
+        (folder / f"{name}.bin").write_bytes(records.tobytes())
+
+
+def python2_batch(labels, pixels):
+    """Return the bytes that Python 2 wrote: its strings are bytes, protocol 2."""
+
+    def text(value):
+        return b"U" + bytes([len(value)]) + value
+
+    def name(module, item):
+        return b"c" + module + b"\n" + item + b"\n"
+
+    array = (
+        name(b"numpy.core.multiarray", b"_reconstruct")
+        + (name(b"numpy", b"ndarray") + b"K\x00\x85" + text(b"b") + b"\x87R(K\x01")
+        + (b"K" + bytes([len(pixels)]) + b"M\x00\x0c\x86")
+        + (name(b"numpy", b"dtype") + text(b"u1") + b"K\x00K\x01\x87R(K\x03" + text(b"|"))
+        + (b"NNN" + b"J\xff\xff\xff\xff" * 2 + b"K\x00tb\x89")
+        + (b"T" + struct.pack("<i", pixels.size) + pixels.tobytes() + b"tb")
+    )
+    numbers = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    names = b"](" + text(b"a_s_000001.png") + text(b"b_s_000002.png") + b"e"
+    return (
+        (b"\x80\x02}(" + text(b"batch_label") + text(b"training batch 1 of 5"))
+        + (text(b"data") + array + text(b"labels") + numbers + text(b"filenames") + names)
+        + b"u."
+    )
+
+
+def write_python(folder, dump):
+    folder.mkdir()
+    for name, labels, pixels in zip(BATCHES, CIFAR_LABELS, CIFAR_PIXELS, strict=True):
+        (folder / name).write_bytes(dump(labels.tolist(), pixels))
+
+
+def python3_batch(labels, pixels):
+    return pickle.dumps({b"labels": labels, b"data": pixels}, protocol=2)
+
+
+def by_column(labels, pixels):
+    return python3_batch(labels, np.asfortranarray(pixels))
+
+
+@pytest.mark.usefixtures("_two_images_a_batch")
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("layout", [None, python2_batch, python3_batch, by_column])
+def test_cifar10_comes_in_order_with_channels_last(tmp_path, layout, inside):
+    folder = tmp_path / ("cifar-10-batches-py" if layout else "cifar-10-batches-bin")
+    if layout:
+        write_python(folder, layout)
+    else:
+        write_binary(folder)
+    data = cifar10(folder if inside else tmp_path)
+    assert data.features is None
+    assert data.images.dtype == np.uint8
+    assert data.images.shape == (12, 32, 32, 3)
+    np.testing.assert_array_equal(data.labels, CIFAR_LABELS.reshape(-1))
+    pixels = CIFAR_PIXELS.reshape(12, 3072)
+    for image, y, x, channel in [(0, 0, 0, 0), (3, 31, 2, 1), (11, 5, 30, 2)]:
+        assert data.images[image, y, x, channel] == pixels[image, channel * 1024 + y * 32 + x]
+
+
+@pytest.mark.usefixtures("_two_images_a_batch")
+def test_a_damaged_binary_batch_is_named(tmp_path):
+    folder = tmp_path / "cifar-10-batches-bin"
+    with pytest.raises(AntipodalError, match=r"no CIFAR-10: .*official page"):
+        cifar10(tmp_path)
+    write_binary(folder)
+    path = folder / "data_batch_3.bin"
+    good = path.read_bytes()
+    for bad in (good[:-1], good + b"\0", b""):
+        path.write_bytes(bad)
+        with pytest.raises(AntipodalError, match=r"data_batch_3\.bin .* 6,146 bytes.*official"):
+            cifar10(tmp_path)
+    path.write_bytes(b"\x0a" + good[1:])
+    with pytest.raises(AntipodalError, match=r"data_batch_3\.bin .*labels must be 0 to 9.* 10;"):
+        cifar10(tmp_path)
+    path.unlink()
+    with pytest.raises(AntipodalError, match=r"data_batch_3\.bin: No such file.*official page"):
+        cifar10(tmp_path)
+
+
+def test_an_official_batch_has_30_730_000_bytes(tmp_path):
+    write_binary(tmp_path / "b")
+    with pytest.raises(AntipodalError, match="should have 30,730,000 bytes, and has 6,146"):
+        cifar10(tmp_path / "b")
+
+
+@pytest.mark.usefixtures("_two_images_a_batch")
+def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path):
+    folder, trace = tmp_path / "cifar-10-batches-py", tmp_path / "trace"
+    write_python(folder, python2_batch)
+    trap = Trap(trace)
+    data = {b"data": CIFAR_PIXELS[0], b"labels": [1, 2]}
+    crafted = [
+        pickle.dumps(trap, protocol=2),
+        *(pickle.dumps({**data, b"filenames": trap}, protocol=p) for p in (0, 1, 2, 4)),
+        b"cos\nsystem\n(S'touch " + os.fsencode(trace) + b"'\ntR.",
+        b"c_codecs\ndecode\n.",
+        b"cnumpy\nload\n.",
+        b"cbuiltins\neval\n(S'1'\ntR.",
+        b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.dumps\x93.",
+    ]
+    for content in crafted:
+        (folder / "test_batch").write_bytes(content)
+        with pytest.raises(AntipodalError, match=r"test_batch .*it asks for .*official page"):
+            cifar10(tmp_path)
+    assert not trace.exists()
+
+
+@pytest.mark.usefixtures("_two_images_a_batch")
+def test_a_pickle_of_something_else_is_refused(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    write_python(folder, python2_batch)
+    good = (folder / "test_batch").read_bytes()
+    pixels = CIFAR_PIXELS[0]
+    others = [
+        {b"data": pixels.tolist(), b"labels": [1, 2]},
+        {b"data": pixels.astype(np.int16), b"labels": [1, 2]},
+        {b"data": pixels[:1], b"labels": [1, 2]},
+        {b"data": pixels, b"labels": [1]},
+        {b"data": pixels, b"labels": [1, 2.0]},
+        {b"data": pixels, b"labels": [1, 10]},
+        {b"data": pixels, b"labels": [1, 10**30]},
+        {b"data": pixels},
+        [1, 2],
+    ]
+    contents = [pickle.dumps(other, protocol=2) for other in others]
+    contents += [good[:-9], good[:100], b"", b"c_codecs\nencode\n(S'a'\nS'zip'\ntR."]
+    contents += [b"cnumpy\nndarray\n)\x81.", b"P1\n.", b"r\xff\xff\xff\xff."]
+    for content in contents:
+        (folder / "test_batch").write_bytes(content)
+        with pytest.raises(AntipodalError, match="test_batch"):
+            cifar10(tmp_path)
+    (folder / "test_batch").unlink()
+    with pytest.raises(AntipodalError, match="test_batch: No such file"):
+        cifar10(tmp_path)
+
+
+@pytest.mark.usefixtures("_two_images_a_batch")
+def test_a_pickle_with_flipped_bytes_never_raises_another_error(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    write_python(folder, python2_batch)
+    good = (folder / "test_batch").read_bytes()
+    rng = np.random.default_rng(3)
+    ends = np.r_[0:190, len(good) - 60 : len(good)]  # everything but the pixels
+    for place in rng.choice(ends, 150):
+        damaged = bytearray(good)
+        damaged[place] ^= rng.integers(1, 256)
+        (folder / "test_batch").write_bytes(damaged)
+        with suppress(AntipodalError):
+            assert len(cifar10(tmp_path)) == 12  # the name of a file may change unnoticed
+
+
+# ---- NUS-WIDE
+
+WORDS = RNG.integers(0, 3, (7, 500)).astype(np.uint16)
+WORDS[2, 5] = 65535
+NUS_LABELS = RNG.random((7, 3)) < 0.5
+NUS_CONCEPTS = ["zebra", "airport", "sun_set"]  # not in alphabetical order
+
+
+@pytest.fixture
+def nus(tmp_path):
+    """A small directory with Windows line ends, trailing and leading blanks, and blank lines."""
+    for folder in ("Low_Level_Features", "ConceptsList", "Groundtruth/AllLabels"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "ConceptsList/Concepts81.txt").write_bytes(b"zebra\r\nairport\r\nsun_set \r\n\r\n")
+    for concept, column in zip(NUS_CONCEPTS, NUS_LABELS.T, strict=True):
+        text = "".join(f"{int(value)}\n" for value in column)
+        (tmp_path / f"Groundtruth/AllLabels/Labels_{concept}.txt").write_text(text)
+    (tmp_path / "Groundtruth/AllLabels/Labels_zebra.txt").write_bytes(
+        b"".join(b"%d \r\n" % value for value in NUS_LABELS[:, 0]) + b"\r\n"
+    )
+    (tmp_path / "Groundtruth/AllLabels/.DS_Store").write_text("rubbish")
+    rows = [" ".join(map(str, row)) for row in WORDS]
+    text = f"\n{rows[0]} \n{rows[1]}  \r\n  {rows[2]}\t\n \r\n\n" + "\n".join(rows[3:])
+    (tmp_path / "Low_Level_Features/BoW_int.dat").write_bytes(text.encode())
+    return tmp_path
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000, 1001, 2500, 4_000_000])
+def test_nus_wide_is_read_whatever_its_blanks_and_blocks(nus, monkeypatch, block):
+    monkeypatch.setattr(import_module("antipodal.datasets.nus_wide"), "_BLOCK", block)
+    data = nus_wide(nus)
+    assert data.features.dtype == np.uint16
+    np.testing.assert_array_equal(data.features, WORDS)
+    assert data.labels.dtype == bool
+    np.testing.assert_array_equal(data.labels, NUS_LABELS)
+
+
+BOW = "Low_Level_Features/BoW_int.dat"
+SUN = "Groundtruth/AllLabels/Labels_sun_set.txt"
+LISTED = "ConceptsList/Concepts81.txt"
+
+
+@pytest.mark.parametrize("block", [1, 4_000_000])
+@pytest.mark.parametrize(
+    ("file", "line", "text", "message"),
+    [
+        (BOW, 3, b"1 2 3", "BoW_int.dat, line 4: 500 numbers expected, found 3"),
+        (BOW, 3, b"1 " * 501, "BoW_int.dat, line 4: 500 numbers expected, found 501"),
+        (BOW, 3, b"1 " * 499 + b"65536", "BoW_int.dat, line 4: .*0 to 65535, found 65536"),
+        (BOW, 7, b"1 " * 499 + b"9" * 30, "BoW_int.dat, line 8: .*0 to 65535"),
+        (BOW, 3, b"1 " * 499 + b"-1", "BoW_int.dat, line 4: there must be only digits"),
+        (BOW, 3, b"1 " * 499 + b"1.5", "BoW_int.dat, line 4: there must be only digits"),
+        (BOW, 3, b"1 " * 499 + b"\0", "BoW_int.dat, line 4: there must be only digits"),
+        (BOW, 3, b"", "BoW_int.dat has 6 rows, and the label files have 7"),
+        (BOW, 4, b"1 " * 500, "BoW_int.dat has 8 rows, and the label files have 7"),
+        (SUN, 2, b"2", "Labels_sun_set.txt, line 3: numbers must be 0 to 1, found 2"),
+        (SUN, 2, b"0 1", "Labels_sun_set.txt, line 3: 1 number expected, found 2"),
+        (SUN, 2, b"yes", "Labels_sun_set.txt, line 3: there must be only digits"),
+        (SUN, 2, b"", "Labels_sun_set.txt has 6 rows, and Labels_zebra.txt has 7"),
+        (LISTED, 1, b"", "each of the 2 concepts .* has 3; .*Labels_airport.txt"),
+        (LISTED, 1, b"port", "only one of the two knows Labels_airport.txt, Labels_port.txt"),
+        (LISTED, 3, b"zebra", "each of the 4 concepts"),
+        (LISTED, 1, b"\xff", "cannot read .*Concepts81.txt"),
+    ],
+)
+def test_what_is_wrong_in_nus_wide_is_named(nus, monkeypatch, block, file, line, text, message):
+    monkeypatch.setattr(import_module("antipodal.datasets.nus_wide"), "_BLOCK", block)
+    lines = (nus / file).read_bytes().split(b"\n")
+    lines[line] = text
+    (nus / file).write_bytes(b"\n".join(lines))
+    with pytest.raises(AntipodalError, match=message):
+        nus_wide(nus)
+
+
+@pytest.mark.parametrize("file", [BOW, SUN, LISTED])
+def test_what_is_missing_or_empty_in_nus_wide_is_named(nus, file):
+    (nus / file).write_bytes(b"\n")
+    with pytest.raises(AntipodalError, match=r"has 0|the 0 concepts"):
+        nus_wide(nus)
+    (nus / file).unlink()
+    with pytest.raises(AntipodalError, match=os.path.basename(file)):
+        nus_wide(nus)
+
+
+# ---- IDX
+
+IDX_IMAGES = RNG.integers(0, 256, (5, 4, 3), dtype=np.uint8)
+IDX_LABELS = np.array([3, 0, 9, 9, 1], np.uint8)
+
+
+def idx_bytes(array):
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def write_idx(folder, compress=False):
+    for part, rows in (("train", slice(0, 3)), ("t10k", slice(3, 5))):
+        for kind, array in (("images-idx3", IDX_IMAGES), ("labels-idx1", IDX_LABELS)):
+            data = idx_bytes(array[rows])
+            name = f"{part}-{kind}-ubyte"
+            if compress:
+                (folder / f"{name}.gz").write_bytes(gzip.compress(data))
+            else:
+                (folder / name).write_bytes(data)
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_idx_files_are_read_training_rows_first(tmp_path, compress):
+    folder = tmp_path / "fashion"
+    folder.mkdir()
+    write_idx(folder, compress)
+    data = idx(folder)
+    assert data.name == "fashion"
+    np.testing.assert_array_equal(data.images, IDX_IMAGES)
+    np.testing.assert_array_equal(data.features, IDX_IMAGES.reshape(5, 12))
+    np.testing.assert_array_equal(data.labels, IDX_LABELS)
+    assert data.labels.dtype == np.int64
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("train-images-idx3-ubyte", idx_bytes(IDX_IMAGES[:3])[:-1], "needs 36 values, .*only 35"),
+        ("train-images-idx3-ubyte", idx_bytes(IDX_IMAGES[:3]) + b"0", "it has more"),
+        ("train-images-idx3-ubyte", idx_bytes(IDX_IMAGES[:2]), "train has 2 images and 3 labels"),
+        ("train-images-idx3-ubyte", idx_bytes(IDX_LABELS), "begin with 00 00 08 03, .* 08 01"),
+        ("t10k-images-idx3-ubyte", idx_bytes(IDX_IMAGES[3:, 1:]), "in size, 4 × 3 and 3 × 3"),
+        ("t10k-labels-idx1-ubyte", b"", "begins with nothing"),
+        ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0", "not an IDX file"),
+        ("t10k-images-idx3-ubyte", b"\0\0\x08\x03" + b"\xff" * 12, "truncated or damaged"),
+        ("t10k-images-idx3-ubyte", None, "neither t10k-images-idx3-ubyte nor .*gz"),
+    ],
+)
+def test_a_damaged_idx_file_is_named(tmp_path, compress, name, data, message):
+    write_idx(tmp_path, compress)
+    path = tmp_path / (f"{name}.gz" if compress else name)
+    if data is None:
+        path.unlink()
+    else:
+        path.write_bytes(gzip.compress(data) if compress else data)
+    with pytest.raises(AntipodalError, match=message):
+        idx(tmp_path)
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path):
+    write_idx(tmp_path, compress=True)
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    good = path.read_bytes()
+    flipped = bytearray(good)
+    flipped[-6] ^= 1  # in the checksum
+    for bad in (good[:-12], b"not gzip at all", bytes(flipped), good[:12] + b"\xff" * 30):
+        path.write_bytes(bad)
+        with pytest.raises(AntipodalError, match=r"train-images-idx3-ubyte\.gz"):
+            idx(tmp_path)
+
+
+# ---- arrays
+
+X = RNG.standard_normal((6, 4)).astype(np.float32)
+Y = np.array([[1, 0], [0, 1], [1, 1], [0, 0], [1, 0], [0, 1]], np.uint8)
+CLASSES = [2, 0, 1, 2, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (np.array(CLASSES, np.int16), CLASSES),
+        (np.array(CLASSES, float), CLASSES),
+        (np.array(["c", "a", "b", "c", "c", "a"]), CLASSES),
+        (np.array(CLASSES) > 0, [1, 0, 1, 1, 1, 0]),
+        (Y, Y.astype(bool)),
+        (Y.astype(bool), Y.astype(bool)),
+        (Y.astype(float), Y.astype(bool)),
+    ],
+)
+def test_arrays_are_read_from_npz_and_npy(tmp_path, labels, expected):
+    np.savez(tmp_path / "mine.npz", X=X, y=labels, other=X)
+    np.savez(tmp_path / "named.npz", a=X, b=labels)
+    np.save(tmp_path / "rows.npy", X)
+    np.save(tmp_path / "labels.npy", labels)
+    for name, data in [
+        ("mine", arrays(tmp_path / "mine.npz")),
+        ("named", arrays(str(tmp_path / "named.npz"), features="a", labels="b")),
+        ("rows", arrays(tmp_path / "rows.npy", labels=str(tmp_path / "labels.npy"))),
+    ]:
+        assert data.name == name
+        np.testing.assert_array_equal(data.features, X)
+        np.testing.assert_array_equal(data.labels, expected)
+        assert data.labels.dtype == (np.int64 if data.labels.ndim == 1 else bool)
+
+
+def test_a_capital_y_stands_in_for_a_missing_small_one(tmp_path):
+    np.savez(tmp_path / "a.npz", X=X, Y=Y)
+    np.testing.assert_array_equal(arrays(tmp_path / "a.npz").labels, Y.astype(bool))
+    np.savez(tmp_path / "b.npz", X=X, Y=Y, y=CLASSES)
+    np.testing.assert_array_equal(arrays(tmp_path / "b.npz").labels, CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"X": X}, "has no array 'y': it has X"),
+        ({"y": CLASSES}, "has no array 'X': it has y"),
+        ({}, "it has none"),
+        ({"X": X[:5], "y": CLASSES}, "5 features, 6 labels"),
+        ({"X": X[0], "y": CLASSES}, "features must be numbers"),
+        ({"X": X, "y": X[:, 0]}, "labels must be integers"),
+        ({"X": X, "y": np.full(6, np.nan)}, "labels must be integers"),
+        ({"X": X, "y": Y + 1}, "or booleans"),
+        ({"X": X, "y": Y[:, :, None]}, "labels must be integers"),
+        ({"X": X, "y": np.array([None] * 6)}, "not an .npz file of plain arrays"),
+    ],
+)
+def test_arrays_that_are_no_dataset_are_refused(tmp_path, content, message):
+    np.savez(tmp_path / "a.npz", **content)
+    with pytest.raises(AntipodalError, match=message) as caught:
+        arrays(tmp_path / "a.npz")
+    assert "a.npz" in str(caught.value)
+
+
+def test_a_file_that_holds_no_arrays_is_refused(tmp_path):
+    with pytest.raises(AntipodalError, match=r"gone\.npz: No such file"):
+        arrays(tmp_path / "gone.npz")
+    with pytest.raises(AntipodalError, match=r"gone\.npy: No such file"):
+        arrays(tmp_path / "gone.npy", labels="y.npy")
+    with pytest.raises(ValueError, match=r"must be the path of an .npy file, .*: got y"):
+        arrays(tmp_path / "gone.npy")
+    with pytest.raises(ValueError, match=r"must end in \.npz, .*: got data\.csv"):
+        arrays("data.csv")
+    path, trace = tmp_path / "a.npz", tmp_path / "trace"
+    for bad in (b"", b"text", pickle.dumps(Trap(trace))):
+        path.write_bytes(bad)
+        with pytest.raises(AntipodalError, match=r"a\.npz: not an .npz file"):
+            arrays(path)
+    np.savez(path, X=X, y=np.array([Trap(trace)] * 6))
+    with pytest.raises(AntipodalError, match=r"a\.npz: not an .npz file"):
+        arrays(path)
+    assert not trace.exists()
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(AntipodalError, match=r"pip install antipodal\[images\]"):
+        arrays(tmp_path / "a.parquet")
+
+
+def column(values):
+    """Return what a column of pyarrow looks like: lists become an object array of arrays."""
+    if isinstance(values[0], str):
+        array = np.array(values, object)
+    elif isinstance(values[0], list):
+        array = np.empty(len(values), object)
+        array[:] = [np.array(v) for v in values]
+    else:
+        array = np.array(values)
+    return SimpleNamespace(to_numpy=lambda: array)
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [(CLASSES, CLASSES), (["c", "a", "b", "c", "c", "a"], CLASSES), (Y.tolist(), Y.astype(bool))],
+)
+def test_parquet_columns_become_features_and_labels(monkeypatch, labels, expected):
+    table = {"vector": column(X.tolist()), "label": column(labels)}
+    stand_in = SimpleNamespace(read_table=lambda path, columns: {c: table[c] for c in columns})
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(parquet=stand_in))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", stand_in)
+    data = arrays("a.parquet", features="vector", labels="label")
+    np.testing.assert_array_equal(data.features, X)
+    np.testing.assert_array_equal(data.labels, expected)
+    with pytest.raises(AntipodalError, match="a column 'X' of lists of equal length"):
+        arrays("a.parquet", labels="label")
+    table["vector"] = column([[1.0, 2.0], [3.0]] * 3)
+    with pytest.raises(AntipodalError, match="lists of equal length"):
+        arrays("a.parquet", features="vector", labels="label")
