@@ -24,8 +24,8 @@ class NetworkHasher(BaseHasher):
     encoder_: Encoder
     mean_: NDArray[np.float32]
     scale_: NDArray[np.float32]
-    loss_curve_: list[float]
-    validation_curve_: list[float]
+    loss_curve_: NDArray[np.float64]
+    validation_curve_: NDArray[np.float64]
     best_epoch_: int
 
     n_stages: int
@@ -166,8 +166,8 @@ class NetworkHasher(BaseHasher):
             validation=validation, progress=progress, checkpoint=checkpoint,
         )  # fmt: skip
         self.encoder_ = encoder.cpu().requires_grad_(False)
-        self.loss_curve_ = history.loss
-        self.validation_curve_ = history.validation_loss
+        self.loss_curve_ = np.array(history.loss)
+        self.validation_curve_ = np.array(history.validation_loss)
         self.best_epoch_ = history.best_epoch
 
     def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
