@@ -1,0 +1,282 @@
+"""GIST: how strongly each part of an image answers each Gabor filter. [Oliva2001]
+
+An image is freed of its illumination, filtered at several scales and orientations, and each
+filter's magnitude is averaged over the cells of a grid. The formulas and constants are those of
+the authors' published code; sizes are in pixels, frequencies f = (fx, fy) in cycles a pixel.
+
+Every step is linear along the rows and along the columns, but for a few products in between. So
+each is a pair of matrix products, with the padding before it and the crop after it folded into the
+matrices: for small images that is faster than the FFT, which would compute the padding as well.
+Within a block the images are the last axis, (h, w, m), so that the products are large ones.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from antipodal.features.gabor import PREFILTER_BORDER, FilterBank, make_bank
+
+_BLOCK_BYTES = 16 << 20  # of temporaries: larger blocks fall out of the cache
+_FEWEST_COLUMNS = 8  # images below which their axis is too short to carry a matrix product
+
+
+def gist(
+    images: ArrayLike,
+    *,
+    orientations: Sequence[int] = (8, 8, 8),
+    grid: int = 4,
+    colour: bool = False,
+    border: int | None = None,
+    block_size: int | None = None,
+) -> NDArray[np.float32]:
+    """Describe each image by its GIST, (m, filters × grid²). [Oliva2001]
+
+        I ← log(1 + I)
+        I ← I - g∗I                          g: Gaussian, 1/2 at 4 cycles an image
+        I ← I / (0.2 + √(g∗I²))              local contrast, alike in light and shade
+        r = |ifft(G · fft(I))|               G: one Gabor filter a scale and orientation
+        d = mean of r over a grid cell
+
+        G(f) = exp(-3.5 (|f| / fᵢ - 1)² - 2π (16 o² / 32²) θ²),    fᵢ = 0.3 / 1.85ⁱ
+
+    for scale i = 0, 1, …, the finest first, with o orientations; θ is the angle, in (-π, π], from
+    the filter's direction -πj / o to that of f.
+
+    Parameters
+    ----------
+    images : array-like (m, h, w) or (m, h, w, 3)
+        Grey or colour, of any size, with values from 0 to 255: floats are not rescaled.
+    orientations : sequence of int
+        Number of orientations at each scale, the finest scale first.
+    grid : int
+        Cells along each side. Where it does not divide the side, a pixel on the boundary counts
+        towards both cells, each by its share.
+    colour : bool
+        Describe the three channels one after the other, in a row three times as long; they share
+        their local contrast, that of their mean. Otherwise a colour image is turned to grey, the
+        plain mean of its channels.
+    border : int, optional
+        Pixels of mirror image (the edge pixel repeated) around the image when it is filtered. By
+        default half of each side, at most 32.
+    block_size : int, optional
+        Images at a time; by default as many as some 16 MB hold. It does not change the result,
+        beyond rounding.
+
+    Returns
+    -------
+    array (m, d), float32
+        By channel, then scale, orientation, row and column of the grid: d = 384 by default,
+        512 with orientations (8, 8, 8, 8), 960 in colour with (8, 8, 4).
+
+    Notes
+    -----
+    The published filters treat left and right a little differently where a frequency has no
+    direction of its own: at zero, and at the Nyquist frequency, which is its own negative. Here
+    the gain is 0 at zero, and at Nyquist the mean over both signs, so that mirrored images have
+    mirrored descriptors: see `mirror_permutation`.
+
+    Examples
+    --------
+    >>> stripes = np.tile(np.array([0, 0, 255, 255]), (1, 32, 8))  # upright, 4 pixels apart
+    >>> descriptor = gist(stripes).reshape(3, 8, 4, 4)  # scale, orientation, row, column
+    >>> descriptor.mean(axis=(2, 3))[0].round(2)
+    array([0.56, 0.21, 0.01, 0.  , 0.  , 0.  , 0.01, 0.21], dtype=float32)
+    """
+    rates = _check_orientations(orientations)
+    array = _check_images(images, grid, colour)
+    n_images, height, width = array.shape[:3]
+    for name, value, least in (("border", border, 0), ("block_size", block_size, 1)):
+        if value is not None:
+            _check_whole(value, name, least)
+    bank = make_bank(height, width, rates, grid, border)
+    n_channels = 3 if colour else 1
+    descriptors = np.empty((n_images, n_channels, len(bank.filters), grid * grid), np.float32)
+    size = block_size or _block_size(bank, n_channels)
+
+    def describe(start: int) -> None:
+        with torch.inference_mode():
+            block = _read_block(array, start, size, colour)  # (channels, h, w, m)
+            for channel, pixels in enumerate(_prefilter(block, bank)):
+                for index, cells in enumerate(_filter(pixels, bank)):
+                    descriptors[start : start + size, channel, index] = cells.T.numpy()
+
+    _run_blocks(describe, range(0, n_images, size))
+    return descriptors.reshape(n_images, -1)
+
+
+def mirror_permutation(
+    orientations: Sequence[int] = (8, 8, 8), grid: int = 4, *, colour: bool = False
+) -> NDArray[np.intp]:
+    """Return P such that a mirrored image has the descriptor gist(image)[:, P], up to rounding.
+
+    Left to right the columns of the grid change places, and the direction -πj / o becomes
+    πj / o + π, which is direction o - j; direction 0 becomes its own opposite, and a real image
+    answers opposite filters alike.
+
+    Examples
+    --------
+    >>> mirror_permutation(orientations=(4,), grid=2)
+    array([ 1,  0,  3,  2, 13, 12, 15, 14,  9,  8, 11, 10,  5,  4,  7,  6])
+    """
+    rates = _check_orientations(orientations)
+    _check_whole(grid, "grid", 1)
+    filters = np.concatenate(
+        [sum(rates[:i]) + (-np.arange(n)) % n for i, n in enumerate(rates)]  # j ↔ o - j
+    )
+    n_channels = 3 if colour else 1
+    order = np.arange(n_channels * len(filters) * grid * grid)
+    return order.reshape(n_channels, -1, grid, grid)[:, filters, :, ::-1].reshape(-1)
+
+
+def _run_blocks(describe: Callable[[int], None], starts: range) -> None:
+    """Run the blocks on PyTorch's number of threads, a block a thread.
+
+    That way threads never wait for each other, which costs much where other programs want the
+    cores as well.
+    """
+    n_threads = torch.get_num_threads()
+    n_workers = min(n_threads, len(starts))
+    pool = ThreadPoolExecutor(n_workers, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        for _ in pool.map(describe, starts):
+            pass  # an error in a block is raised here, the first block's first
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(n_threads)
+
+
+def _prefilter(images: Tensor, bank: FilterBank) -> Tensor:
+    """Even out light and contrast, (channels, h, w, m) -> the same."""
+    detail = torch.stack(
+        [
+            channel[bank.pad[0]][:, bank.pad[1]] - _both_sides(bank.lowpass, channel)
+            for channel in images.log1p()
+        ]
+    )
+    variance = _both_sides(bank.spread, detail.mean(dim=0).square())
+    edge = slice(PREFILTER_BORDER, -PREFILTER_BORDER)
+    return detail[:, edge, edge] / (0.2 + variance.abs().sqrt())
+
+
+def _filter(image: Tensor, bank: FilterBank) -> Iterator[Tensor]:
+    """Yield the mean magnitude in each cell, (grid², m), filter by filter; image: (h, w, m).
+
+    A complex number is two rows of a real matrix, its real part and its imaginary part.
+    """
+    height, width, m = image.shape
+    spectrum = (bank.spectrum[0] @ image.reshape(height, -1)).view(-1, 2 * width, m)
+    spectrum = _along(bank.spectrum[1], spectrum)
+    spectrum = spectrum.reshape(len(spectrum), 2, -1, m)  # (nᵧ, real or imaginary, nₓ, m)
+    for gabor in bank.filters:
+        passed = spectrum[gabor.rows, :, gabor.columns] * gabor.gain
+        n_columns = passed.shape[2]
+        down = bank.inverse[0][:, gabor.rows].flatten(1)  # (2h, 2 rows)
+        along = bank.inverse[1][:, :, gabor.columns].flatten(1)  # (2w, 2 columns)
+        response = (down @ passed.view(-1, n_columns * m)).view(height, 2 * n_columns, m)
+        response = _along(along, response).view(height, 2, width, m)
+        magnitude = response.square().sum(dim=1).sqrt()
+        yield _both_sides(bank.cells, magnitude).reshape(-1, m)
+
+
+def _both_sides(matrices: tuple[Tensor, Tensor], images: Tensor) -> Tensor:
+    """A·X·Bᵀ for each image X, (h, w, m) -> (h', w', m)."""
+    height, width, m = images.shape
+    return _along(matrices[1], (matrices[0] @ images.reshape(height, -1)).view(-1, width, m))
+
+
+def _along(matrix: Tensor, images: Tensor) -> Tensor:
+    """X·Bᵀ for each image X, (h, w, m) -> (h, w', m)."""
+    if images.shape[2] < _FEWEST_COLUMNS:
+        height, width, m = images.shape
+        rows = images.transpose(1, 2).reshape(-1, width)
+        return (rows @ matrix.T).view(height, m, -1).transpose(1, 2).contiguous()
+    return torch.bmm(matrix.expand(len(images), -1, -1), images)
+
+
+def _block_size(bank: FilterBank, n_channels: int) -> int:
+    """Return how many images' spectra, responses and the like fit in the block's bytes."""
+    height, width = bank.spread[0].shape[0], bank.spread[1].shape[0]
+    n_y, n_x = len(bank.spectrum[0]) // 2, len(bank.spectrum[1]) // 2
+    numbers = 4 * n_y * n_x + 2 * height * n_x + 3 * height * width + 2 * n_channels * n_y * n_x
+    return max(1, _BLOCK_BYTES // (4 * numbers))
+
+
+def _read_block(array: NDArray[Any], start: int, size: int, colour: bool) -> Tensor:
+    """Return some images as float32, (channels, h, w, m), their values checked."""
+    block = array[start : start + size]
+    with np.errstate(over="ignore"):  # what overflows is named below
+        block = block.astype(np.float32)
+    if block.ndim == 3:
+        block = block[..., None]
+    is_good = np.isfinite(block) & (block >= 0)
+    if not is_good.all():
+        first = int(np.flatnonzero(~is_good.all(axis=(1, 2, 3)))[0])
+        raise ValueError(
+            "images must be finite and not negative, on the scale from 0 to 255: image "
+            f"{start + first} has {block[first][~is_good[first]][0]}. Were they standardised, "
+            "or do they hold missing values?"
+        )
+    if not colour:
+        block = block.mean(axis=3, keepdims=True, dtype=np.float64)
+    return torch.from_numpy(np.ascontiguousarray(block.transpose(3, 1, 2, 0), dtype=np.float32))
+
+
+def _check_images(images: ArrayLike, grid: int, colour: bool) -> NDArray[Any]:
+    """Return the images as an array, or say why they cannot be described."""
+    _check_whole(grid, "grid", 1)
+    try:
+        array = np.asarray(images)
+    except ValueError as error:
+        raise ValueError(f"images must all have one size: {error}") from None
+    if not (np.issubdtype(array.dtype, np.integer) or np.issubdtype(array.dtype, np.floating)):
+        raise TypeError(
+            f"images must be real numbers, uint8 or float: got {array.dtype}. "
+            "Are they file names, or not decoded yet?"
+        )
+    if array.ndim not in (3, 4):
+        raise ValueError(
+            "images must be (m, h, w) grey or (m, h, w, 3) colour: got shape "
+            f"{array.shape}. A single image is images[None]"
+        )
+    if array.ndim == 4 and array.shape[3] != 3:
+        raise ValueError(
+            f"colour images must be (m, h, w, 3): got shape {array.shape}. "
+            "Are the channels in front, or is there a transparency channel?"
+        )
+    if array.size == 0:
+        raise ValueError(f"images must hold at least one pixel: got shape {array.shape}")
+    if colour and array.ndim == 3:
+        raise ValueError(
+            f"colour=True needs images (m, h, w, 3): got shape {array.shape}. "
+            "Is it a batch of grey images, or one colour image without images[None]?"
+        )
+    if min(array.shape[1:3]) < grid:
+        raise ValueError(
+            f"images must have a pixel for each cell of the {grid} × {grid} grid: got "
+            f"{array.shape[1]} × {array.shape[2]} pixels. Is the array (m, h, w), images first?"
+        )
+    return array
+
+
+def _check_orientations(orientations: Sequence[int]) -> tuple[int, ...]:
+    """Return the orientations as a tuple, or say what is wrong with them."""
+    expected = "orientations must be a number for each scale, such as (8, 8, 8)"
+    if isinstance(orientations, str) or not isinstance(orientations, (Sequence, np.ndarray)):
+        raise TypeError(f"{expected}: got {orientations!r}")
+    if len(orientations) == 0:
+        raise ValueError(f"{expected}: got {orientations!r}")
+    for number in orientations:
+        _check_whole(number, "each of orientations", 1)
+    return tuple(int(number) for number in orientations)
+
+
+def _check_whole(value: object, name: str, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be a whole number: got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}: got {value}")

@@ -1,0 +1,257 @@
+"""GIST against the definition, image by image and filter by filter, and what must hold of it."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antipodal.features import gist, mirror_permutation
+
+
+def photographs(n, height, width, n_channels=3, seed=0):
+    """Noise as smooth as photographs are, with their range of values."""
+    rng = np.random.default_rng(seed)
+    noise = rng.standard_normal((n, height, width, n_channels))
+    fy, fx = np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None, :]
+    falloff = 1 / (0.05 + np.hypot(fy, fx))
+    smooth = np.fft.ifft2(np.fft.fft2(noise, axes=(1, 2)) * falloff[..., None], axes=(1, 2)).real
+    smooth -= smooth.min(axis=(1, 2, 3), keepdims=True)
+    smooth *= 255 / smooth.max(axis=(1, 2, 3), keepdims=True)
+    return smooth.round().astype(np.uint8)
+
+
+def reference_prefilter(image):
+    """(h, w, channels), by full complex transforms in double precision."""
+    padded = np.pad(np.log(1 + image), ((5, 5), (5, 5), (0, 0)), mode="symmetric")
+    height, width = padded.shape[:2]
+    fy, fx = np.meshgrid(np.fft.fftfreq(height), np.fft.fftfreq(width), indexing="ij")
+    cycles = np.hypot(fy, fx) * max(height, width)
+    lowpass = np.exp(-(cycles**2) / (4 / np.sqrt(np.log(2))) ** 2)
+    blurred = [
+        np.fft.ifft2(np.fft.fft2(channel) * lowpass).real for channel in padded.T.swapaxes(1, 2)
+    ]
+    detail = padded - np.stack(blurred, axis=-1)
+    variance = np.fft.ifft2(np.fft.fft2(detail.mean(axis=2) ** 2) * lowpass)
+    return (detail / (0.2 + np.sqrt(np.abs(variance)))[..., None])[5:-5, 5:-5]
+
+
+def reference_gain(fy, fx, i, j, o):
+    """One filter at one frequency, in cycles a pixel."""
+    if fy == 0 and fx == 0:
+        return 0.0
+    theta = np.arctan2(fy, fx) + np.pi * j / o
+    theta = theta - 2 * np.pi if theta > np.pi else theta
+    radial = -10 * 0.35 * (np.sqrt(fy**2 + fx**2) / (0.3 / 1.85**i) - 1) ** 2
+    return np.exp(radial - 2 * (16 * o**2 / 32**2) * np.pi * theta**2)
+
+
+def both_signs(f):
+    return [0.5, -0.5] if abs(f) == 0.5 else [f]
+
+
+def reference_gist(images, orientations, grid, border):
+    """Straight from the definition; the grid must divide the sides."""
+    rows = []
+    for image in images:
+        row = []
+        for channel in np.moveaxis(reference_prefilter(image.astype(np.float64)), 2, 0):
+            padded = np.pad(channel, ((border[0],) * 2, (border[1],) * 2), mode="symmetric")
+            spectrum = np.fft.fft2(padded)
+            for i, o in enumerate(orientations):
+                for j in range(o):
+                    gabor = np.array(
+                        [
+                            [
+                                np.mean(
+                                    [
+                                        reference_gain(y, x, i, j, o)
+                                        for y in both_signs(fy)
+                                        for x in both_signs(fx)
+                                    ]
+                                )
+                                for fx in np.fft.fftfreq(padded.shape[1])
+                            ]
+                            for fy in np.fft.fftfreq(padded.shape[0])
+                        ]
+                    )
+                    magnitude = np.abs(np.fft.ifft2(spectrum * gabor))
+                    height, width = channel.shape
+                    magnitude = magnitude[border[0] : border[0] + height][
+                        :, border[1] : border[1] + width
+                    ]
+                    for cells in np.split(magnitude, grid):
+                        row.extend(cell.mean() for cell in np.split(cells, grid, axis=1))
+        rows.append(row)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "border"),
+    [
+        ((32, 32), {}, (16, 16)),
+        ((32, 32), {"border": 7}, (7, 7)),
+        ((32, 32), {"border": 0}, (0, 0)),
+        ((24, 15), {"grid": 3, "orientations": (6, 5)}, (12, 7)),  # nₓ = 29 has no Nyquist
+        ((8, 8), {"grid": 2, "orientations": (4,), "border": 11}, (11, 11)),
+    ],
+)
+def test_it_matches_the_definition(shape, options, border):
+    images = photographs(2, *shape)
+    orientations, grid = options.get("orientations", (8, 8, 8)), options.get("grid", 4)
+    grey = images.mean(axis=3, keepdims=True)
+    expected = reference_gist(grey, orientations, grid, border)
+    np.testing.assert_allclose(gist(images, **options), expected, atol=1e-4, rtol=0)
+    assert expected.mean() > 0.02  # the tolerance is small beside the values
+
+
+def test_in_colour_it_matches_the_definition_as_well():
+    images = photographs(2, 16, 16, seed=1)
+    expected = reference_gist(images, (8, 4), 4, (8, 8))
+    ours = gist(images, orientations=(8, 4), colour=True)
+    np.testing.assert_allclose(ours, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("value", [0, 1, 128, 255])
+def test_a_constant_image_answers_no_filter(value):
+    descriptor = gist(np.full((1, 32, 32), value, np.uint8))
+    np.testing.assert_allclose(descriptor, 0, atol=1e-4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    height=st.integers(4, 40),
+    width=st.integers(4, 40),
+    grid=st.integers(1, 4),
+    orientations=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    colour=st.booleans(),
+    border=st.none() | st.integers(0, 20),
+    seed=st.integers(0, 100),
+)
+def test_mirrored_images_have_permuted_descriptors(
+    height, width, grid, orientations, colour, border, seed
+):
+    images = photographs(3, height, width, seed=seed)
+    options = {"orientations": orientations, "grid": grid, "colour": colour}
+    permutation = mirror_permutation(**options)
+    original, mirrored = (gist(x, border=border, **options) for x in (images, images[:, :, ::-1]))
+    assert original.shape == (3, len(permutation))
+    np.testing.assert_allclose(mirrored, original[:, permutation], atol=2e-5, rtol=0)
+
+
+def test_mirroring_twice_changes_nothing_and_once_does():
+    for options in ({}, {"orientations": (8, 8, 4), "colour": True}, {"orientations": (3, 1)}):
+        permutation = mirror_permutation(**options)
+        identity = np.arange(len(permutation))
+        np.testing.assert_array_equal(permutation[permutation], identity)
+        assert np.any(permutation != identity)
+    images = photographs(5, 32, 32)
+    assert np.abs(gist(images) - gist(images)[:, mirror_permutation()]).max() > 0.05
+
+
+def test_neither_the_size_of_a_block_nor_the_number_of_threads_changes_the_result():
+    images = photographs(23, 32, 32)
+    whole = gist(images)
+    for size in (1, 4, 7, 16, 100):
+        np.testing.assert_allclose(gist(images, block_size=size), whole, atol=2e-6, rtol=0)
+    threads = torch.get_num_threads()
+    try:
+        for n in (1, 3):
+            torch.set_num_threads(n)
+            np.testing.assert_allclose(gist(images, block_size=5), whole, atol=2e-6, rtol=0)
+            assert torch.get_num_threads() == n  # the caller's setting is given back
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_three_equal_channels_are_a_grey_image():
+    grey = photographs(4, 32, 32, n_channels=1)
+    colour = np.repeat(grey, 3, axis=3)
+    expected = gist(grey[..., 0])
+    np.testing.assert_allclose(gist(colour), expected, atol=2e-6, rtol=0)
+    in_colour = gist(colour, colour=True)
+    np.testing.assert_allclose(in_colour, np.tile(expected, 3), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("scale", [0, 1, 2])
+@pytest.mark.parametrize("orientation", range(8))
+def test_a_grating_excites_its_own_orientation_most(scale, orientation):
+    y, x = np.mgrid[:64, :64]
+    f, direction = 0.3 / 1.85**scale, -np.pi * orientation / 8
+    phase = 2 * np.pi * f * (x * np.cos(direction) + y * np.sin(direction))
+    answers = gist([127 + 100 * np.cos(phase)]).reshape(3, 8, 16).mean(axis=2)
+    assert answers[scale].argmax() == orientation
+
+
+def test_a_corner_answers_in_its_own_cell():
+    image = np.full((1, 32, 32), 100.0)
+    image[0, 2:6, 26:30] = 200  # top right
+    answers = gist(image).reshape(24, 16).mean(axis=0)
+    assert answers.argmax() == 3
+
+
+def test_the_usual_widths():
+    images = photographs(1, 32, 32)
+    assert gist(images).shape == (1, 384)
+    assert gist(images, orientations=(8, 8, 8, 8)).shape == (1, 512)
+    assert gist(images, orientations=(8, 8, 4), colour=True).shape == (1, 960)
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.float16, np.float32, np.float64])
+def test_the_type_of_the_numbers_does_not_matter(dtype):
+    images = photographs(3, 20, 30)
+    expected = gist(images)
+    assert expected.dtype == np.float32
+    np.testing.assert_array_equal(gist(images.astype(dtype)), expected)
+    np.testing.assert_array_equal(gist(images.astype(dtype).tolist()), expected)
+
+
+def test_images_given_are_left_as_they_were():
+    images = photographs(3, 16, 16).astype(np.float32)
+    images.flags.writeable = False  # as a memory-mapped file is
+    before = images.copy()
+    gist(images)
+    np.testing.assert_array_equal(images, before)
+
+
+GREY = np.ones((3, 8, 8))
+HOLED = np.where(np.arange(3)[:, None, None] == 1, np.nan, GREY)
+
+
+@pytest.mark.parametrize(
+    ("images", "options", "error", "message"),
+    [
+        (HOLED, {}, ValueError, "image 1 has nan"),
+        (GREY * np.inf, {"block_size": 2}, ValueError, "image 0 has inf"),
+        (GREY * 1e300, {}, ValueError, "image 0 has inf"),
+        (-GREY, {}, ValueError, "not negative.*image 0 has -1.0"),
+        (np.stack([GREY, -GREY / 2, GREY], axis=3), {}, ValueError, "image 0 has -0.5"),
+        (np.stack([GREY * np.inf, -GREY * np.inf, GREY], axis=3), {}, ValueError, "image 0 has"),
+        (GREY[0], {}, ValueError, r"\(8, 8\). A single image is"),
+        (GREY[None, None], {}, ValueError, r"grey or .* colour"),
+        (np.ones((3, 3, 8, 8)), {}, ValueError, "channels in front"),
+        (GREY[:0], {}, ValueError, "at least one pixel"),
+        (GREY, {"colour": True}, ValueError, "colour=True needs"),
+        (GREY, {"grid": 9}, ValueError, r"9 × 9 grid: got 8 × 8"),
+        (GREY, {"grid": 0}, ValueError, "grid must be at least 1: got 0"),
+        (GREY, {"grid": 2.5}, TypeError, "grid must be a whole number: got 2.5"),
+        (GREY, {"border": -1}, ValueError, "border must be at least 0"),
+        (GREY, {"block_size": 0}, ValueError, "block_size must be at least 1"),
+        (GREY, {"orientations": 8}, TypeError, r"such as \(8, 8, 8\): got 8"),
+        (GREY, {"orientations": ()}, ValueError, r"such as \(8, 8, 8\): got \(\)"),
+        (GREY, {"orientations": (8, 0)}, ValueError, "each of orientations must be at least 1"),
+        (["a.png", "b.png"], {}, TypeError, "file names"),
+        (GREY * 1j, {}, TypeError, "real numbers.*complex128"),
+        ([np.ones((8, 8)), np.ones((8, 9))], {}, ValueError, "one size"),
+    ],
+)
+def test_what_cannot_be_described_is_refused_with_a_reason(images, options, error, message):
+    with pytest.raises(error, match=message):
+        gist(images, **options)
+
+
+def test_the_first_bad_image_is_named_whatever_its_block():
+    images = np.ones((40, 8, 8))
+    images[33:, 2, 3] = np.nan
+    with pytest.raises(ValueError, match="image 33 has nan"):
+        gist(images, block_size=4)
