@@ -126,11 +126,11 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Learn a hasher from features and labels (or pairs), and save it."""
-    from antipodal import hashers
     from antipodal.arrays import read_array
+    from antipodal.hashers import NetworkHasher
 
-    hasher = _new_hasher(hashers, method, bits, seed, settings or [], paper)
-    trained = isinstance(hasher, hashers.NetworkHasher)
+    hasher = _new_hasher(method, bits, seed, settings or [], paper)
+    trained = isinstance(hasher, NetworkHasher)
     if trained and (labels is None) == (pairs is None):
         raise typer.BadParameter(f"{method} learns from --labels or from --pairs: give one")
     if pairs is not None and not trained:
@@ -140,7 +140,7 @@ def fit(
     rows = read_array(features)
     began = time.perf_counter()
     with _training_progress(f"{method}, {bits} bits") as progress:
-        if isinstance(hasher, hashers.NetworkHasher):
+        if isinstance(hasher, NetworkHasher):
             options: dict[str, Any] = {"progress": progress, "checkpoint": checkpoint}
             if pairs is not None:
                 listed = read_array(pairs)
@@ -252,14 +252,14 @@ def evaluate(
     Console().print(table)
 
 
-def _new_hasher(
-    hashers: Any, method: str, bits: int, seed: int, settings: list[str], paper: bool
-) -> Any:
+def _new_hasher(method: str, bits: int, seed: int, settings: list[str], paper: bool) -> Any:
     """Make the hasher that the options describe; what they get wrong is bad usage."""
-    if method not in hashers.HASHERS:
-        known = ", ".join(hashers.HASHERS)
+    from antipodal.hashers import HASHERS
+
+    if method not in HASHERS:
+        known = ", ".join(HASHERS)
         raise typer.BadParameter(f"unknown method {method!r}: choose from {known}")
-    kind = hashers.HASHERS[method]
+    kind: Any = HASHERS[method]
     if paper and method != "DeepLinf":
         raise typer.BadParameter("--paper is a setting of DeepLinf")
     hasher = kind.paper(bits, random_state=seed) if paper else kind(bits, random_state=seed)

@@ -8,23 +8,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 
 from antipodal.arrays import write_codes
+from antipodal.datasets import digits
 from antipodal.hashers import ITQ, LSH, BaseHasher, DeepLinf
 from antipodal.metrics import Evaluation, evaluate, hamming_distances
 from antipodal.siamese import Progress
 
 SHADES = " ░▒▓█"
-
-
-@dataclass(frozen=True)
-class Split:
-    """Row numbers: labelled for training, asked as queries, and all but the queries."""
-
-    train: NDArray[np.intp]
-    query: NDArray[np.intp]
-    database: NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -49,9 +40,10 @@ class Demo:
     """Scikit-learn's 1,797 images of digits, 50 labelled a class, 20 queries a class."""
 
     def __init__(self, n_bits: int, n_epochs: int, seed: int) -> None:
-        self.images, self.labels = load_digits(return_X_y=True)
+        data = digits()
+        self.images, self.labels = np.asarray(data.features), data.labels
         self.n_bits = n_bits
-        self.split = split_by_class(self.labels, n_train=50, n_query=20, seed=seed)
+        self.split = data.split("paper", seed, n_train=50, n_query=20)
         self.deep = DeepLinf(n_bits, n_epochs=n_epochs, random_state=seed)
         self.hashers: dict[str, BaseHasher] = {
             "DeepLinf": self.deep,
@@ -86,9 +78,10 @@ class Demo:
         return model, codes
 
     def neighbours(self, n_queries: int, k: int) -> list[Neighbours]:
-        """Ask the first query of some classes for its k nearest database items."""
-        per_class = len(self.split.query) // 10
-        asked = self.split.query[:: per_class * max(1, 10 // n_queries)][:n_queries]
+        """Ask the first query of each of some classes for its k nearest database items."""
+        queries = self.split.query
+        classes = np.linspace(0, 9, n_queries, dtype=int)
+        asked = [queries[self.labels[queries] == label][0] for label in classes]
         database = self.split.database
         distances = hamming_distances(
             self.deep.encode(self.images[asked]), self.deep.encode(self.images[database])
@@ -109,12 +102,3 @@ class Demo:
                 cells.append("".join(2 * SHADES[round(p * (len(SHADES) - 1))] for p in pixels))
             lines.append("   ".join(cells))
         return [line.rstrip() for line in lines]
-
-
-def split_by_class(labels: NDArray[Any], n_train: int, n_query: int, seed: int) -> Split:
-    """Draw so many training and query rows of each class; the database is all but the queries."""
-    rng = np.random.default_rng(seed)
-    members = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-    query = np.concatenate([rows[:n_query] for rows in members])
-    train = np.concatenate([rows[n_query : n_query + n_train] for rows in members])
-    return Split(train, query, np.setdiff1d(np.arange(len(labels)), query))

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from antipodal.checks import check_whole
 from antipodal.features.gabor import PREFILTER_BORDER, FilterBank, make_bank
 
 _BLOCK_BYTES = 16 << 20  # of temporaries: larger blocks fall out of the cache
@@ -92,7 +93,7 @@ def gist(
     n_images, height, width = array.shape[:3]
     for name, value, least in (("border", border, 0), ("block_size", block_size, 1)):
         if value is not None:
-            _check_whole(value, name, least)
+            check_whole(value, name, least)
     bank = make_bank(height, width, rates, grid, border)
     n_channels = 3 if colour else 1
     descriptors = np.empty((n_images, n_channels, len(bank.filters), grid * grid), np.float32)
@@ -124,7 +125,7 @@ def mirror_permutation(
     array([ 1,  0,  3,  2, 13, 12, 15, 14,  9,  8, 11, 10,  5,  4,  7,  6])
     """
     rates = _check_orientations(orientations)
-    _check_whole(grid, "grid", 1)
+    check_whole(grid, "grid", 1)
     filters = np.concatenate(
         [sum(rates[:i]) + (-np.arange(n)) % n for i, n in enumerate(rates)]  # j ↔ o - j
     )
@@ -228,7 +229,7 @@ def _read_block(array: NDArray[Any], start: int, size: int, colour: bool) -> Ten
 
 def _check_images(images: ArrayLike, grid: int, colour: bool) -> NDArray[Any]:
     """Return the images as an array, or say why they cannot be described."""
-    _check_whole(grid, "grid", 1)
+    check_whole(grid, "grid", 1)
     try:
         array = np.asarray(images)
     except ValueError as error:
@@ -271,12 +272,5 @@ def _check_orientations(orientations: Sequence[int]) -> tuple[int, ...]:
     if len(orientations) == 0:
         raise ValueError(f"{expected}: got {orientations!r}")
     for number in orientations:
-        _check_whole(number, "each of orientations", 1)
+        check_whole(number, "each of orientations", 1)
     return tuple(int(number) for number in orientations)
-
-
-def _check_whole(value: object, name: str, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be a whole number: got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}: got {value}")

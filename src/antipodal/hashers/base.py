@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 import antipodal
+from antipodal.checks import check_whole
 from antipodal.codes import Bits, Codes, code_width
 from antipodal.modelfile import Arrays, write_model_file
 
@@ -111,10 +112,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     def _check_fit(self, X: ArrayLike, *, min_samples: int = 2) -> FloatArray:
         """Check the training rows and the number of bits; remember the features' number."""
-        if isinstance(self.n_bits, bool) or not isinstance(self.n_bits, (int, np.integer)):
-            raise TypeError(f"n_bits must be a whole number: got {self.n_bits!r}")
-        if self.n_bits < 1:
-            raise ValueError(f"n_bits must be at least 1: got {self.n_bits}")
+        check_whole(self.n_bits, "n_bits", 1)
         rows: FloatArray = validate_data(
             self, X, dtype=[np.float64, np.float32], ensure_min_samples=min_samples
         )
