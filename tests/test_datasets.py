@@ -10,12 +10,13 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
-from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from antipodal import AntipodalError
 from antipodal.datasets import Dataset, Split, arrays, cifar10, digits, idx, nus_wide
@@ -279,7 +280,7 @@ def test_a_file_that_is_no_split_is_refused(tmp_path):
     data = path.read_bytes()
     for damaged in (b"", b"text", data[:-30], data[: len(data) // 2]):
         path.write_bytes(damaged)
-        with pytest.raises(AntipodalError, match="not a saved split, or is damaged"):
+        with pytest.raises(AntipodalError, match=r"not an \.npz file of plain arrays, or damaged"):
             Split.load(path)
     np.savez(path, **{**GOOD, "train": np.array([Trap("x")], object)})
     with pytest.raises(AntipodalError, match="damaged"):
@@ -320,6 +321,7 @@ def test_digits_are_those_of_scikit_learn():
 
 def test_data_is_looked_for_where_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.delenv("ANTIPODAL_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for load in (cifar10, nus_wide, idx):
         with pytest.raises(AntipodalError, match="set the environment variable ANTIPODAL_DATA"):
             load()
@@ -761,32 +763,129 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
         arrays(tmp_path / "a.parquet")
 
 
-def column(values):
-    """Return what a column of pyarrow looks like: lists become an object array of arrays."""
-    if isinstance(values[0], str):
-        array = np.array(values, object)
-    elif isinstance(values[0], list):
-        array = np.empty(len(values), object)
-        array[:] = [np.array(v) for v in values]
-    else:
-        array = np.array(values)
-    return SimpleNamespace(to_numpy=lambda: array)
+LIST = pa.list_(pa.float32())
+FIXED = pa.list_(pa.float32(), 4)
+LARGE = pa.large_list(pa.float32())
+WORDS_OF_CLASSES = ["c", "a", "b", "c", "c", "a"]
+
+
+def write_parquet(path, vectors, labels):
+    """Write row groups of four, so that no column is in one piece."""
+    table = pa.table({"id": range(len(vectors)), "vector": vectors, "label": labels})
+    parquet.write_table(table, path, row_group_size=4)
+    return path
+
+
+def read_parquet(path):
+    return arrays(path, features="vector", labels="label")
+
+
+@pytest.mark.parametrize("kind", [LIST, FIXED, LARGE])
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (pa.array(CLASSES, pa.int8()), CLASSES),
+        (pa.array(CLASSES, pa.float64()), CLASSES),
+        (pa.array([c > 0 for c in CLASSES]), [1, 0, 1, 1, 1, 0]),
+        (pa.array(WORDS_OF_CLASSES), CLASSES),
+        (pa.array(WORDS_OF_CLASSES, pa.large_string()), CLASSES),
+        (pa.array(WORDS_OF_CLASSES).dictionary_encode(), CLASSES),
+        (pa.array(Y.tolist()), Y.astype(bool)),
+        (pa.array(Y.astype(bool).tolist()), Y.astype(bool)),
+        (pa.array(Y.tolist(), pa.list_(pa.float32(), 2)), Y.astype(bool)),
+    ],
+)
+def test_parquet_columns_become_features_and_labels(tmp_path, kind, labels, expected):
+    data = read_parquet(write_parquet(tmp_path / "a.parquet", pa.array(X.tolist(), kind), labels))
+    assert data.name == "a"
+    assert data.features.dtype == np.float32
+    np.testing.assert_array_equal(data.features, X)
+    np.testing.assert_array_equal(data.labels, expected)
+    assert data.labels.dtype == (np.int64 if data.labels.ndim == 1 else bool)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int8, np.uint16, np.bool_])
+def test_parquet_keeps_the_type_of_the_features(tmp_path, dtype):
+    rows = (X * 3).astype(dtype)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), 4)
+    data = read_parquet(write_parquet(tmp_path / "a.parquet", vectors, CLASSES))
+    assert data.features.dtype == dtype
+    np.testing.assert_array_equal(data.features, rows)
+
+
+def test_words_of_any_script_are_ordered_as_in_npz_files(tmp_path):
+    words = ["zebra", "Zebra", "éclair", "", "日本", "😀", "zebra", "éclair"]
+    write_parquet(tmp_path / "a.parquet", pa.array(np.eye(8).tolist()), words)
+    np.savez(tmp_path / "a.npz", vector=np.eye(8), label=np.array(words))
+    np.testing.assert_array_equal(
+        read_parquet(tmp_path / "a.parquet").labels, read_parquet(tmp_path / "a.npz").labels
+    )
+
+
+def test_a_directory_of_parquet_files_is_one_dataset(tmp_path):
+    folder = tmp_path / "many.parquet"
+    folder.mkdir()
+    for number, rows in enumerate((slice(0, 2), slice(2, 6))):
+        vectors = pa.array(X[rows].tolist(), LIST)
+        write_parquet(folder / f"part-{number}.parquet", vectors, WORDS_OF_CLASSES[rows])
+    data = read_parquet(folder)
+    np.testing.assert_array_equal(data.features, X)
+    np.testing.assert_array_equal(data.labels, CLASSES)
+
+
+ROWS = X.tolist()
 
 
 @pytest.mark.parametrize(
-    ("labels", "expected"),
-    [(CLASSES, CLASSES), (["c", "a", "b", "c", "c", "a"], CLASSES), (Y.tolist(), Y.astype(bool))],
+    ("vectors", "labels", "message"),
+    [
+        (pa.array([*ROWS[:5], [1.0, 2.0]]), CLASSES, "equal length: row 0 has 4 .* row 5 has 2"),
+        (pa.array([*ROWS[:5], None], LIST), CLASSES, "'vector' has 1 missing value"),
+        (pa.array([*ROWS[:5], None], FIXED), CLASSES, "'vector' has 1 missing value"),
+        (pa.array([*ROWS[:5], [1, 2, None, 4]], LIST), CLASSES, "'vector' has 1 missing value"),
+        (pa.array([*ROWS[:5], [1, 2, None, 4]], FIXED), CLASSES, "'vector' has 1 missing value"),
+        (pa.array(X[:, 0]), CLASSES, "'vector' must be of lists, and is of float"),
+        (pa.array([["a"]] * 6), CLASSES, "features must be numbers"),
+        (pa.array([], LIST), pa.array([], pa.int64()), "it has no rows"),
+        (pa.array(ROWS), [1, 2, None, 1, 2, 1], "'label' has 1 missing value"),
+        (pa.array(ROWS), ["a", None, None, "b", "a", "b"], "'label' has 2 missing values"),
+        (pa.array(ROWS), [0.5] * 6, "labels must be integers"),
+        (pa.array(ROWS), [[1], [1, 0], [1], [0], [1], [1]], "row 0 has 1 values, row 1 has 2"),
+        (pa.array(ROWS), [[1, 2]] * 6, "or booleans"),
+        (pa.array(ROWS), [{"a": 1}] * 6, "'label' must be of lists"),
+    ],
 )
-def test_parquet_columns_become_features_and_labels(monkeypatch, labels, expected):
-    table = {"vector": column(X.tolist()), "label": column(labels)}
-    stand_in = SimpleNamespace(read_table=lambda path, columns: {c: table[c] for c in columns})
-    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(parquet=stand_in))
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", stand_in)
-    data = arrays("a.parquet", features="vector", labels="label")
-    np.testing.assert_array_equal(data.features, X)
-    np.testing.assert_array_equal(data.labels, expected)
-    with pytest.raises(AntipodalError, match="a column 'X' of lists of equal length"):
-        arrays("a.parquet", labels="label")
-    table["vector"] = column([[1.0, 2.0], [3.0]] * 3)
-    with pytest.raises(AntipodalError, match="lists of equal length"):
-        arrays("a.parquet", features="vector", labels="label")
+def test_parquet_columns_that_are_no_dataset_are_refused(tmp_path, vectors, labels, message):
+    path = write_parquet(tmp_path / "a.parquet", vectors, labels)
+    with pytest.raises(AntipodalError, match=message) as caught:
+        read_parquet(path)
+    assert "a.parquet" in str(caught.value)
+
+
+def test_a_parquet_file_that_is_missing_or_damaged_is_named(tmp_path):
+    path = tmp_path / "a.parquet"
+    with pytest.raises(AntipodalError, match=r"cannot read .*a\.parquet"):
+        read_parquet(path)
+    write_parquet(path, pa.array(ROWS), CLASSES)
+    with pytest.raises(AntipodalError, match="has no column 'X': it has id, vector, label"):
+        arrays(path)
+    with pytest.raises(AntipodalError, match="has no column 'y': it has id, vector, label"):
+        arrays(path, features="vector")
+    good = path.read_bytes()
+    for bad in (b"", b"text", good[:-1], good[: len(good) // 2]):
+        path.write_bytes(bad)
+        with pytest.raises(AntipodalError, match=r"cannot read .*a\.parquet"):
+            read_parquet(path)
+
+
+def test_a_parquet_file_with_checksums_tells_a_flipped_bit(tmp_path):
+    table = pa.table({"vector": pa.array(ROWS, LIST), "label": CLASSES})
+    path = tmp_path / "a.parquet"
+    plain = {"use_dictionary": False, "compression": "none", "write_page_checksum": True}
+    parquet.write_table(table, path, **plain)
+    np.testing.assert_array_equal(read_parquet(path).features, X)
+    damaged = bytearray(path.read_bytes())
+    damaged[damaged.index(X[2].tobytes())] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(AntipodalError, match=r"cannot read .*a\.parquet: .*(CRC|checksum)"):
+        read_parquet(path)

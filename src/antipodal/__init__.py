@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from antipodal.encoders import ListaEncoder as ListaEncoder
     from antipodal.encoders import PlainEncoder as PlainEncoder
     from antipodal.errors import AntipodalError as AntipodalError
+    from antipodal.features import bag_of_words as bag_of_words
     from antipodal.features import gist as gist
     from antipodal.hashers import ITQ as ITQ
     from antipodal.hashers import LSH as LSH
@@ -44,6 +45,7 @@ _HOME = {
     "ListaEncoder": "encoders",
     "PlainEncoder": "encoders",
     "SHeLU": "neurons",
+    "bag_of_words": "features",
     "evaluate": "metrics",
     "gist": "features",
     "ksvd": "dictionary",

@@ -1,13 +1,13 @@
 """Read arrays from files without loading what is not needed, and write codes as they come."""
 
 import os
-import zipfile
-import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from antipodal.codes import Codes
@@ -18,22 +18,44 @@ from antipodal.files import replacing
 def read_array(source: str) -> NDArray[Any]:
     """Read `file.npy`, memory-mapped, or one array of a zip file as `file.npz:name`."""
     path, zipped, name = source.partition(".npz")
-    try:
-        if not zipped:
+    if not zipped:
+        with _naming(path, "not a NumPy file"):
             array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
             return array
-        path += zipped
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            if name[1:] in arrays.files:
-                return np.asarray(arrays[name[1:]])
-            names = arrays.files
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or "not a NumPy file, or damaged"
+    path += zipped
+    with open_npz(path) as file:
+        if name[1:] not in file.files:
+            raise AntipodalError(
+                f"{path} holds several arrays ({', '.join(file.files)}): "
+                f"name one of them, as {path}:{(file.files or ['X'])[0]}"
+            )
+        return np.asarray(file[name[1:]])
+
+
+@contextmanager
+def open_npz(path: str | os.PathLike[str]) -> Iterator[NpzFile]:
+    """Open a file of plain arrays; what fails while it is open is an error that names the file.
+
+    Arrays are read, and may prove damaged, only when asked for: ``file[name]``.
+    """
+    # np.load would leave a file open that it opened itself and found damaged
+    with _naming(path, "not an .npz file of plain arrays"), open(path, "rb") as stream:
+        file = np.load(stream, allow_pickle=False)
+        if not isinstance(file, NpzFile):
+            raise ValueError("a single array")
+        with file:
+            yield file
+
+
+@contextmanager
+def _naming(path: str | os.PathLike[str], problem: str) -> Iterator[None]:
+    try:
+        yield
+    except AntipodalError:
+        raise
+    except Exception as error:  # zipfile and NumPy raise many kinds
+        reason = getattr(error, "strerror", None) or f"{problem}, or damaged"
         raise AntipodalError(f"cannot read {path}: {reason}") from error
-    raise AntipodalError(
-        f"{path} holds several arrays ({', '.join(names)}): "
-        f"name one of them, as {path}:{(names or ['X'])[0]}"
-    )
 
 
 def write_codes(

@@ -4,8 +4,9 @@ from antipodal.datasets.arrays import arrays
 from antipodal.datasets.base import Dataset
 from antipodal.datasets.cifar10 import cifar10
 from antipodal.datasets.digits import digits
+from antipodal.datasets.download import download
 from antipodal.datasets.idx import idx
 from antipodal.datasets.nus_wide import nus_wide
 from antipodal.datasets.split import Split
 
-__all__ = ["Dataset", "Split", "arrays", "cifar10", "digits", "idx", "nus_wide"]
+__all__ = ["Dataset", "Split", "arrays", "cifar10", "digits", "download", "idx", "nus_wide"]

@@ -1,15 +1,15 @@
 """A dataset of one's own: arrays in .npz, .npy or parquet files."""
 
 import os
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.arrays import read_array
+from antipodal.arrays import open_npz, read_array
 from antipodal.datasets.base import Dataset
+from antipodal.datasets.parquet import read_parquet
 from antipodal.errors import AntipodalError
 
 _Pair = tuple[NDArray[Any], NDArray[Any]]
@@ -30,12 +30,12 @@ def arrays(path: str | os.PathLike[str], features: str = "X", labels: str = "y")
         .npy file of features: the path of an .npy file of labels.
     """
     source = Path(path)
-    readers = {".npz": _read_npz, ".npy": _read_npy, ".parquet": _read_parquet}
+    readers = {".npz": _read_npz, ".npy": _read_npy, ".parquet": read_parquet}
     if source.suffix not in readers:
         raise ValueError(f"path must end in .npz, .npy or .parquet: got {source}")
     X, y = readers[source.suffix](source, features, labels)
     try:
-        return Dataset(source.stem, X, _as_labels(y))
+        return Dataset(source.stem, X, _as_labels(y), directory=source.parent)
     except ValueError as error:
         raise AntipodalError(f"{source} is not a dataset: {error}") from error
 
@@ -54,49 +54,18 @@ def _as_labels(y: NDArray[Any]) -> NDArray[Any]:
 
 
 def _read_npz(path: Path, features: str, labels: str) -> _Pair:
-    try:
-        # np.load would leave a file open that it opened itself and found damaged
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            if labels == "y" and "y" not in file.files and "Y" in file.files:
-                labels = "Y"
-            for name in (features, labels):
-                if name not in file.files:
-                    raise AntipodalError(
-                        f"{path} has no array {name!r}: it has {', '.join(file.files) or 'none'}"
-                    )
-            return file[features], file[labels]
-    except AntipodalError:
-        raise
-    except OSError as error:
-        raise AntipodalError(f"cannot read {path}: {error.strerror or error}") from error
-    except Exception as error:  # zipfile and NumPy raise many kinds
-        raise AntipodalError(
-            f"cannot read {path}: not an .npz file of plain arrays, or damaged"
-        ) from error
+    with open_npz(path) as file:
+        if labels == "y" and "y" not in file.files and "Y" in file.files:
+            labels = "Y"
+        for name in (features, labels):
+            if name not in file.files:
+                raise AntipodalError(
+                    f"{path} has no array {name!r}: it has {', '.join(file.files) or 'none'}"
+                )
+        return file[features], file[labels]
 
 
 def _read_npy(path: Path, features: str, labels: str) -> _Pair:
     if not labels.endswith(".npy"):
         raise ValueError(f"labels must be the path of an .npy file, as the features: got {labels}")
     return read_array(str(path)), np.asarray(read_array(labels))
-
-
-def _read_parquet(path: Path, features: str, labels: str) -> _Pair:
-    try:
-        parquet = import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise AntipodalError(
-            f"cannot read {path}: parquet needs pyarrow, pip install antipodal[images]"
-        ) from error
-    try:
-        table = parquet.read_table(path, columns=[features, labels])
-        X = np.stack(list(table[features].to_numpy()))
-        y = table[labels].to_numpy()
-    except Exception as error:  # pyarrow raises many kinds
-        raise AntipodalError(
-            f"cannot read {path}: it must have a column {features!r} of lists of equal length and "
-            f"a column {labels!r} ({error})"
-        ) from error
-    if y.dtype == object:  # words, or lists of concepts
-        y = np.array(y.tolist())
-    return X, y

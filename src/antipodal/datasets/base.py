@@ -1,7 +1,9 @@
 """What every loader returns."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +21,19 @@ class Dataset:
     name : str
         What to call it in reports.
     features : array (m, n) or None
-        None until computed: ``dataclasses.replace(dataset, features=...)``.
+        None until computed: `with_gist`, or ``dataclasses.replace(dataset, features=...)``.
     labels : integer array (m,) or bool array (m, c)
         A class a row, or the concepts of each row.
     images : uint8 array (m, h, w) or (m, h, w, 3), or None
+    directory : path or None
+        The folder of the files it was read from, where features computed from it are kept.
     """
 
     name: str
     features: NDArray[Any] | None
     labels: NDArray[Any]
     images: NDArray[np.uint8] | None = None
+    directory: Path | None = None
 
     def __post_init__(self) -> None:
         labels, features, images = self.labels, self.features, self.images
@@ -56,6 +61,55 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def with_gist(
+        self,
+        *,
+        orientations: Sequence[int] = (8, 8, 8),
+        grid: int = 4,
+        colour: bool = False,
+        border: int | None = None,
+        cache: bool = True,
+    ) -> Self:
+        """Return the dataset with the GIST of its images as features, float32.
+
+        Parameters
+        ----------
+        orientations, grid, colour, border
+            As in `antipodal.features.gist`.
+        cache : bool
+            Keep the features in the folder ``.antipodal`` of `directory`, and read them from there
+            when the same images ask for the same features again.
+
+        Examples
+        --------
+        >>> from antipodal.datasets import digits
+        >>> digits().with_gist(orientations=(4, 4), grid=2).features.shape
+        (1797, 32)
+        """
+        if self.images is None:
+            raise ValueError(
+                f"GIST describes images, and the dataset {self.name!r} has none: use its features "
+                "as they are"
+            )
+        # here: importing torch takes its time
+        from antipodal.datasets.cache import cached_gist
+        from antipodal.features import gist
+
+        if cache and self.directory is not None:
+            features = cached_gist(
+                self.images,
+                self.directory,
+                orientations=orientations,
+                grid=grid,
+                colour=colour,
+                border=border,
+            )
+        else:
+            features = gist(
+                self.images, orientations=orientations, grid=grid, colour=colour, border=border
+            )
+        return replace(self, features=features)
 
     def split(
         self,

@@ -19,7 +19,10 @@ from antipodal.errors import AntipodalError
 _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 _PER_BATCH = 10_000
 _PIXELS = 3 * 32 * 32
-_HELP = "get the CIFAR-10 binary version from its official page and unpack it there"
+_HELP = (
+    "`antipodal datasets cifar10` downloads it, or get the binary version from its official page, "
+    "https://www.cs.toronto.edu/~kriz/cifar.html, and unpack it there"
+)
 
 Batch = tuple[NDArray[np.uint8], NDArray[Any]]  # pixels (b, 3072), labels (b,)
 
@@ -27,10 +30,11 @@ Batch = tuple[NDArray[np.uint8], NDArray[Any]]  # pixels (b, 3072), labels (b,)
 def cifar10(dir: str | os.PathLike[str] | None = None) -> Dataset:
     """Read the 60,000 images: training batches 1 to 5, then the test batch.
 
-    `dir` holds ``cifar-10-batches-bin`` or ``cifar-10-batches-py``, or is one of the two.
+    `dir` holds ``cifar-10-batches-bin`` or ``cifar-10-batches-py``, or is one of the two. By
+    default it is what the environment variable ANTIPODAL_DATA names, else where `download` puts it.
     The features are None: compute them from the images.
     """
-    folder, suffix = _find(find_directory(dir))
+    folder, suffix = _find(find_directory(dir, _HELP))
     read = _read_binary if suffix else _read_pickle
     images = np.empty((len(_BATCHES), _PER_BATCH, 32, 32, 3), np.uint8)
     labels = np.empty((len(_BATCHES), _PER_BATCH), np.int64)
@@ -49,7 +53,7 @@ def cifar10(dir: str | os.PathLike[str] | None = None) -> Dataset:
             )
         images[number] = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # stored by channel
         labels[number] = classes
-    return Dataset("cifar10", None, labels.reshape(-1), images.reshape(-1, 32, 32, 3))
+    return Dataset("cifar10", None, labels.reshape(-1), images.reshape(-1, 32, 32, 3), folder)
 
 
 def _find(directory: Path) -> tuple[Path, str]:

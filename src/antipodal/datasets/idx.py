@@ -19,13 +19,19 @@ from antipodal.datasets.base import Dataset
 from antipodal.datasets.location import find_directory
 from antipodal.errors import AntipodalError
 
+_HELP = (
+    "`antipodal datasets mnist` and `antipodal datasets fashion-mnist` download theirs, to a "
+    "folder each"
+)
+
 
 def idx(dir: str | os.PathLike[str] | None = None) -> Dataset:
     """Read the four IDX files in a directory: the training rows, then the test rows.
 
-    The features are the pixels, uint8; the dataset is named after the directory.
+    The features are the pixels, uint8; the dataset is named after the directory. By default that
+    is what the environment variable ANTIPODAL_DATA names, else the user's cache directory.
     """
-    directory = find_directory(dir)
+    directory = find_directory(dir, _HELP)
     images, labels = [], []
     for part in ("train", "t10k"):
         images.append(_read(_find(directory, f"{part}-images-idx3-ubyte"), 3))
@@ -41,14 +47,19 @@ def idx(dir: str | os.PathLike[str] | None = None) -> Dataset:
     classes = np.concatenate(labels).astype(np.int64)
     if pixels.size == 0:
         raise AntipodalError(f"{directory}: the IDX files hold no images")
-    return Dataset(directory.resolve().name, pixels.reshape(len(pixels), -1), classes, pixels)
+    name = directory.resolve().name
+    return Dataset(name, pixels.reshape(len(pixels), -1), classes, pixels, directory)
 
 
 def _find(directory: Path, name: str) -> Path:
     for path in (directory / name, directory / f"{name}.gz"):
         if path.is_file():
             return path
-    raise AntipodalError(f"{directory} has neither {name} nor {name}.gz")
+    folders = sorted({path.parent for path in directory.glob(f"*/{name}*")})
+    raise AntipodalError(
+        f"{directory} has neither {name} nor {name}.gz; "
+        + (f"pass {' or '.join(map(str, folders))}, which has" if folders else _HELP)
+    )
 
 
 def _read(path: Path, n_dims: int) -> NDArray[np.uint8]:

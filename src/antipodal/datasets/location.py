@@ -1,4 +1,4 @@
-"""Where datasets are looked for."""
+"""Where datasets are looked for, and downloaded to."""
 
 import os
 from pathlib import Path
@@ -8,15 +8,30 @@ from antipodal.errors import AntipodalError
 VARIABLE = "ANTIPODAL_DATA"
 
 
-def find_directory(dir: str | os.PathLike[str] | None) -> Path:
-    """Return `dir`, or what the environment variable ANTIPODAL_DATA names when it is None."""
+def data_directory(dir: str | os.PathLike[str] | None = None) -> Path:
+    """Return `dir`, else what the environment variable ANTIPODAL_DATA names, else a cache.
+
+    That is `antipodal` in the user's cache directory: $XDG_CACHE_HOME, or ~/.cache.
+    """
     chosen = os.environ.get(VARIABLE) if dir is None else dir
-    if not chosen:
-        raise AntipodalError(
-            f"no data directory: pass `dir`, or set the environment variable {VARIABLE} to it"
-        )
-    path = Path(chosen).expanduser()
-    if not path.is_dir():
-        source = f" (from {VARIABLE})" if dir is None else ""
-        raise AntipodalError(f"{path}{source} is not a directory")
-    return path
+    if chosen:
+        return Path(chosen).expanduser()
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not cache.is_absolute():  # the specification has relative ones ignored
+        cache = Path("~/.cache").expanduser()
+    return cache / "antipodal"
+
+
+def find_directory(dir: str | os.PathLike[str] | None, help: str) -> Path:
+    """Return the data directory, or say that it is not there and how to come by the data."""
+    path = data_directory(dir)
+    if path.is_dir():
+        return path
+    if dir is not None:
+        raise AntipodalError(f"{path} is not a directory")
+    if os.environ.get(VARIABLE):
+        raise AntipodalError(f"{path} (from {VARIABLE}) is not a directory")
+    raise AntipodalError(
+        f"no data directory: pass `dir`, or set the environment variable {VARIABLE} to it. "
+        f"Without them {path} is used, which does not exist; {help}"
+    )

@@ -12,6 +12,10 @@ from antipodal.datasets.base import Dataset
 from antipodal.datasets.location import find_directory
 from antipodal.errors import AntipodalError
 
+_HELP = (
+    "NUS-WIDE asks for registration, so there is no download: its official distribution's folders "
+    "Low_Level_Features, ConceptsList and Groundtruth must lie there"
+)
 _WORDS = 500
 _BLOCK = 4_000_000  # bytes of text parsed at a time
 _DIGITS_AND_BLANKS = b"0123456789 \t\r\n"
@@ -20,11 +24,12 @@ _DIGITS_AND_BLANKS = b"0123456789 \t\r\n"
 def nus_wide(dir: str | os.PathLike[str] | None = None) -> Dataset:
     """Read the bag-of-words features (uint16 counts) and the concepts of every image.
 
-    The directory holds ``Low_Level_Features/BoW_int.dat``, ``ConceptsList/Concepts81.txt`` and
+    `dir`, by default what the environment variable ANTIPODAL_DATA names, holds
+    ``Low_Level_Features/BoW_int.dat``, ``ConceptsList/Concepts81.txt`` and
     ``Groundtruth/AllLabels/Labels_<concept>.txt``. The columns of the labels are in the order of
     the list of concepts.
     """
-    directory = find_directory(dir)
+    directory = find_directory(dir, _HELP)
     labels = _read_labels(directory)
     path = directory / "Low_Level_Features" / "BoW_int.dat"
     features = np.empty((len(labels), _WORDS), np.uint16)
@@ -38,7 +43,7 @@ def nus_wide(dir: str | os.PathLike[str] | None = None) -> Dataset:
             f"{path} has {n_rows:,} rows, and the label files have {len(labels):,} each: is one "
             "of them truncated?"
         )
-    return Dataset("nus-wide", features, labels)
+    return Dataset("nus-wide", features, labels, directory=directory)
 
 
 def _read_labels(directory: Path) -> NDArray[np.bool_]:
@@ -50,7 +55,7 @@ def _read_labels(directory: Path) -> NDArray[np.bool_]:
         found = {path.name for path in folder.glob("Labels_*.txt")}
     except (OSError, UnicodeDecodeError) as error:
         raise AntipodalError(
-            f"cannot read {listed}: {error}. Is {directory} the NUS-WIDE directory?"
+            f"cannot read {listed}: {error}. Is {directory} the NUS-WIDE directory? {_HELP}"
         ) from error
     expected = {f"Labels_{concept}.txt" for concept in concepts}
     if expected != found or len(expected) != len(concepts) or not concepts:
@@ -83,9 +88,7 @@ def _read_integers(path: Path, n_columns: int, most: int) -> Iterator[NDArray[np
                 yield _parse(path, text, line, n_columns, most)
                 line += text.count(b"\n")
     except OSError as error:
-        raise AntipodalError(
-            f"cannot read {path}: {error.strerror or error}. Is it in the official layout?"
-        ) from error
+        raise AntipodalError(f"cannot read {path}: {error.strerror or error}. {_HELP}") from error
 
 
 def _parse(path: Path, text: bytes, line: int, n_columns: int, most: int) -> NDArray[np.int64]:

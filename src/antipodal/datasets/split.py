@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from antipodal.arrays import open_npz
 from antipodal.errors import AntipodalError
 from antipodal.files import replacing
 
@@ -63,14 +64,8 @@ class Split:
     @classmethod
     def load(cls, path: str | os.PathLike[str], n_rows: int | None = None) -> Self:
         """Read what `save` wrote; with `n_rows`, also check that it fits a dataset so long."""
-        try:
-            # np.load would leave a file open that it opened itself and found damaged
-            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
-                arrays: dict[str, NDArray[Any]] = {name: file[name] for name in file.files}
-        except OSError as error:
-            raise AntipodalError(f"cannot read {path}: {error.strerror or error}") from error
-        except Exception as error:  # zipfile and NumPy raise many kinds
-            raise AntipodalError(f"{path} is not a saved split, or is damaged") from error
+        with open_npz(path) as file:
+            arrays: dict[str, NDArray[Any]] = {name: file[name] for name in file.files}
         names = {field.name for field in fields(cls)}
         if not {"train", "query", "database"} <= arrays.keys() <= names:
             found = ", ".join(sorted(arrays)) or "nothing"

@@ -1,5 +1,14 @@
 """Descriptors of images, to be hashed."""
 
 from antipodal.features.gist import gist, mirror_permutation
+from antipodal.features.images import image_files
+from antipodal.features.words import Vocabulary, bag_of_words, learn_vocabulary
 
-__all__ = ["gist", "mirror_permutation"]
+__all__ = [
+    "Vocabulary",
+    "bag_of_words",
+    "gist",
+    "image_files",
+    "learn_vocabulary",
+    "mirror_permutation",
+]

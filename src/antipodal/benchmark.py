@@ -1,0 +1,190 @@
+"""Methods × code lengths × seeds on one dataset: every cell fitted, scored and recorded alike.
+
+The seed of a cell draws its split and everything random in its method. Methods that learn from
+labels see the training rows; those that do not see the whole database, without labels.
+"""
+
+import hashlib
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.utils import get_tags
+
+import antipodal
+from antipodal.datasets import Dataset, Split
+from antipodal.hashers import BaseHasher
+from antipodal.methods import make_hasher
+from antipodal.metrics import evaluate
+from antipodal.records import Record
+from antipodal.workers import run_jobs
+
+_MOST_CONCEPT_ROWS = 5000  # training rows of a multi-label set, unless told otherwise
+
+
+class Cell(NamedTuple):
+    """One fit and its scores."""
+
+    method: str
+    bits: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A dataset and the protocol it is split by.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        With features.
+    protocol : str
+        As `Dataset.split` takes it.
+    n_train, n_query : int, optional
+        Training rows (default 200) and queries a class. In sets with several labels a row:
+        training rows in all, by default the database or 5,000 rows of it, and queries a concept.
+    n_concepts : int
+        How many of the most frequent concepts count, where rows have several.
+    split : Split, optional
+        Taken for every seed, in place of those that the protocol draws.
+    """
+
+    dataset: Dataset
+    protocol: str = "paper"
+    n_train: int | None = None
+    n_query: int = 100
+    n_concepts: int = 21
+    split: Split | None = None
+    identity: Record = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.dataset.features is None:
+            raise ValueError(f"{self.dataset.name} has no features: compute them first")
+        if self.n_train is None and not self.multilabel:
+            object.__setattr__(self, "n_train", 200)
+        identity: Record = {"dataset": self.dataset.name, "data": _digest(self.dataset)}
+        if self.split is None:
+            identity |= {
+                "protocol": self.protocol, "n_train": self.n_train, "n_query": self.n_query
+            }  # fmt: skip
+            if self.multilabel:
+                identity["n_concepts"] = self.n_concepts
+        else:
+            parts = (self.split.train, self.split.query, self.split.database)
+            identity["protocol"] = f"given-{_digest_arrays(parts)}"
+        object.__setattr__(self, "identity", identity | {"antipodal": antipodal.__version__})
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether rows have several labels."""
+        return self.dataset.labels.ndim == 2
+
+    def identify(self, cell: Cell) -> Record:
+        """Return what tells the record of a cell from all others."""
+        return self.identity | cell._asdict()
+
+    def matching(self, cells: Iterable[Cell], records: Sequence[Record]) -> dict[Cell, Record]:
+        """Return the records that are there already, by cell; of several the last."""
+        names = self.identify(Cell("", 0, 0)).keys()
+        known = {tuple(record.get(name) for name in names): record for record in records}
+        found = ((cell, known.get(tuple(self.identify(cell).values()))) for cell in cells)
+        return {cell: record for cell, record in found if record is not None}
+
+    def draw(self, seed: int) -> Split:
+        """Return the split of a seed."""
+        if self.split is not None:
+            return self.split
+        options = {"n_query": self.n_query, "n_concepts": self.n_concepts, "n_pairs": 0}
+        split = self.dataset.split(self.protocol, seed, n_train=self.n_train, **options)
+        if self.n_train is None and len(split.train) > _MOST_CONCEPT_ROWS:
+            split = self.dataset.split(self.protocol, seed, n_train=_MOST_CONCEPT_ROWS, **options)
+        return split
+
+
+def grid(methods: Sequence[str], bits: Sequence[int], seeds: Sequence[int]) -> list[Cell]:
+    """Return all cells, after checking that every method can be made."""
+    for method in methods:
+        make_hasher(method, bits[0], seeds[0])
+    return [Cell(*cell) for cell in product(methods, bits, seeds)]
+
+
+def run_cells(
+    benchmark: Benchmark, cells: Iterable[Cell], n_processes: int = 1
+) -> Iterator[tuple[Cell, Record | Exception]]:
+    """Yield the record of each cell, or why it has none, as they are done."""
+    light = replace(benchmark, dataset=replace(benchmark.dataset, images=None))
+    yield from run_jobs(run_cell, light, cells, n_processes)
+
+
+def run_cell(benchmark: Benchmark, cell: Cell) -> Record:
+    """Fit a method, encode queries and database, and score them: values in percent, seconds, MB.
+
+    `map_without_training` is mAP over the database without the training rows in it.
+    """
+    X, split = np.asarray(benchmark.dataset.features), benchmark.draw(cell.seed)
+    y = benchmark.dataset.labels
+    if split.concepts is not None:
+        y = y[:, split.concepts]
+    hasher = make_hasher(cell.method, cell.bits, cell.seed)
+    began = time.perf_counter()
+    _fit(hasher, X, y, split)
+    fitted = time.perf_counter()
+    query, database = hasher.encode(X[split.query]), hasher.encode(X[split.database])
+    encoded = time.perf_counter()
+    scores = evaluate(
+        query, database, y[split.query], y[split.database], n_bits=cell.bits,
+        top=(10, 5000) if benchmark.multilabel else (),
+        projections=hasher.project(X[split.database]),
+    ).to_dict()  # fmt: skip
+    new = np.isin(split.database, split.train, invert=True)
+    if 0 < new.sum() < len(new):
+        rest = evaluate(
+            query, database[new], y[split.query], y[split.database[new]], n_bits=cell.bits
+        )
+        scores["map_without_training"] = rest.map
+    return (
+        benchmark.identify(cell)
+        | {name: round(value, 6) for name, value in scores.items()}
+        | {
+            "train": len(split.train),
+            "fit_seconds": round(fitted - began, 3),
+            "encode_seconds": round(encoded - fitted, 3),
+            "peak_mb": _peak_mb(),
+        }
+    )
+
+
+def _fit(
+    hasher: BaseHasher, X: np.ndarray[Any, Any], y: np.ndarray[Any, Any], split: Split
+) -> None:
+    if get_tags(hasher).target_tags.required:
+        hasher.fit(X[split.train], y[split.train])
+    else:
+        hasher.fit(X[split.database])
+
+
+def _peak_mb() -> int | None:
+    """Return the most memory this process has held so far, where the system tells."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10))
+
+
+def _digest(dataset: Dataset) -> str:
+    return _digest_arrays([np.asarray(dataset.features), dataset.labels])
+
+
+def _digest_arrays(arrays: Iterable[np.ndarray[Any, Any]]) -> str:
+    """Return a short name for the contents of some arrays."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:12]

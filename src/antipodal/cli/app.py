@@ -1,0 +1,40 @@
+"""The command line's application, the options that commands share, and how they print."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from antipodal import __version__
+
+app = typer.Typer(
+    help="Learn binary codes that survive quantisation, and search them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+Bits = Annotated[int, typer.Option("--bits", min=1, help="Length of the codes.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
+ARRAY = "FILE.npy, or FILE.npz:NAME"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"antipodal {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def print_json(record: dict[str, Any]) -> None:
+    """Print one record a line."""
+    typer.echo(json.dumps(record))

@@ -1,0 +1,215 @@
+"""`antipodal bench`."""
+
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from antipodal.cli.app import AsJson, app, print_json
+from antipodal.cli.progress import bar
+
+if TYPE_CHECKING:
+    from antipodal.datasets import Dataset
+    from antipodal.records import Record
+
+
+class Source(StrEnum):
+    """What can be benchmarked."""
+
+    cifar10 = "cifar10"
+    nuswide = "nuswide"
+    multilabel = "multilabel"
+    idx = "idx"
+    arrays = "arrays"
+    digits = "digits"
+
+
+class Features(StrEnum):
+    """What the rows of an image set are described by."""
+
+    gist = "gist"
+    pixels = "pixels"
+
+
+class Protocol(StrEnum):
+    """How the rows are split."""
+
+    paper = "paper"
+    unseen = "unseen"
+
+
+@app.command()
+def bench(
+    source: Annotated[Source, typer.Argument(metavar="DATASET", help=" | ".join(Source))],
+    file: Annotated[
+        Path | None, typer.Argument(help="For multilabel and arrays: .npz or .parquet.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Directory of the data; otherwise $ANTIPODAL_DATA.")
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help="Separated by commas; settings as NAME:parameter=value.")
+    ] = "DeepLinf,ITQ,LSH",
+    bits: Annotated[str, typer.Option(help="Code lengths.")] = "48,64",
+    seeds: Annotated[str, typer.Option(help="Each draws a split and its methods' choices.")] = "0",
+    protocol: Annotated[Protocol, typer.Option(help="Or classes never seen in training.")] = (
+        Protocol.paper
+    ),
+    split: Annotated[
+        Path | None, typer.Option(help="A saved split, in place of the protocol's.")
+    ] = None,
+    train: Annotated[
+        int | None,
+        typer.Option(min=1, help="Training rows a class [200], or in all if multi-label [5000]."),
+    ] = None,
+    queries: Annotated[int, typer.Option(min=1, help="Queries a class or concept.")] = 100,
+    concepts: Annotated[int, typer.Option(min=1, help="Most frequent concepts that count.")] = 21,
+    skip_concepts: Annotated[
+        int, typer.Option(min=0, help="Leave out as many of the most frequent concepts.")
+    ] = 0,
+    features: Annotated[
+        Features | None, typer.Option(help="Of images: gist for cifar10, pixels otherwise.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Records, one a line; cells found there are not run again."),
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Cells at a time; by default one a core.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit and score methods × code lengths × seeds; stop it when you like, and it goes on."""
+    lengths, chosen = _whole_numbers(bits, "--bits", 1), _whole_numbers(seeds, "--seeds", 0)
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    if not names:
+        raise typer.BadParameter("--methods: give at least one")
+    from antipodal.benchmark import Benchmark, grid, run_cells
+    from antipodal.datasets import Split
+    from antipodal.records import appending, read_records
+    from antipodal.workers import available_cores
+
+    try:
+        cells = grid(names, lengths, chosen)
+    except (TypeError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    dataset = _load(source, file, data, features, skip_concepts)
+    given = None if split is None else Split.load(split, len(dataset))
+    benchmark = Benchmark(dataset, protocol, train, queries, concepts, given)
+    path = out or Path(f"antipodal-bench-{dataset.name}.jsonl")
+    records = benchmark.matching(cells, read_records(path))
+    for record in records.values() if as_json else ():
+        print_json(record)
+    waiting = [cell for cell in cells if cell not in records]
+    if records:
+        _say(f"{len(records)} of {len(cells)} cells are in {path} already")
+    began, failed = time.perf_counter(), 0
+    with appending(path) as file_of_records, bar(dataset.name) as show:
+        show(0, len(waiting))
+        outcomes = run_cells(benchmark, waiting, processes or available_cores())
+        for done, (cell, outcome) in enumerate(outcomes, start=1):
+            name = f"{cell.method}, {cell.bits} bits, seed {cell.seed}"
+            show(done, len(waiting), f", {name}")
+            if isinstance(outcome, Exception):
+                failed += 1
+                _say(f"{name}: {outcome}")
+                continue
+            file_of_records.append(outcome)
+            records[cell] = outcome
+            if as_json:
+                print_json(outcome)
+            if not sys.stderr.isatty():
+                left = (time.perf_counter() - began) / done * (len(waiting) - done)
+                _say(f"{name}: mAP {outcome['map']:.2f}; {done}/{len(waiting)}, {left:.0f} s left")
+    if not as_json and records:
+        _print_table([records[cell] for cell in cells if cell in records], path)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _load(
+    source: Source, file: Path | None, data: Path | None, features: Features | None, skip: int
+) -> "Dataset":
+    """Read the dataset, with the features it is to be benchmarked on."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from antipodal import datasets
+
+    if (file is None) == (source in (Source.multilabel, Source.arrays)):
+        wanted = "needs a FILE" if file is None else "takes no FILE"
+        raise typer.BadParameter(f"bench {source} {wanted}")
+    dataset: Dataset
+    if file is not None:
+        dataset = datasets.arrays(file)
+    else:
+        loaders = {
+            Source.cifar10: datasets.cifar10,
+            Source.nuswide: datasets.nus_wide,
+            Source.idx: datasets.idx,
+        }
+        dataset = datasets.digits() if source is Source.digits else loaders[source](data)
+    if source is Source.multilabel and dataset.labels.ndim == 1:
+        raise ValueError(f"{file} has one label a row: use `antipodal bench arrays {file}`")
+    images = dataset.images
+    if images is None:
+        if features is not None:
+            raise typer.BadParameter(f"--features is for images, and {dataset.name} has none")
+    elif features is Features.gist or (features is None and source is Source.cifar10):
+        dataset = replace(dataset.with_gist(), name=f"{dataset.name}-gist")
+    elif dataset.features is None:
+        pixels = images.reshape(len(images), -1)
+        dataset = replace(dataset, features=pixels, name=f"{dataset.name}-pixels")
+    if skip:
+        if dataset.labels.ndim == 1 or skip >= dataset.labels.shape[1]:
+            raise ValueError(f"--skip-concepts {skip}: {dataset.name} has no more concepts")
+        rare = np.sort(np.argsort(-dataset.labels.sum(axis=0), kind="stable")[skip:])
+        dataset = replace(
+            dataset, labels=dataset.labels[:, rare], name=f"{dataset.name}-without-top-{skip}"
+        )
+    return dataset
+
+
+def _print_table(records: "list[Record]", path: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from antipodal.summary import chance, table
+
+    headings, *rows = table(records)
+    shown = Table(
+        title=f"{records[0]['dataset']}, percent, mean ± standard deviation over seeds (paper); "
+        f"a random order scores {chance(records)}"
+    )
+    for heading in headings:
+        shown.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+    for row in rows:
+        shown.add_row(*row)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # a pipe has no width of its own
+    console.print(shown)
+    typer.echo(f"The records are in {path}.")
+
+
+def _whole_numbers(text: str, option: str, least: int) -> list[int]:
+    """Read "48,64" or "0-4"."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.strip().isdecimal() or (dash and not last.strip().isdecimal()):
+            raise typer.BadParameter(
+                f"{option} {text}: expected whole numbers, such as 48,64 or 0-4"
+            )
+        numbers += range(int(first), int(last if dash else first) + 1)
+    if not numbers or min(numbers) < least:
+        raise typer.BadParameter(f"{option} {text}: expected numbers from {least}")
+    return list(dict.fromkeys(numbers))
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)

@@ -1,0 +1,70 @@
+"""`antipodal demo`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from antipodal.cli.app import AsJson, Bits, Seed, app, print_json
+from antipodal.cli.progress import training_progress
+
+
+@app.command()
+def demo(
+    bits: Bits = 48,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 300,
+    seed: Seed = 0,
+    out: Annotated[Path, typer.Option(help="Where model and codes go.")] = Path("antipodal-demo"),
+    as_json: AsJson = False,
+) -> None:
+    """Learn codes of handwritten digits, score them beside rivals, show nearest images."""
+    from antipodal.demo import Demo
+
+    show = Demo(bits, epochs, seed)
+    rows = show.split
+
+    def say(text: str) -> None:
+        if not as_json:
+            typer.echo(text)
+
+    say(
+        f"{len(show.labels)} images of handwritten digits, 8 × 8 pixels: {len(rows.train)} labelled"
+        f" for training, {len(rows.query)} queries, {len(rows.database)} in the database.\n"
+    )
+    with training_progress(f"deep l∞ network, {bits} bits") as progress:
+        scores = list(show.scores(progress))
+    if as_json:
+        for score in scores:
+            record = {"method": score.method, "bits": bits, "seed": seed}
+            print_json(record | score.evaluation.to_dict() | {"fit_seconds": score.fit_seconds})
+    else:
+        _print_scores(scores, bits)
+    model, codes = show.save(out)
+    say(f"\nThe model is in {model}, the packed codes of the database in {codes}.")
+    for found in show.neighbours(n_queries=3, k=5):
+        captions = [f"query: {show.labels[found.query]}"] + [
+            f"{show.labels[row]}, {distance} bit{'' if distance == 1 else 's'} off"
+            for row, distance in zip(found.nearest, found.distances, strict=True)
+        ]
+        say("\n" + "\n".join(show.picture([found.query, *found.nearest.tolist()], captions)))
+
+
+def _print_scores(scores: Any, bits: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("method", title=f"{bits} bits; percent; mAP is the mean over random tie orders")
+    for heading in ("mAP", "worst to best", "P r≤2", "R r≤2", "empty r≤2", "fit, s"):
+        table.add_column(heading, justify="right")
+    for score in scores:
+        r = score.evaluation.to_dict()
+        table.add_row(
+            score.method,
+            f"{r['map']:.1f}",
+            f"{r['map_worst']:.1f} to {r['map_best']:.1f}",
+            f"{r['precision_r2']:.1f}",
+            f"{r['recall_r2']:.1f}",
+            f"{r['empty_r2']:.1f}",
+            f"{score.fit_seconds:.1f}",
+        )
+    Console().print(table)

@@ -1,0 +1,173 @@
+"""`antipodal fit`, `encode` and `evaluate`."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from antipodal.cli.app import ARRAY, AsJson, Bits, Seed, app, print_json
+from antipodal.cli.progress import bar, training_progress
+
+
+@app.command()
+def fit(
+    features: Annotated[str, typer.Argument(help=f"Training rows: {ARRAY}.")],
+    model: Annotated[Path, typer.Option("--out", "-o", help="Where the model goes.")],
+    labels: Annotated[
+        str | None, typer.Option(help=f"A class a row, or multi-hot concepts: {ARRAY}.")
+    ] = None,
+    pairs: Annotated[
+        str | None, typer.Option(help=f"Rows i, j, similar (1 or 0), instead of labels: {ARRAY}.")
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="Name of the method, such as DeepLinf, KSH or ITQ.")
+    ] = "DeepLinf",
+    bits: Bits = 64,
+    seed: Seed = 0,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A parameter of the method, NAME=VALUE; may be repeated."),
+    ] = None,
+    paper: Annotated[bool, typer.Option(help="DeepLinf in the setting of the paper.")] = False,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Keep the training's state here, and resume from it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Learn a hasher from features and labels (or pairs), and save it."""
+    from sklearn.utils import get_tags
+
+    from antipodal.arrays import read_array
+    from antipodal.hashers import NetworkHasher
+    from antipodal.methods import make_hasher
+
+    if paper and method != "DeepLinf":
+        raise typer.BadParameter("--paper is a setting of DeepLinf")
+    try:
+        hasher = make_hasher("DeepLinf.paper" if paper else method, bits, seed, settings or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    trained = isinstance(hasher, NetworkHasher)
+    if trained and (labels is None) == (pairs is None):
+        raise typer.BadParameter(f"{method} learns from --labels or from --pairs: give one")
+    if pairs is not None and not trained:
+        raise typer.BadParameter(f"{method} does not learn from pairs")
+    if labels is None and not trained and get_tags(hasher).target_tags.required:
+        raise typer.BadParameter(f"{method} learns from --labels: give them")
+    if checkpoint is not None and not trained:
+        raise typer.BadParameter(f"{method} has no training to resume: leave --checkpoint out")
+    rows = read_array(features)
+    began = time.perf_counter()
+    with training_progress(f"{method}, {bits} bits") as progress:
+        if isinstance(hasher, NetworkHasher):
+            options: dict[str, Any] = {"progress": progress, "checkpoint": checkpoint}
+            if pairs is not None:
+                listed = read_array(pairs)
+                if listed.ndim != 2 or listed.shape[1] != 3:
+                    raise ValueError(
+                        f"{pairs} must have three columns, i, j, similar: got {listed.shape}"
+                    )
+                hasher.fit_pairs(rows, listed[:, :2], listed[:, 2], **options)
+            else:
+                hasher.fit(rows, read_array(str(labels)), **options)
+        else:
+            hasher.fit(rows, None if labels is None else read_array(labels))
+    seconds = time.perf_counter() - began
+    hasher.save(model)
+    record = {
+        "model": str(model),
+        "method": method,
+        "bits": bits,
+        "seed": seed,
+        "rows": len(rows),
+        "features": int(rows.shape[1]),
+        "fit_seconds": round(seconds, 3),
+    }
+    if as_json:
+        print_json(record)
+    else:
+        typer.echo(
+            f"{model}: {method}, {bits} bits, from {len(rows):,} rows of {rows.shape[1]:,} "
+            f"features in {seconds:.1f} s"
+        )
+
+
+@app.command()
+def encode(
+    model: Annotated[Path, typer.Argument(help="Written by `antipodal fit`.")],
+    features: Annotated[str, typer.Argument(help=f"Rows to encode: {ARRAY}.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the codes go, .npy.")],
+    as_json: AsJson = False,
+) -> None:
+    """Turn features into packed binary codes, a block of rows at a time."""
+    from antipodal.arrays import read_array, write_codes
+    from antipodal.codes import code_width
+    from antipodal.hashers import load
+
+    hasher = load(model)
+    rows = read_array(features)
+    width = code_width(hasher.n_bits)
+    began = time.perf_counter()
+    with bar("encoding") as show:
+
+        def blocks() -> Iterator[Any]:
+            done = 0
+            for block in hasher.encode_blocks(rows):
+                yield block
+                done += len(block)
+                show(done, len(rows))
+
+        write_codes(out, blocks(), len(rows), width)
+    seconds = time.perf_counter() - began
+    if as_json:
+        print_json(
+            {
+                "codes": str(out),
+                "rows": len(rows),
+                "bits": hasher.n_bits,
+                "bytes": len(rows) * width,
+                "seconds": round(seconds, 3),
+            }
+        )
+    else:
+        typer.echo(f"{out}: {len(rows):,} codes of {hasher.n_bits} bits in {seconds:.1f} s")
+
+
+@app.command()
+def evaluate(
+    queries: Annotated[str, typer.Argument(help=f"Packed codes of the queries: {ARRAY}.")],
+    database: Annotated[str, typer.Argument(help=f"Packed codes of the database: {ARRAY}.")],
+    query_labels: Annotated[str, typer.Option(help=f"Labels of the queries: {ARRAY}.")],
+    database_labels: Annotated[str, typer.Option(help=f"Labels of the database: {ARRAY}.")],
+    bits: Bits,
+    radius: Annotated[list[int] | None, typer.Option(min=0, help="May be repeated.")] = None,
+    top: Annotated[
+        list[int] | None, typer.Option(min=1, help="Also mAP@k and MP@k; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score how well codes retrieve: mAP under every tie order, balls, bit health."""
+    from antipodal.arrays import read_array
+    from antipodal.metrics import evaluate as score
+
+    result = score(
+        read_array(queries),
+        read_array(database),
+        read_array(query_labels),
+        read_array(database_labels),
+        n_bits=bits,
+        radii=tuple(radius or (0, 2)),
+        top=tuple(top or ()),
+    ).to_dict()
+    if as_json:
+        print_json(result)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("measure", "value", title="values in percent, counts where whole")
+    for name, value in result.items():
+        table.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}")
+    Console().print(table)

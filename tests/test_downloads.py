@@ -1,0 +1,473 @@
+"""Downloads, from a real server on this machine that fails in the ways servers do."""
+
+import gzip
+import hashlib
+import io
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from antipodal import AntipodalError
+from antipodal.datasets import cifar10, download, idx, nus_wide
+from antipodal.datasets.download import SOURCES, Source
+from antipodal.datasets.fetch import RemoteFile
+
+RNG = np.random.default_rng(0)
+BATCHES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+CONTENT = {name: b"\3" + RNG.bytes(3072) + b"\7" + RNG.bytes(3072) for name in BATCHES}
+FOLDER = "cifar-10-batches-bin"
+
+
+def make_archive(*extra):
+    """Return a .tar.gz of two images a batch, with more members before them."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        for member, data in extra:
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+        tar.addfile(folder := tarfile.TarInfo(FOLDER))
+        folder.type = tarfile.DIRTYPE
+        for name, data in CONTENT.items():
+            member = tarfile.TarInfo(f"{FOLDER}/{name}")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return stream.getvalue()
+
+
+ARCHIVE = make_archive()
+HALF = len(ARCHIVE) // 2
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves `files`; `mode` says how badly. The `starts` are where answers began."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        files, mode = self.server.files, self.server.mode
+        data = files.get(self.path)
+        if data is None:
+            self.send_error(404)
+            return
+        start, asked = 0, self.headers.get("Range")
+        if asked and mode != "no ranges":
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(data):
+                self.send_error(416)
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        else:
+            self.send_response(200)
+        self.server.starts.append(start)
+        if mode == "no length":
+            self.send_header("Connection", "close")
+        else:
+            self.send_header("Content-Length", str(len(data) - start))
+        self.end_headers()
+        if mode == "cut":
+            data = data[: max(HALF, start)]
+            self.close_connection = True
+        self.wfile.write(data[start:])
+        if mode == "hang":
+            self.wfile.flush()
+            self.server.gate.wait(20)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        http.daemon_threads = True
+        http.files, http.mode, http.starts = {"/a.tar.gz": ARCHIVE}, "good", []
+        http.url = f"http://127.0.0.1:{http.server_port}"
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+        thread.start()
+        use_archive(monkeypatch, http.url)
+        yield http
+        http.shutdown()
+        thread.join()
+
+
+def remote(url, data):
+    return RemoteFile(url, len(data), hashlib.md5(data).hexdigest())
+
+
+def use_archive(monkeypatch, url, data=ARCHIVE):
+    sizes = {name: len(content) for name, content in CONTENT.items()}
+    source = Source(FOLDER, (remote(f"{url}/a.tar.gz", data),), sizes)
+    monkeypatch.setitem(SOURCES, "cifar10", source)
+
+
+def assert_whole(folder):
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == CONTENT
+
+
+def test_an_archive_is_unpacked_and_its_loader_reads_it(server, tmp_path, monkeypatch):
+    told = []
+    folder = download("cifar10", tmp_path / "new" / "dir", progress=lambda *n: told.append(n))
+    assert folder == tmp_path / "new" / "dir" / FOLDER
+    assert_whole(folder)
+    assert list(folder.parent.iterdir()) == [folder]
+    assert told[-1] == (len(ARCHIVE), len(ARCHIVE))
+    monkeypatch.setattr(import_module("antipodal.datasets.cifar10"), "_PER_BATCH", 2)
+    for place in (folder, folder.parent):
+        assert cifar10(place).labels.tolist() == [3, 7] * 6
+
+
+def test_what_is_there_is_not_downloaded_again(server, tmp_path):
+    folder = download("cifar10", tmp_path)
+    (folder / ".antipodal").mkdir()
+    server.files.clear()
+    assert download("cifar10", tmp_path) == folder
+    assert download("cifar10", str(folder)) == folder
+    assert len(server.starts) == 1
+
+
+def test_an_incomplete_folder_is_completed_and_other_files_in_it_stay(server, tmp_path):
+    folder = download("cifar10", tmp_path)
+    (folder / "mine.txt").write_text("kept")
+    (folder / "data_batch_2.bin").write_bytes(b"short")
+    (folder / "test_batch.bin").unlink()
+    assert download("cifar10", tmp_path) == folder
+    assert (folder / "mine.txt").read_text() == "kept"
+    (folder / "mine.txt").unlink()
+    assert_whole(folder)
+
+
+def test_an_archive_put_there_by_hand_is_unpacked_and_stays(server, tmp_path):
+    (tmp_path / "a.tar.gz").write_bytes(ARCHIVE)
+    server.files.clear()
+    assert_whole(download("cifar10", tmp_path))
+    assert (tmp_path / "a.tar.gz").read_bytes() == ARCHIVE
+
+
+def test_a_cut_connection_is_resumed_where_it_ended(server, tmp_path):
+    server.mode = "cut"
+    for starts in ([0], [0, HALF]):  # the second attempt gets nothing more
+        with pytest.raises(AntipodalError) as caught:
+            download("cifar10", tmp_path)
+        message = str(caught.value)
+        assert f"cut after {HALF:,} of {len(ARCHIVE):,} bytes" in message
+        assert "next attempt goes on from there" in message
+        assert server.starts == starts
+        assert os.listdir(tmp_path) == ["a.tar.gz.part"]
+    server.mode = "good"
+    told = []
+    assert_whole(download("cifar10", tmp_path, progress=lambda *n: told.append(n)))
+    assert server.starts == [0, HALF, HALF]
+    assert all(done > HALF for done, _ in told)
+
+
+def test_a_server_without_ranges_starts_over(server, tmp_path):
+    server.mode = "no ranges"
+    (tmp_path / "a.tar.gz.part").write_bytes(ARCHIVE[:HALF])
+    assert_whole(download("cifar10", tmp_path))
+    assert server.starts == [0]
+
+
+def test_a_server_that_gives_no_length_is_fine(server, tmp_path):
+    server.mode = "no length"
+    assert_whole(download("cifar10", tmp_path))
+
+
+@pytest.mark.parametrize("part", [ARCHIVE, b"x" * len(ARCHIVE), ARCHIVE + b"more"])
+def test_a_part_that_is_whole_is_used_and_one_too_long_is_not(server, tmp_path, part):
+    (tmp_path / "a.tar.gz.part").write_bytes(part)
+    assert_whole(download("cifar10", tmp_path))
+    assert server.starts == ([] if part == ARCHIVE else [0])
+
+
+def test_a_range_that_the_server_cannot_give_starts_over(server, tmp_path, monkeypatch):
+    use_archive(monkeypatch, server.url, ARCHIVE + b"more")  # the table knows a longer file
+    (tmp_path / "a.tar.gz.part").write_bytes(ARCHIVE)
+    with pytest.raises(AntipodalError, match=r"it should have .* and the server has"):
+        download("cifar10", tmp_path)
+    assert server.starts == [0]
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("part", [b"", b"x" * 100])
+def test_a_wrong_checksum_is_refused_and_nothing_of_it_kept(server, tmp_path, part):
+    if part:
+        (tmp_path / "a.tar.gz.part").write_bytes(part)
+    else:
+        server.files["/a.tar.gz"] = ARCHIVE[:-1] + bytes([ARCHIVE[-1] ^ 1])
+    with pytest.raises(
+        AntipodalError, match=r"checksum is not the published one, MD5 [0-9a-f]{32}"
+    ):
+        download("cifar10", tmp_path)
+    assert os.listdir(tmp_path) == []
+    server.files["/a.tar.gz"] = ARCHIVE
+    assert_whole(download("cifar10", tmp_path))
+
+
+def test_another_file_under_the_address_is_refused(server, tmp_path):
+    server.files["/a.tar.gz"] = b"<html>Please log in</html>"
+    with pytest.raises(AntipodalError, match=r"bytes, and the server has 26"):
+        download("cifar10", tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def no_such_host(*args):
+    raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+def test_what_cannot_be_reached_says_what_to_do_by_hand(server, tmp_path, monkeypatch):
+    by_hand = (
+        rf"/a\.tar\.gz: .*{{}}.* by hand and unpack it in .*{tmp_path.name}.*data_batch_1\.bin"
+    )
+    server.files.clear()
+    with pytest.raises(AntipodalError, match=by_hand.format("the server says 404 Not Found")):
+        download("cifar10", tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as closed:
+        port = closed.server_port
+    use_archive(monkeypatch, f"http://127.0.0.1:{port}")
+    with pytest.raises(AntipodalError, match=by_hand.format("refused")):
+        download("cifar10", tmp_path)
+    monkeypatch.setattr(socket, "getaddrinfo", no_such_host)
+    with pytest.raises(AntipodalError, match=by_hand.format("Name or service not known")):
+        download("cifar10", tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_server_that_falls_silent_is_given_up(server, tmp_path, monkeypatch):
+    server.mode, server.gate = "hang", threading.Event()
+    server.files["/a.tar.gz"] = ARCHIVE
+    monkeypatch.setattr(import_module("antipodal.datasets.fetch"), "_TIMEOUT", 0.2)
+    use_archive(monkeypatch, server.url, ARCHIVE + b"the rest")
+    monkeypatch.setattr(Handler, "send_header", lambda *args: None)  # no length either
+    with pytest.raises(AntipodalError, match="timed out, the connection was cut after"):
+        download("cifar10", tmp_path)
+    server.gate.set()
+    assert (tmp_path / "a.tar.gz.part").read_bytes() == ARCHIVE
+
+
+def evil(name, kind=tarfile.REGTYPE, target=""):
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member, b"evil" if kind == tarfile.REGTYPE else b""
+
+
+def test_members_that_nobody_asked_for_are_not_unpacked(server, tmp_path, monkeypatch):
+    absolute = tmp_path / "absolute"
+    archive = make_archive(
+        evil("../x"),
+        evil(f"{FOLDER}/../../x"),
+        evil(f"{FOLDER}/../x"),
+        evil(str(absolute)),
+        evil(f"{FOLDER}/readme.html"),
+        evil(f"{FOLDER}/data_batch_1.bin"),  # too short
+        evil(f"{FOLDER}/link", tarfile.SYMTYPE, "/etc"),
+        evil(f"{FOLDER}/data_batch_2.bin", tarfile.SYMTYPE, str(absolute)),
+        evil(f"{FOLDER}/data_batch_3.bin", tarfile.LNKTYPE, "/etc/passwd"),
+        evil(f"{FOLDER}/data_batch_4.bin", tarfile.FIFOTYPE),
+    )
+    server.files["/a.tar.gz"] = archive
+    use_archive(monkeypatch, server.url, archive)
+    (tmp_path / "data").mkdir()
+    assert_whole(download("cifar10", tmp_path / "data"))
+    assert os.listdir(tmp_path) == ["data"]
+    assert os.listdir(tmp_path / "data") == [FOLDER]
+
+
+@pytest.mark.parametrize("archive", [b"no archive", ARCHIVE[:-500], gzip.compress(b"no archive")])
+def test_an_archive_that_lacks_a_member_leaves_no_folder(server, tmp_path, monkeypatch, archive):
+    server.files["/a.tar.gz"] = archive
+    use_archive(monkeypatch, server.url, archive)
+    with pytest.raises(AntipodalError, match=r"cannot unpack .*a\.tar\.gz"):
+        download("cifar10", tmp_path)
+    assert os.listdir(tmp_path) == ["a.tar.gz"]
+
+
+def test_a_killed_download_leaves_no_final_name_and_is_resumed(server, tmp_path):
+    server.mode, server.gate = "hang", threading.Event()
+    first = remote(f"{server.url}/a.tar.gz", ARCHIVE)
+    server.files["/a.tar.gz"] = ARCHIVE[:HALF]
+    script = (
+        "import sys\n"
+        "from antipodal.datasets.download import SOURCES, Source, download\n"
+        "from antipodal.datasets.fetch import RemoteFile\n"
+        "url, size, md5, dir = sys.argv[1:]\n"
+        "source = Source('cifar-10-batches-bin', (RemoteFile(url, int(size), md5),), {'x': 1})\n"
+        "SOURCES['cifar10'] = source\n"
+        "download('cifar10', dir, progress=lambda *n: print(n[0], flush=True))\n"
+    )
+    command = [sys.executable, "-c", script, first.url, str(first.size), first.md5, str(tmp_path)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Handler, "send_header", lambda *args: None)  # it looks long enough
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            while int(process.stdout.readline()) < HALF:
+                pass
+            process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    server.gate.set()
+    assert os.listdir(tmp_path) == ["a.tar.gz.part"]
+    (tmp_path / f"{FOLDER}.part").mkdir()  # as if killed when unpacking
+    (tmp_path / f"{FOLDER}.part" / "data_batch_1.bin").write_bytes(b"half")
+    server.mode, server.files["/a.tar.gz"] = "good", ARCHIVE
+    assert_whole(download("cifar10", tmp_path))
+    assert os.listdir(tmp_path) == [FOLDER]
+
+
+def test_two_downloads_at_once_wait_for_each_other(server, tmp_path):
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(download("cifar10", tmp_path)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert results == [tmp_path / FOLDER] * 4
+    assert server.starts == [0]
+    assert_whole(tmp_path / FOLDER)
+
+
+# ---- IDX files
+
+
+@pytest.fixture
+def mnist(server, monkeypatch):
+    """Four small files on the server, and what the table should say of them."""
+    images = struct.pack(">4B3I", 0, 0, 8, 3, 2, 4, 4) + bytes(range(32))
+    labels = struct.pack(">4BI2B", 0, 0, 8, 1, 2, 5, 6)
+    files = {}
+    for old in SOURCES["mnist"].files:
+        files[old.name] = gzip.compress(images if "images" in old.name else labels, mtime=0)
+        server.files[f"/{old.name}"] = files[old.name]
+    table = tuple(remote(f"{server.url}/{name}", data) for name, data in files.items())
+    monkeypatch.setitem(SOURCES, "mnist", Source("mnist", table))
+    return SimpleNamespace(files=files, total=sum(map(len, files.values())))
+
+
+def test_idx_files_are_downloaded_to_a_folder_that_idx_reads(server, mnist, tmp_path):
+    told = []
+    folder = download("mnist", tmp_path, progress=lambda *n: told.append(n))
+    assert folder == tmp_path / "mnist"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == mnist.files
+    assert told[-1] == (mnist.total, mnist.total)
+    assert told == sorted(told)
+    data = idx(folder)
+    assert data.name == "mnist"
+    assert data.labels.tolist() == [5, 6, 5, 6]
+    assert download("mnist", tmp_path) == download("mnist", folder) == folder
+    assert len(server.starts) == 4
+
+
+def test_only_the_missing_and_the_damaged_idx_files_are_fetched(server, mnist, tmp_path):
+    folder = download("mnist", tmp_path)
+    names = list(mnist.files)
+    (folder / names[0]).write_bytes(b"?" * len(mnist.files[names[0]]))
+    (folder / names[3]).unlink()
+    del server.files[f"/{names[1]}"], server.files[f"/{names[2]}"]
+    download("mnist", tmp_path)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == mnist.files
+
+
+def test_an_idx_file_that_cannot_be_had_says_where_to_put_it(server, mnist, tmp_path):
+    del server.files["/t10k-labels-idx1-ubyte.gz"]
+    with pytest.raises(AntipodalError, match=r"t10k-labels-idx1-ubyte\.gz: .* put it in .*/mnist$"):
+        download("mnist", tmp_path)
+    assert len(os.listdir(tmp_path / "mnist")) == 3
+    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(
+        mnist.files["t10k-labels-idx1-ubyte.gz"]
+    )
+    assert download("mnist", tmp_path) == tmp_path / "mnist"
+
+
+# ---- where
+
+
+def test_the_directory_is_the_argument_the_variable_or_the_cache(
+    server, mnist, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ANTIPODAL_DATA", str(tmp_path / "variable"))
+    assert download("mnist", "~/mine") == tmp_path / "home" / "mine" / "mnist"
+    assert download("mnist") == tmp_path / "variable" / "mnist"
+    monkeypatch.delenv("ANTIPODAL_DATA")
+    assert download("mnist") == tmp_path / "xdg" / "antipodal" / "mnist"
+    for relative in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", relative)
+        assert download("mnist") == tmp_path / "home" / ".cache" / "antipodal" / "mnist"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert download("mnist") == tmp_path / "home" / ".cache" / "antipodal" / "mnist"
+
+
+def test_loaders_look_where_download_puts_things_and_say_what_is_missing(
+    server, mnist, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("ANTIPODAL_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(import_module("antipodal.datasets.cifar10"), "_PER_BATCH", 2)
+    cache = tmp_path / "antipodal"
+    for load, help in [
+        (cifar10, r"`antipodal datasets cifar10` downloads it, or .*official page"),
+        (idx, r"`antipodal datasets mnist` and `antipodal datasets fashion-mnist` download"),
+        (nus_wide, "asks for registration, .* Low_Level_Features, .* must lie there"),
+    ]:
+        for _ in range(2):
+            with pytest.raises(AntipodalError, match=help) as caught:
+                load()
+            assert str(cache) in str(caught.value)
+            cache.mkdir(exist_ok=True)
+        cache.rmdir()
+    download("cifar10")
+    download("mnist")
+    assert len(cifar10()) == 12
+    with pytest.raises(AntipodalError, match=f"pass {cache}/mnist, which has"):
+        idx()
+
+
+def test_a_directory_that_cannot_be_written_is_named(server, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(AntipodalError, match=r"cannot write .*file/data: Not a directory"):
+        download("cifar10", tmp_path / "file" / "data")
+
+
+def test_a_disk_that_takes_no_more_is_named_and_the_download_goes_on_later(server, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (HALF, limits[1]))
+    try:
+        with pytest.raises(AntipodalError, match=f"cannot write {tmp_path}: File too large"):
+            download("cifar10", tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(tmp_path) == ["a.tar.gz.part"]
+    assert_whole(download("cifar10", tmp_path))
+
+
+def test_a_name_that_is_not_offered_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="one of cifar10, fashion-mnist, mnist: got 'nus-wide'"):
+        download("nus-wide", tmp_path)
+
+
+def test_the_table_has_what_the_loaders_read():
+    assert {name: source.folder for name, source in SOURCES.items()} == {
+        "cifar10": FOLDER,
+        "fashion-mnist": "fashion-mnist",
+        "mnist": "mnist",
+    }
+    assert dict(SOURCES["cifar10"].members) == dict.fromkeys(BATCHES, 30_730_000)
+    for source in SOURCES.values():
+        for file in source.files:
+            assert len(bytes.fromhex(file.md5)) == 16
+            assert file.url.startswith("http")

@@ -1,0 +1,258 @@
+"""The feature cache: never a wrong feature, whatever lies in its folder or happens to its disk."""
+
+import errno
+import hashlib
+import os
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+from antipodal.datasets import Dataset, arrays, idx
+from antipodal.features import gist
+from antipodal.modelfile import read_model_file, write_model_file
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (6, 16, 20, 3), dtype=np.uint8)
+SMALL = {"orientations": (4, 2), "grid": 2}
+EXPECTED = gist(IMAGES, **SMALL)
+
+
+@pytest.fixture
+def data(tmp_path):
+    return Dataset("d", None, np.arange(6), IMAGES, tmp_path)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How many images each call of gist has described since, apart from the one of the probe."""
+    seen = []
+
+    def counted(images, **options):
+        if len(images) > 1:
+            seen.append(len(images))
+        return gist(images, **options)
+
+    monkeypatch.setattr(import_module("antipodal.datasets.cache"), "gist", counted)
+    return seen
+
+
+def files(directory):
+    return sorted((directory / ".antipodal").iterdir())
+
+
+def assert_stored(path, header):
+    found, content = read_model_file(path, "features")
+    assert found == header
+    np.testing.assert_allclose(content["features"], EXPECTED, atol=1e-6)
+
+
+def test_features_are_computed_once_and_are_those_of_gist(data, calls):
+    for _ in range(3):
+        described = data.with_gist(**SMALL)
+        assert described.features.dtype == np.float32
+        np.testing.assert_allclose(described.features, EXPECTED, atol=1e-6)
+        assert described.images is IMAGES
+        assert (described.name, described.directory) == (data.name, data.directory)
+    assert calls == [6]
+    assert data.features is None
+    (file,) = files(data.directory)
+    assert file.name.startswith("gist-")
+    assert len(file.name) == len("gist-0123456789abcdef.antipodal")
+    header, _ = read_model_file(file, "features")
+    assert header["images"] == hashlib.sha256(b"[6, 16, 20, 3]" + IMAGES.tobytes()).hexdigest()
+
+
+def test_without_a_cache_or_a_directory_nothing_is_written(data, calls):
+    elsewhere = replace(data, directory=None)
+    for described in (data.with_gist(**SMALL, cache=False), elsewhere.with_gist(**SMALL)):
+        np.testing.assert_allclose(described.features, EXPECTED, atol=1e-6)
+    assert not list(data.directory.iterdir())
+
+
+OTHERS = [
+    {"orientations": (2, 4), "grid": 2},
+    {"orientations": (4, 2), "grid": 3},
+    {"orientations": (4, 2), "grid": 2, "colour": True},
+    {"orientations": (4, 2), "grid": 2, "border": 3},
+    {},
+]
+
+
+def test_every_parameter_has_a_file_of_its_own(data, calls):
+    for number, options in enumerate([SMALL, *OTHERS]):
+        for _ in range(2):
+            expected = gist(IMAGES, **options)
+            np.testing.assert_allclose(data.with_gist(**options).features, expected, atol=1e-6)
+        assert len(calls) == len(files(data.directory)) == number + 1
+
+
+def test_equal_parameters_share_a_file_whatever_their_type(data, calls):
+    data.with_gist(**SMALL)
+    data.with_gist(orientations=np.array([4, 2]), grid=np.int64(2), colour=False, border=None)
+    replace(data, images=np.asfortranarray(IMAGES)).with_gist(orientations=[4, 2], grid=2)
+    assert calls == [6]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        np.where(np.arange(6)[:, None, None, None] == 5, IMAGES ^ 1, IMAGES),
+        IMAGES[::-1],
+        IMAGES.reshape(6, 20, 16, 3),
+        IMAGES[..., 0],
+    ],
+)
+def test_other_images_never_meet_the_features_of_these(data, calls, other):
+    data.with_gist(**SMALL)
+    described = replace(data, images=other).with_gist(**SMALL)
+    np.testing.assert_allclose(described.features, gist(other, **SMALL), atol=1e-6)
+    assert len(calls) == len(files(data.directory)) == 2
+
+
+def test_a_new_definition_of_gist_never_reads_an_old_file(data, calls, monkeypatch):
+    data.with_gist(**SMALL)
+    monkeypatch.setattr(import_module("antipodal.datasets.cache"), "_DEFINITION", 2)
+    data.with_gist(**SMALL)
+    assert calls == [6, 6]
+
+
+def test_the_definition_of_gist_is_still_the_first():
+    """If this fails because GIST was changed on purpose, raise `_DEFINITION` in cache.py."""
+    ramp = np.arange(2 * 8 * 8, dtype=np.uint8).reshape(2, 8, 8) * 2
+    values = gist(ramp, orientations=(2, 1), grid=1)
+    pinned = [[0.05723, 0.10543, 0.11140], [0.01070, 0.01912, 0.02464]]
+    np.testing.assert_allclose(values, pinned, atol=1e-4)
+    assert import_module("antipodal.datasets.cache")._DEFINITION == 1
+
+
+def test_a_damaged_or_foreign_file_is_computed_again_and_replaced(data, calls):
+    data.with_gist(**SMALL)
+    (path,) = files(data.directory)
+    good = path.read_bytes()
+    header, stored = read_model_file(path, "features")
+    flipped = bytearray(good)
+    flipped[-3] ^= 1
+    for bad in (b"", b"text", good[:-1], good[: len(good) // 2], good + b"\0", bytes(flipped)):
+        path.write_bytes(bad)
+        np.testing.assert_allclose(data.with_gist(**SMALL).features, EXPECTED, atol=1e-6)
+        assert_stored(path, header)
+    features = stored["features"]
+    for kind, head, content in [
+        ("hasher", header, stored),
+        ("features", {}, stored),
+        ("features", {**header, "grid": 3}, stored),
+        ("features", {**header, "images": "0" * 64}, stored),
+        ("features", header, {"other": features}),
+        ("features", header, {"features": features[:5]}),
+        ("features", header, {"features": features[:, :5]}),
+        ("features", header, {"features": features.astype(np.float64)}),
+        ("features", header, {"features": features + 0.1}),
+        ("features", header, {"features": np.full_like(features, np.nan)}),
+    ]:
+        write_model_file(path, kind, head, content)
+        np.testing.assert_allclose(data.with_gist(**SMALL).features, EXPECTED, atol=1e-6)
+        assert_stored(path, header)
+    assert len(calls) == 17
+    assert files(data.directory) == [path]
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_the_features_come_all_the_same(data):
+    (data.directory / ".antipodal").write_text("in the way")
+    with pytest.warns(UserWarning, match=r"cannot keep .*\.antipodal.* again next time") as seen:
+        described = data.with_gist(**SMALL)
+    np.testing.assert_allclose(described.features, EXPECTED, atol=1e-6)
+    assert str(data.directory) in str(seen[0].message)
+    assert seen[0].filename == __file__
+    with pytest.warns(UserWarning, match="cannot keep"):
+        replace(data, directory=data.directory / "gone").with_gist(**SMALL)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_named_and_the_features_come_all_the_same(data):
+    data.directory.chmod(0o500)
+    with pytest.warns(UserWarning, match="Permission denied"):
+        described = data.with_gist(**SMALL)
+    np.testing.assert_allclose(described.features, EXPECTED, atol=1e-6)
+
+
+def test_a_full_disk_leaves_no_half_file(data, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.warns(UserWarning, match="No space left"):
+            described = data.with_gist(**SMALL)
+    np.testing.assert_allclose(described.features, EXPECTED, atol=1e-6)
+    assert files(data.directory) == []
+    data.with_gist(**SMALL)
+    assert len(files(data.directory)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"orientations": "42"}, TypeError, "orientations must be a number for each scale"),
+        ({"orientations": 8}, TypeError, "orientations must be a number for each scale"),
+        ({"orientations": (4, 2.0)}, TypeError, "each of orientations"),
+        ({"grid": 2.0}, TypeError, "grid must be a whole number"),
+        ({"grid": 17}, ValueError, "a pixel for each cell"),
+        ({"border": -1}, ValueError, "border must be at least 0"),
+    ],
+)
+def test_wrong_parameters_are_refused_whether_or_not_a_file_is_there(data, options, error, message):
+    data.with_gist(**SMALL)
+    for cache in (True, False):
+        with pytest.raises(error, match=message):
+            data.with_gist(**{**SMALL, **options}, cache=cache)
+    assert len(files(data.directory)) == 1
+
+
+def test_a_dataset_without_images_is_refused():
+    with pytest.raises(ValueError, match="GIST describes images, and the dataset 'mine' has none"):
+        Dataset("mine", np.ones((3, 2)), np.arange(3)).with_gist()
+
+
+def use_and_delete(data):
+    """Ask for the features again and again, with the file gone every time."""
+    for _ in range(20):
+        np.testing.assert_allclose(data.with_gist(**SMALL).features, EXPECTED, atol=1e-6)
+        for file in files(data.directory):
+            if not file.name.startswith("."):  # being written by the other
+                file.unlink(missing_ok=True)
+
+
+def test_two_processes_at_once_do_not_disturb_each_other(data):
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import pathlib, torch; torch.set_num_threads(1)\n"
+        "from test_feature_cache import IMAGES, Dataset, np, use_and_delete\n"
+        "data = Dataset('d', None, np.arange(6), IMAGES, pathlib.Path(sys.argv[2]))\n"
+        "print('ready', flush=True); use_and_delete(data)"
+    )
+    command = [sys.executable, "-W", "error", "-c", script]
+    command += [os.path.dirname(__file__), str(data.directory)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as other:
+        assert other.stdout.readline() == "ready\n"
+        use_and_delete(data)
+        assert other.communicate(timeout=60) == ("", "")
+        assert other.returncode == 0
+
+
+def test_loaders_say_where_their_data_lies(tmp_path):
+    np.savez(tmp_path / "mine.npz", X=np.ones((3, 2)), y=[0, 1, 2])
+    assert arrays(tmp_path / "mine.npz").directory == tmp_path
+    for part in ("train", "t10k"):
+        images = struct.pack(">4B3I", 0, 0, 8, 3, 1, 8, 8) + bytes(range(64))
+        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(images)
+        labels = struct.pack(">4BIB", 0, 0, 8, 1, 1, 7)
+        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(labels)
+    data = idx(tmp_path)
+    assert data.directory == tmp_path
+    assert data.with_gist().features.shape == (2, 384)
+    assert len(files(tmp_path)) == 1

@@ -1,0 +1,103 @@
+"""Records survive what stops a run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from antipodal import AntipodalError
+from antipodal.records import appending, read_records
+
+
+def write(path, *records):
+    with appending(path) as file:
+        for record in records:
+            file.append(record)
+
+
+def test_records_are_read_in_the_order_they_were_written(tmp_path):
+    path = tmp_path / "new folder" / "r.jsonl"
+    write(path, {"a": 1}, {"b": "λ"})
+    write(path, {"c": None})
+    assert read_records(path) == [{"a": 1}, {"b": "λ"}, {"c": None}]
+    assert read_records(tmp_path / "missing") == []
+
+
+def test_a_last_line_cut_at_any_byte_costs_that_record_only(tmp_path):
+    path = tmp_path / "r.jsonl"
+    write(path, {"first": 1}, {"second": 22})
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for length in range(first, len(whole)):
+        path.write_bytes(whole[:length])
+        assert read_records(path) == [{"first": 1}]
+        write(path, {"third": 3})
+        assert read_records(path) == [{"first": 1}, {"third": 3}]
+
+
+@pytest.mark.parametrize("line", [b"{\n", b"[1]\n", b"\xff\xfe\n", b"\n"])
+def test_a_file_of_something_else_is_named_with_the_line(tmp_path, line):
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + line)
+    with pytest.raises(AntipodalError, match=r"r\.jsonl, line 2 is not a JSON object"):
+        read_records(path)
+
+
+def test_two_runs_cannot_write_one_file(tmp_path):
+    path = tmp_path / "r.jsonl"
+    with appending(path) as file:
+        file.append({"a": 1})
+        with pytest.raises(AntipodalError, match="being written by another run"), appending(path):
+            pass
+    assert read_records(path) == [{"a": 1}]
+
+
+def test_a_full_disk_keeps_the_records_before(tmp_path):
+    path = tmp_path / "r.jsonl"
+    code = f"""
+import resource, signal
+from antipodal.records import appending
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with appending({str(path)!r}) as file:
+    file.append({{"a": 1}})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))
+    file.append({{"b": "x" * 1000}})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "cannot write" in done.stderr
+    assert read_records(path) == [{"a": 1}]
+
+
+def test_a_killed_writer_loses_no_acknowledged_record(tmp_path):
+    path = tmp_path / "r.jsonl"
+    code = f"""
+from antipodal.records import appending
+with appending({str(path)!r}) as file:
+    for i in range(10**9):
+        file.append({{"i": i}})
+        print(i, flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    for _ in range(50):
+        last = int(process.stdout.readline())
+    os.kill(process.pid, signal.SIGKILL)
+    acknowledged = max([last, *map(int, process.communicate()[0].split("\n")[:-1])])
+    numbers = [record["i"] for record in read_records(path)]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) >= acknowledged + 1
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AntipodalError, match="cannot write"), appending(tmp_path / "file" / "r"):
+        pass
+
+
+def test_records_hold_plain_json_only(tmp_path):
+    path = tmp_path / "r.jsonl"
+    with appending(path) as file, pytest.raises(ValueError, match="not JSON compliant"):
+        file.append({"a": float("nan")})
+    assert json.loads(path.read_text() or "null") is None

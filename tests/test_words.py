@@ -1,0 +1,543 @@
+"""Bags of words against a plain loop over OpenCV's own descriptors, and what must hold of them."""
+
+import itertools
+import sys
+import tracemalloc
+from importlib.util import find_spec, module_from_spec
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import cdist
+from sklearn.cluster import KMeans
+
+from antipodal.errors import AntipodalError, ModelFileError
+from antipodal.features import Vocabulary, bag_of_words, image_files, learn_vocabulary, words
+from antipodal.features.sift import ImageThreads
+from antipodal.modelfile import write_model_file
+
+SIZE = 96
+
+
+def scenes(n, height=SIZE, width=SIZE, seed=0):
+    """Colour images of discs and boxes at random, blurred: plenty of keypoints."""
+    rng = np.random.default_rng(seed)
+    images = np.empty((n, height, width, 3), np.uint8)
+    for image in images:
+        canvas = np.full((height, width, 3), 128, np.uint8)
+        for _ in range(40):
+            x, y, r = (int(v) for v in rng.integers((0, 0, 2), (width, height, 12)))
+            colour = rng.integers(0, 256, 3).tolist()
+            if rng.random() < 0.5:
+                cv2.circle(canvas, (x, y), r, colour, -1)
+            else:
+                cv2.rectangle(canvas, (x, y), (x + r, y + 2 * r), colour, -1)
+        image[:] = cv2.GaussianBlur(canvas, (0, 0), 0.8)
+    return images
+
+
+def opencv_descriptors(rgb, max_keypoints, root):
+    """Of an image that has its size already, in double precision."""
+    grey = cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY)
+    found = cv2.SIFT_create(max_keypoints).detectAndCompute(grey, None)[1].astype(np.float64)
+    return np.array([np.sqrt(d / np.abs(d).sum()) for d in found]) if root else found
+
+
+def loop_over_words(rgb, vocabulary):
+    """Count in a plain loop; no descriptor may be as near to two words as rounding is."""
+    row = np.zeros(len(vocabulary.words), int)
+    descriptors = opencv_descriptors(rgb, vocabulary.max_keypoints, vocabulary.root)
+    for distances in cdist(descriptors, vocabulary.words.astype(np.float64)):
+        first, second = np.partition(distances, 1)[:2]
+        assert second - first > 1e-6 * second
+        row[distances.argmin()] += 1
+    return row
+
+
+@pytest.fixture(scope="module")
+def images():
+    return scenes(12)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(images):
+    return learn_vocabulary(images, n_words=20, size=SIZE, random_state=0)
+
+
+def test_counts_match_a_loop_over_all_words(images, vocabulary):
+    expected = np.array([loop_over_words(image, vocabulary) for image in images])
+    counts = bag_of_words(images, vocabulary)
+    np.testing.assert_array_equal(counts, expected)
+    assert counts.dtype == np.uint16
+    assert (counts > 0).any(axis=0).all()  # every word occurs
+    assert len(np.unique(counts, axis=0)) == len(images)
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_words_of_ones_own_are_counted_alike(images, root):
+    rng = np.random.default_rng(1)
+    everything = np.concatenate([opencv_descriptors(image, 30, root) for image in images])
+    chosen = everything[rng.choice(len(everything), 50, replace=False)]
+    own = Vocabulary(chosen * 1.01, root=root, max_keypoints=30, size=SIZE)
+    expected = [loop_over_words(image, own) for image in images]
+    np.testing.assert_array_equal(bag_of_words(images, own), expected)
+
+
+def test_it_does_not_matter_how_many_products_are_made_at_a_time(images, vocabulary, monkeypatch):
+    expected = bag_of_words(images, vocabulary)
+    monkeypatch.setattr(words, "_BLOCK_NUMBERS", 7 * len(vocabulary.words))
+    np.testing.assert_array_equal(bag_of_words(images, vocabulary), expected)
+
+
+def test_each_keypoint_counts_once(images, vocabulary):
+    for max_keypoints in (5, 400):
+        sift = cv2.SIFT_create(max_keypoints)
+        n_keypoints = [len(sift.detect(cv2.cvtColor(i, cv2.COLOR_RGB2GRAY))) for i in images]
+        asked = Vocabulary(vocabulary.words, max_keypoints=max_keypoints, size=SIZE)
+        np.testing.assert_array_equal(bag_of_words(images, asked).sum(axis=1), n_keypoints)
+
+
+def test_an_image_without_keypoints_has_a_row_of_zeros(images, vocabulary):
+    mixed = np.stack([images[0], np.full_like(images[0], 77), images[1]])
+    counts = bag_of_words(mixed, vocabulary)
+    np.testing.assert_array_equal(counts.any(axis=1), [True, False, True])
+
+
+def test_permuted_images_have_permuted_rows(images, vocabulary):
+    order = np.random.default_rng(2).permutation(len(images))
+    counts = bag_of_words(images, vocabulary)
+    np.testing.assert_array_equal(bag_of_words(images[order], vocabulary), counts[order])
+    np.testing.assert_array_equal(bag_of_words(images[3:4], vocabulary), counts[3:4])
+
+
+def test_an_image_is_turned_to_grey_and_squashed(images, vocabulary):
+    expected = bag_of_words(images, vocabulary)
+    grey = np.stack([cv2.cvtColor(image, cv2.COLOR_RGB2GRAY) for image in images])
+    np.testing.assert_array_equal(bag_of_words(grey, vocabulary), expected)
+    # Six pixels for each one, of which it is the mean; never the same six twice.
+    inner = grey.clip(40, 215)
+    spread = np.random.default_rng(0).integers(0, 40, grey.shape)[..., None, None]
+    cells = inner[..., None, None] + spread * np.array([[1, -1, 0], [0, -1, 1]])  # (m, h, w, 2, 3)
+    larger = cells.swapaxes(2, 3).reshape(len(grey), 2 * SIZE, 3 * SIZE).astype(np.uint8)
+    np.testing.assert_array_equal(bag_of_words(larger, vocabulary), bag_of_words(inner, vocabulary))
+    small = grey[:, ::2]
+    upright = np.stack([cv2.resize(g, (SIZE, SIZE), interpolation=cv2.INTER_LINEAR) for g in small])
+    np.testing.assert_array_equal(
+        bag_of_words(small.repeat(2, axis=2), vocabulary), bag_of_words(upright, vocabulary)
+    )
+    assert np.any(bag_of_words(upright, vocabulary) != expected)
+
+
+def test_images_given_need_not_be_contiguous_nor_writeable(images, vocabulary):
+    expected = bag_of_words(images, vocabulary)
+    turned = np.ascontiguousarray(images.transpose(0, 3, 2, 1)).transpose(0, 3, 2, 1)
+    turned.flags.writeable = False  # as a memory-mapped file is
+    np.testing.assert_array_equal(bag_of_words(turned, vocabulary), expected)
+
+
+def test_a_count_that_does_not_fit_stays_at_the_largest(images, vocabulary, monkeypatch):
+    full = bag_of_words(images, vocabulary)
+    assert full.max() > 3
+    monkeypatch.setattr(words, "_MAX_COUNT", 3)
+    np.testing.assert_array_equal(bag_of_words(images, vocabulary), np.minimum(full, 3))
+
+
+# Files
+
+
+@pytest.fixture
+def folder(images, tmp_path):
+    """The images as files, in folders such that their order is the array's."""
+    names = ["A/b.PNG", "A/c/a.bmp", "A/c/b.tif", "A/d.tiff", "B.png", "a.png", "a1.webp"]
+    names += [f"b{i}.png" for i in range(len(images) - len(names))]
+    for name, image in zip(names, images, strict=True):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        options = [cv2.IMWRITE_WEBP_QUALITY, 101] if name.endswith("webp") else []  # lossless
+        encoded = cv2.imencode(path.suffix, image[..., ::-1], options)[1]
+        path.write_bytes(encoded.tobytes())
+    (tmp_path / "A" / "labels.csv").write_text("b,1")
+    (tmp_path / ".hidden.png").write_text("not an image")
+    return tmp_path, names
+
+
+def test_files_give_the_rows_of_the_array_they_were_written_from(folder, images, vocabulary):
+    path, names = folder
+    expected = bag_of_words(images, vocabulary)
+    files = image_files(path)
+    assert [file.relative_to(path).as_posix() for file in files] == names
+    np.testing.assert_array_equal(bag_of_words(path, vocabulary), expected)
+    np.testing.assert_array_equal(bag_of_words(str(path), vocabulary), expected)
+    chosen = (str(files[4]), files[0])
+    np.testing.assert_array_equal(bag_of_words(chosen, vocabulary), expected[[4, 0]])
+
+
+def test_words_learnt_from_files_are_those_learnt_from_the_array(folder, images, vocabulary):
+    ours = learn_vocabulary(folder[0], n_words=20, size=SIZE, random_state=0)
+    np.testing.assert_array_equal(ours.words, vocabulary.words)
+
+
+def test_a_jpeg_file_is_read_and_its_grey_is_close(images, vocabulary, tmp_path):
+    path = tmp_path / "photo.JPEG"
+    cv2.imwrite(str(path), images[0][..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 100])
+    exact, ours = bag_of_words(images[:1], vocabulary), bag_of_words([path], vocabulary)
+    assert np.abs(exact.astype(int) - ours).sum() < 0.25 * exact.sum()
+
+
+def with_thumbnail(jpeg):
+    """A JPEG file with another one, whole, in a segment before its own."""
+    payload = b"Exif\0\0" + jpeg
+    segment = b"\xff\xe1" + (len(payload) + 2).to_bytes(2, "big") + payload
+    return jpeg[:2] + segment + b"\xff" + jpeg[2:]  # with a byte of padding, which is allowed
+
+
+@pytest.mark.parametrize("extension", ["jpg", "png", "bmp", "webp", "tif"])
+def test_a_truncated_file_is_refused_by_name(images, vocabulary, tmp_path, extension):
+    whole = cv2.imencode(f".{extension}", images[0])[1].tobytes()
+    whole = with_thumbnail(whole) if extension == "jpg" else whole
+    path = tmp_path / f"photo.{extension}"
+    path.write_bytes(whole)
+    assert bag_of_words(tmp_path, vocabulary).any()
+    for kept in (len(whole) - 1, len(whole) * 9 // 10, len(whole) * 2 // 3, 12, 3, 0):
+        path.write_bytes(whole[:kept])
+        with pytest.raises(AntipodalError, match=f"cannot read .*photo.{extension}: .*"):
+            bag_of_words(tmp_path, vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "it is empty"), (b"<html>404</html>", "not an image"), (None, "No such file")],
+)
+def test_what_is_no_image_is_refused_by_name(folder, vocabulary, content, message):
+    path, _ = folder
+    bad = path / "z.jpg"
+    if content is not None:
+        bad.write_bytes(content)
+    files = [*image_files(path), bad][-4:]
+    with pytest.raises(AntipodalError, match=f"cannot read .*z.jpg: {message}"):
+        bag_of_words(files, vocabulary)
+    with pytest.raises(AntipodalError, match=f"cannot read .*z.jpg: {message}"):
+        learn_vocabulary(files, n_words=2)
+
+
+def test_an_image_larger_than_opencv_allows_is_refused_by_name(vocabulary, tmp_path):
+    header = b"BM" + bytes(8) + (54).to_bytes(4, "little") + (40).to_bytes(4, "little")
+    header += (1 << 20).to_bytes(4, "little") * 2 + b"\1\0\x18\0" + bytes(24)
+    (tmp_path / "vast.bmp").write_bytes(header)
+    with pytest.raises(AntipodalError, match=r"cannot read .*vast.bmp"):
+        bag_of_words(tmp_path, vocabulary)
+
+
+def test_a_folder_without_images_or_that_is_none_is_refused(vocabulary, tmp_path):
+    (tmp_path / "notes.txt").write_text("nothing to see")
+    with pytest.raises(AntipodalError, match=r"holds no images: no file .* ends in .bmp, .jpeg"):
+        bag_of_words(tmp_path, vocabulary)
+    with pytest.raises(AntipodalError, match=r"cannot read .*absent: No such file"):
+        image_files(tmp_path / "absent")
+    with pytest.raises(AntipodalError, match=r"cannot read .*notes\.txt: Not a directory"):
+        bag_of_words(tmp_path / "notes.txt", vocabulary)
+
+
+# The vocabulary
+
+
+def mean_distance(descriptors, centres):
+    return (cdist(descriptors, centres).min(axis=1) ** 2).mean()
+
+
+@pytest.mark.parametrize("batch", [100, 3])  # in one batch, in some ten
+def test_words_are_about_as_near_to_the_descriptors_as_those_of_k_means(images, monkeypatch, batch):
+    monkeypatch.setattr(words, "_BATCH", batch)
+    descriptors = np.concatenate([opencv_descriptors(image, 400, True) for image in images])
+    ours = learn_vocabulary(images, n_words=20, size=SIZE, random_state=0).words
+    best = KMeans(20, n_init=5, random_state=0).fit(descriptors).cluster_centers_
+    rng = np.random.default_rng(0)
+    picked = descriptors[rng.choice(len(descriptors), 20, replace=False)]
+    bound = 1.03 if batch == 100 else 1.08
+    assert mean_distance(descriptors, ours) < bound * mean_distance(descriptors, best)
+    assert mean_distance(descriptors, picked) > 1.2 * mean_distance(descriptors, best)
+
+
+def test_every_batch_is_learnt_from(images, monkeypatch):
+    """One word is the mean of all descriptors, however many batches there are."""
+    descriptors = np.concatenate([opencv_descriptors(image, 400, True) for image in images])
+    for batch in (100, len(descriptors) // 5, 10**6):
+        monkeypatch.setattr(words, "_BATCH", batch)
+        word = learn_vocabulary(images, n_words=1, size=SIZE, random_state=0).words[0]
+        np.testing.assert_allclose(word, descriptors.mean(axis=0), atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def textures():
+    """Six images of dots, then six of bricks."""
+    rng = np.random.default_rng(0)
+    y, x = np.mgrid[:SIZE, :SIZE]
+    dots, bricks = [], []
+    for _ in range(6):
+        dy, dx = rng.integers(0, 16, 2)
+        dots.append(127 + 100 * np.cos((x + dx) / 2.5) * np.cos((y + dy) / 2.5))
+        bricks.append(255.0 * (((x + dx) // 16 + (y + dy) // 8) % 2))
+    noise = rng.normal(0, 2, (12, SIZE, SIZE))
+    return (np.array(dots + bricks) + noise).clip(0, 255).astype(np.uint8)
+
+
+def test_distinct_textures_have_words_of_their_own(textures):
+    vocabulary = learn_vocabulary(textures[::2], n_words=8, size=SIZE, random_state=0)
+    counts = bag_of_words(textures[1::2], vocabulary).astype(float)
+    profiles = counts / counts.sum(axis=1, keepdims=True)
+    shared = np.minimum(profiles[:, None], profiles[None]).sum(axis=2)
+    is_same = np.arange(6)[:, None] // 3 == np.arange(6) // 3
+    assert shared[is_same].min() > 0.7
+    assert shared[~is_same].max() < 0.3
+
+
+def test_images_sorted_by_class_leave_words_for_the_last_class(textures, monkeypatch):
+    colour = textures[..., None].repeat(3, axis=3)
+    descriptors = [opencv_descriptors(image, 60, True) for image in colour]
+    dots, bricks = np.concatenate(descriptors[:6]), np.concatenate(descriptors[6:])
+    monkeypatch.setattr(words, "_BATCH", (len(dots) + len(bricks)) // 2 // 8)
+    learnt = learn_vocabulary(textures, n_words=8, max_keypoints=60, size=SIZE, random_state=0)
+    best = KMeans(8, n_init=5, random_state=0).fit(np.concatenate([dots, bricks]))
+    assert mean_distance(bricks, learnt.words) < 1.5 * mean_distance(bricks, best.cluster_centers_)
+
+
+def test_a_seed_decides_the_words_and_threads_do_not(images, vocabulary):
+    threads = torch.get_num_threads()
+    try:
+        for n in (1, 3):
+            torch.set_num_threads(n)
+            again = learn_vocabulary(images, n_words=20, size=SIZE, random_state=0)
+            np.testing.assert_array_equal(again.words, vocabulary.words)
+            np.testing.assert_array_equal(
+                bag_of_words(images, again), bag_of_words(images, vocabulary)
+            )
+            assert torch.get_num_threads() == n
+    finally:
+        torch.set_num_threads(threads)
+    other = learn_vocabulary(images, n_words=20, size=SIZE, random_state=1)
+    assert np.any(other.words != vocabulary.words)
+
+
+def test_the_settings_are_kept_with_the_words(images):
+    learnt = learn_vocabulary(
+        images, n_words=3, max_keypoints=20, size=64, root=False, random_state=0
+    )
+    assert (learnt.root, learnt.max_keypoints, learnt.size) == (False, 20, 64)
+    assert learnt.words.shape == (3, 128)
+    assert learnt.words.dtype == np.float32
+    assert learnt.words.max() > 10  # SIFT's own numbers, up to 255
+    with pytest.raises(ValueError, match="read-only"):
+        learnt.words[0] = 0
+
+
+def test_the_defaults_are_the_usual_ones():
+    usual = Vocabulary(np.ones((2, 128)))
+    assert (usual.root, usual.max_keypoints, usual.size) == (True, 400, 256)
+
+
+def test_memory_does_not_grow_with_the_images(vocabulary, monkeypatch):
+    monkeypatch.setattr(words, "_BATCH", 5)
+    few = scenes(8, seed=3)
+    many = np.tile(few, (8, 1, 1, 1))
+
+    def peak(function):
+        tracemalloc.start()
+        function()
+        largest = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return largest
+
+    def learn(images):
+        learn_vocabulary(images, n_words=20, size=SIZE, random_state=0)
+
+    learn(few)  # what is imported on first use does not count
+    descriptors = int(bag_of_words(many, vocabulary).sum()) * 128 * 4
+    assert peak(lambda: learn(many)) < peak(lambda: learn(few)) + descriptors / 20
+    rows = [peak(lambda x=x: bag_of_words(x, vocabulary)) for x in (few, many)]
+    assert rows[1] < rows[0] + descriptors / 20
+
+
+def test_only_a_few_images_are_read_ahead():
+    started = []
+    with ImageThreads() as threads:
+        endless = threads.map(lambda i: started.append(i) or -i, itertools.count())
+        assert list(itertools.islice(endless, 50)) == [-i for i in range(50)]
+    assert len(started) < 50 + 5 * torch.get_num_threads()
+
+
+def test_opencv_and_pytorch_get_their_threads_back(images, vocabulary, tmp_path):
+    (tmp_path / "bad.png").write_text("no")
+    before = cv2.getNumThreads()
+    cv2.setNumThreads(3)
+    inside = []
+    try:
+        bag_of_words(images, vocabulary, progress=lambda *_: inside.append(cv2.getNumThreads()))
+        assert (set(inside), cv2.getNumThreads()) == ({1}, 3)
+        with pytest.raises(AntipodalError):
+            bag_of_words(tmp_path, vocabulary)
+        assert cv2.getNumThreads() == 3
+    finally:
+        cv2.setNumThreads(before)
+
+
+def test_progress_is_told_after_each_image(images, vocabulary):
+    expected = [(i + 1, len(images)) for i in range(len(images))]
+    for describe in (
+        lambda told: bag_of_words(images, vocabulary, progress=told),
+        lambda told: learn_vocabulary(images, n_words=2, size=SIZE, progress=told),
+    ):
+        calls = []
+        describe(lambda done, total, calls=calls: calls.append((done, total)))
+        assert calls == expected
+
+
+# Its file
+
+
+def test_a_saved_vocabulary_is_the_same_when_read(images, vocabulary, tmp_path):
+    path = tmp_path / "words.antipodal"
+    for saved in (vocabulary, Vocabulary(vocabulary.words * 9, False, np.int64(7), np.int64(50))):
+        saved.save(path)
+        read = Vocabulary.load(path)
+        np.testing.assert_array_equal(read.words, saved.words)
+        assert (read.root, read.max_keypoints, read.size) == (
+            saved.root,
+            saved.max_keypoints,
+            saved.size,
+        )
+        np.testing.assert_array_equal(bag_of_words(images, read), bag_of_words(images, saved))
+
+
+def test_a_damaged_file_is_refused(vocabulary, tmp_path):
+    path = tmp_path / "words.antipodal"
+    vocabulary.save(path)
+    data = path.read_bytes()
+    for kept in (0, 7, 100, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:kept])
+        with pytest.raises(ModelFileError):
+            Vocabulary.load(path)
+    for at in (3, 60, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(ModelFileError):
+            Vocabulary.load(path)
+
+
+SETTINGS = {"root": True, "max_keypoints": 400, "size": 256}
+WORDS = np.ones((2, 128), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "header", "arrays", "message"),
+    [
+        ("hasher", SETTINGS, {"words": WORDS}, "holds a hasher, not a vocabulary"),
+        ("vocabulary", SETTINGS, {}, "must hold words, max_keypoints, root, size"),
+        ("vocabulary", SETTINGS, {"words": WORDS, "idf": WORDS}, "holds idf"),
+        ("vocabulary", {"root": True}, {"words": WORDS}, "and holds root, words"),
+        ("vocabulary", SETTINGS, {"words": WORDS[:, :64]}, r"got shape \(2, 64\)"),
+        ("vocabulary", SETTINGS, {"words": WORDS[0]}, r"got shape \(128,\)"),
+        ("vocabulary", SETTINGS, {"words": WORDS * np.nan}, "word 0 is not"),
+        ("vocabulary", SETTINGS, {"words": WORDS > 0}, "real numbers: got bool"),
+        ("vocabulary", SETTINGS | {"size": 0}, {"words": WORDS}, "size must be at least 1"),
+        ("vocabulary", SETTINGS | {"size": "256"}, {"words": WORDS}, "size must be a whole"),
+        ("vocabulary", SETTINGS | {"root": 1}, {"words": WORDS}, "root must be True or False"),
+    ],
+)
+def test_a_whole_file_that_is_no_vocabulary_is_refused(tmp_path, kind, header, arrays, message):
+    path = tmp_path / "words.antipodal"
+    write_model_file(path, kind, header, arrays)
+    with pytest.raises(ModelFileError, match=message):
+        Vocabulary.load(path)
+
+
+# Wrong arguments
+
+GREY = np.zeros((3, 8, 8), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (GREY[:0], ValueError, r"at least one pixel: got shape \(0, 8, 8\)"),
+        (GREY[0], ValueError, r"\(8, 8\).* A single image is images\[None\]"),
+        (np.zeros((2, 3, 8, 8), np.uint8), ValueError, "channels in front"),
+        (np.zeros((2, 8, 8, 4), np.uint8), ValueError, r"got shape \(2, 8, 8, 4\)"),
+        (GREY.astype(np.float32), TypeError, "must be uint8, from 0 to 255: got float32"),
+        (np.full((1, 8, 8), np.nan), TypeError, "must be uint8, from 0 to 255: got float64"),
+        (GREY > 0, TypeError, "got bool"),
+        (np.array(["a.png"]), TypeError, "File names are to be a list"),
+        ([], ValueError, "got an empty list"),
+        (list(GREY), TypeError, r"a list with a ndarray.*np.stack"),
+        (["a.png", None], TypeError, "a list with a NoneType"),
+        (b"photos", TypeError, "got bytes"),
+        (None, TypeError, "got NoneType"),
+        (iter(["a.png"]), TypeError, "a sequence of paths.*got list_iterator"),
+    ],
+)
+def test_what_is_no_set_of_images_is_refused_with_a_reason(vocabulary, wrong, error, message):
+    with pytest.raises(error, match=message):
+        bag_of_words(wrong, vocabulary)
+    with pytest.raises(error, match=message):
+        learn_vocabulary(wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"n_words": 0}, ValueError, "n_words must be at least 1: got 0"),
+        ({"n_words": 2.0}, TypeError, "n_words must be a whole number: got 2.0"),
+        ({"max_keypoints": 0}, ValueError, "max_keypoints must be at least 1: got 0"),
+        ({"max_keypoints": None}, TypeError, "max_keypoints must be a whole number"),
+        ({"size": 0}, ValueError, "size must be at least 1: got 0"),
+        ({"root": "yes"}, TypeError, "root must be True or False: got 'yes'"),
+        ({"random_state": "seed"}, ValueError, "seed"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(images, options, error, message):
+    with pytest.raises(error, match=message):
+        learn_vocabulary(images, **options)
+
+
+def test_fewer_descriptors_than_words_are_refused_with_their_numbers(images):
+    found = len(np.unique(opencv_descriptors(images[0], 400, True), axis=0))
+    twice = images[[0, 0]]
+    with pytest.raises(ValueError, match=f"n_words=500 needs .*: 2 images have {found}. Take more"):
+        learn_vocabulary(twice, size=SIZE)
+    with pytest.raises(ValueError, match=r"n_words=1 needs .* 3 images have 0"):
+        learn_vocabulary(GREY, n_words=1)
+    assert len(learn_vocabulary(twice, n_words=found, size=SIZE, random_state=0).words) == found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (np.ones((5, 64)), ValueError, r"\(n_words, 128\).*got shape \(5, 64\)"),
+        (np.ones((0, 128)), ValueError, r"at least one: got shape \(0, 128\)"),
+        (np.where(np.arange(3)[:, None] == 1, np.inf, np.ones((3, 128))), ValueError, "word 1 is"),
+        (np.full((1, 128), 1e300), ValueError, "word 0 is not"),
+        (np.full((1, 128), "a"), TypeError, "real numbers"),
+    ],
+)
+def test_words_that_cannot_be_are_refused(wrong, error, message):
+    with pytest.raises(error, match=message):
+        Vocabulary(wrong)
+
+
+def test_words_alone_are_no_vocabulary(images, vocabulary):
+    with pytest.raises(TypeError, match=r"must be a Vocabulary, .* got ndarray"):
+        bag_of_words(images, vocabulary.words)
+
+
+def test_without_opencv_the_error_says_what_to_install(images, vocabulary, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    for call in (lambda: bag_of_words(images, vocabulary), lambda: learn_vocabulary(images)):
+        with pytest.raises(AntipodalError, match=r"OpenCV, pip install antipodal\[images\]"):
+            call()
+
+
+def test_the_modules_load_without_opencv_and_without_clustering(monkeypatch):
+    for optional in ("cv2", "sklearn.cluster"):
+        monkeypatch.setitem(sys.modules, optional, None)
+    for name in ("images", "sift", "words"):
+        spec = find_spec(f"antipodal.features.{name}")
+        spec.loader.exec_module(module_from_spec(spec))

@@ -1,0 +1,59 @@
+"""Work side by side gives what work in line gives."""
+
+import os
+
+import pytest
+import torch
+from threadpoolctl import threadpool_info
+
+from antipodal import AntipodalError
+from antipodal.workers import available_cores, run_jobs
+
+
+def add(shared, job):
+    if job == 13:
+        raise ValueError("thirteen")
+    return shared + job, os.getpid()
+
+
+def threads(shared, job):
+    pools = [pool["num_threads"] for pool in threadpool_info()]
+    return max([torch.get_num_threads(), *pools])
+
+
+def die(shared, job):
+    if job == 1:
+        os._exit(9)
+    return job
+
+
+@pytest.mark.parametrize("n_processes", [1, 2])
+def test_every_job_gives_its_result_or_its_error(n_processes):
+    outcomes = dict(run_jobs(add, 100, [1, 13, 2, 3], n_processes))
+    assert {job: outcomes[job][0] for job in (1, 2, 3)} == {1: 101, 2: 102, 3: 103}
+    assert isinstance(outcomes[13], ValueError)
+    here = {outcomes[job][1] == os.getpid() for job in (1, 2, 3)}
+    assert here == {n_processes == 1}
+
+
+def test_workers_together_use_no_more_threads_than_there_are_cores():
+    n_processes = max(2, available_cores())
+    outcomes = dict(run_jobs(threads, None, range(n_processes), n_processes))
+    assert set(outcomes.values()) == {max(1, available_cores() // n_processes)}
+
+
+def test_a_worker_that_dies_is_reported_and_not_waited_for():
+    with pytest.raises(AntipodalError, match="ended before its work was done"):
+        list(run_jobs(die, None, [0, 1, 2, 3], 2))
+
+
+def test_a_caller_that_stops_early_leaves_no_process_behind():
+    outcomes = run_jobs(add, 0, range(20), 2)
+    _, (_, pid) = next(outcomes)
+    outcomes.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_no_jobs_are_no_results():
+    assert list(run_jobs(add, 0, [], 2)) == []
