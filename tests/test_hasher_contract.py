@@ -11,21 +11,48 @@ from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from antipodal import ITQ, LSH, AntipodalError, DeepLinf, load, pack
+from antipodal import (
+    AGH,
+    ITQ,
+    KSH,
+    LSH,
+    PSH,
+    AntipodalError,
+    DeepLinf,
+    LDAHash,
+    SpectralHash,
+    load,
+    pack,
+)
+from antipodal.hashers import HASHERS as BY_NAME
 
-FAST = {"n_epochs": 3, "random_state": 0}
-CHECKED = [
-    LSH(8, random_state=0),
-    ITQ(1, random_state=0),  # scikit-learn also fits it on a single feature
+SEED = {"random_state": 0}
+FAST = {"n_epochs": 3, **SEED}
+CHECKED = [  # scikit-learn also fits on a single feature, and on ten rows
     DeepLinf(8, **FAST),
     DeepLinf(8, init="ksvd", sparsity=2, pairs="sampled", n_pairs=200, **FAST),
+    KSH(2, **SEED),
+    AGH(2, **SEED),
+    AGH(2, layers=1, **SEED),
+    PSH(8, **SEED),
+    LDAHash(1, **SEED),
+    ITQ(1, **SEED),
+    SpectralHash(8, **SEED),
+    LSH(8, **SEED),
 ]
 HASHERS = [
-    LSH(20, random_state=0),
-    ITQ(20, random_state=0),
     DeepLinf(20, **FAST),
     DeepLinf(20, init="ksvd", tied=True, n_stages=3, **FAST),
+    KSH(20, **SEED),
+    AGH(20, **SEED),
+    AGH(20, layers=1, n_nearest=5, **SEED),
+    PSH(20, **SEED),
+    LDAHash(20, **SEED),
+    ITQ(20, **SEED),
+    SpectralHash(20, **SEED),
+    LSH(20, **SEED),
 ]
+KINDS = list(BY_NAME.values())
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:400], Y[:400]
 
@@ -127,7 +154,7 @@ def test_an_unfitted_hasher_says_so(unfitted, tmp_path):
     assert not (tmp_path / "m").exists()
 
 
-@pytest.mark.parametrize("kind", [LSH, ITQ, DeepLinf])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("n_bits", "error"),
     [(0, ValueError), (-3, ValueError), (2.5, TypeError), ("8", TypeError), (True, TypeError)],
@@ -137,7 +164,7 @@ def test_a_senseless_number_of_bits_is_refused(kind, n_bits, error):
         kind(n_bits).fit(X, Y)
 
 
-@pytest.mark.parametrize("kind", [LSH, ITQ, DeepLinf])
+@pytest.mark.parametrize("kind", KINDS)
 def test_training_rows_must_be_finite(kind):
     for bad in (np.nan, np.inf):
         rows = X.copy()
@@ -149,6 +176,10 @@ def test_training_rows_must_be_finite(kind):
 def test_a_directory_that_cannot_be_written_is_named(hasher, tmp_path):
     with pytest.raises(AntipodalError, match="cannot write"):
         hasher.save(tmp_path / "missing" / "model")
+
+
+def test_every_hasher_is_tested():
+    assert {type(h) for h in CHECKED} == {type(h) for h in HASHERS} == set(KINDS)
 
 
 def test_more_bits_than_features_is_fine_where_it_can_be():

@@ -22,9 +22,14 @@ if TYPE_CHECKING:
     from antipodal.errors import AntipodalError as AntipodalError
     from antipodal.features import bag_of_words as bag_of_words
     from antipodal.features import gist as gist
+    from antipodal.hashers import AGH as AGH
     from antipodal.hashers import ITQ as ITQ
+    from antipodal.hashers import KSH as KSH
     from antipodal.hashers import LSH as LSH
+    from antipodal.hashers import PSH as PSH
     from antipodal.hashers import DeepLinf as DeepLinf
+    from antipodal.hashers import LDAHash as LDAHash
+    from antipodal.hashers import SpectralHash as SpectralHash
     from antipodal.hashers import load as load
     from antipodal.metrics import Evaluation as Evaluation
     from antipodal.metrics import evaluate as evaluate
@@ -33,18 +38,23 @@ if TYPE_CHECKING:
     from antipodal.neurons import SHeLU as SHeLU
 
 _HOME = {
+    "AGH": "hashers",
     "AntipodalError": "errors",
     "BLU": "neurons",
     "DeepLinf": "hashers",
     "Evaluation": "metrics",
     "HELU": "neurons",
     "ITQ": "hashers",
+    "KSH": "hashers",
+    "LDAHash": "hashers",
     "LSH": "hashers",
     "LinfEncoder": "encoders",
     "LinfSolution": "admm",
     "ListaEncoder": "encoders",
+    "PSH": "hashers",
     "PlainEncoder": "encoders",
     "SHeLU": "neurons",
+    "SpectralHash": "hashers",
     "bag_of_words": "features",
     "evaluate": "metrics",
     "gist": "features",

@@ -2,12 +2,17 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from antipodal.hashers import HASHERS, BaseHasher, DeepLinf
+from antipodal.hashers import AGH, HASHERS, BaseHasher, DeepLinf
 
 # Names of a table that are settings of a class.
-_NAMED: dict[str, Callable[..., BaseHasher]] = {"DeepLinf.paper": DeepLinf.paper}
+_NAMED: dict[str, Callable[..., BaseHasher]] = {
+    "DeepLinf.paper": DeepLinf.paper,
+    "AGH1": partial(AGH, layers=1),
+    "AGH2": partial(AGH, layers=2),
+}
 
 
 def method_names() -> list[str]:

@@ -17,6 +17,7 @@ import antipodal
 from antipodal.checks import check_whole
 from antipodal.codes import Bits, Codes, code_width
 from antipodal.modelfile import Arrays, write_model_file
+from antipodal.pairs import check_labels
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -163,6 +164,24 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = []  # bits, whatever came in
+        return tags
+
+
+class SupervisedHasher(BaseHasher):
+    """A hasher that learns from labels: rows are similar if they share one."""
+
+    def _check_labels(self, y: ArrayLike | None, n_rows: int) -> NDArray[Any]:
+        """Return classes (n,), numbered from 0, or multi-hot concepts (n, c); y must be there."""
+        if y is None:
+            raise ValueError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None: it "
+                "learns from labels"
+            )
+        return check_labels(y, n_rows)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
         return tags
 
 

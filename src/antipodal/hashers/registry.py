@@ -4,13 +4,20 @@ import os
 
 import antipodal
 from antipodal.errors import ModelFileError
+from antipodal.hashers.agh import AGH
 from antipodal.hashers.base import BaseHasher
 from antipodal.hashers.itq import ITQ
+from antipodal.hashers.ksh import KSH
+from antipodal.hashers.ldahash import LDAHash
 from antipodal.hashers.linf import DeepLinf
 from antipodal.hashers.lsh import LSH
+from antipodal.hashers.psh import PSH
+from antipodal.hashers.spectral import SpectralHash
 from antipodal.modelfile import read_model_file
 
-HASHERS: dict[str, type[BaseHasher]] = {kind.__name__: kind for kind in (DeepLinf, ITQ, LSH)}
+HASHERS: dict[str, type[BaseHasher]] = {
+    kind.__name__: kind for kind in (DeepLinf, KSH, AGH, PSH, LDAHash, ITQ, SpectralHash, LSH)
+}
 
 
 def load(path: str | os.PathLike[str]) -> BaseHasher:

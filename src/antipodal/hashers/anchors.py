@@ -1,0 +1,88 @@
+"""Anchors: a few points of feature space that stand for all, and the distances to them."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from antipodal.hashers.base import FloatArray
+
+_BLOCK_ROWS = 4096
+
+
+def distance_map(
+    anchors: NDArray[np.float32], mean: NDArray[np.float32], max_rows: int
+) -> Callable[[Tensor], Tensor]:
+    """Return the map (m, n) -> (m, k) to squared distances from the anchors, float32.
+
+        ‖x - a‖² = ‖x‖² - 2xᵀa + ‖a‖²,    x and a both seen from the mean
+
+    One matrix product; without the shift, features far from zero would lose their digits in the
+    differences. A row that is not finite gives NaN. The result is good until the next call.
+    """
+    centre = torch.from_numpy(mean)
+    A = torch.from_numpy(anchors) - centre
+    anchor_norms = A.square().sum(dim=1)
+    work = torch.empty(max_rows, len(A))
+
+    def distances(X: Tensor) -> Tensor:
+        x = X - centre
+        norms = x.square().sum(dim=1)
+        norms += norms - norms  # an infinite distance would vanish in exp(-d²): make it NaN
+        squared = torch.addmm(anchor_norms, x, A.T, alpha=-2.0, out=work[: len(X)])
+        return squared.add_(norms[:, None]).clamp_(min=0.0)
+
+    return distances
+
+
+def distance_blocks(
+    rows: FloatArray, anchors: NDArray[np.float32], mean: NDArray[np.float32]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the rows, float32, and their squared distances from the anchors, a block at a time."""
+    distances = distance_map(anchors, mean, min(len(rows), _BLOCK_ROWS))
+    for start in range(0, len(rows), _BLOCK_ROWS):
+        block = torch.from_numpy(rows[start : start + _BLOCK_ROWS].astype(np.float32))
+        yield block, distances(block)
+
+
+def cluster_centres(
+    rows: FloatArray, n_centres: int, n_iter: int, rng: np.random.RandomState
+) -> NDArray[np.float32]:
+    """Return up to n_centres centres of clusters, by Lloyd's iterations from random rows.
+
+    Centres that no row is nearest to are dropped: there are never more than distinct rows.
+    """
+    mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+    start = rng.permutation(len(rows))[:n_centres]
+    centres = np.unique(rows[start].astype(np.float32), axis=0)
+    for _ in range(n_iter):
+        sums = torch.zeros(centres.shape, dtype=torch.float64)
+        sizes = torch.zeros(len(centres), dtype=torch.int64)
+        for block, squared in distance_blocks(rows, centres, mean):
+            nearest = squared.argmin(dim=1)
+            sums.index_add_(0, nearest, block.double())
+            sizes += torch.bincount(nearest, minlength=len(centres))
+        kept = sizes > 0
+        centres = (sums[kept] / sizes[kept, None]).float().numpy()
+    return centres
+
+
+def check_bandwidth(bandwidth: float | None) -> None:
+    """Refuse a width of the kernel that is not a positive number, or None to learn it."""
+    if bandwidth is not None and not 0 < bandwidth < float("inf"):
+        raise ValueError(f"bandwidth must be positive and finite, or None: got {bandwidth}")
+
+
+def choose_bandwidth(given: float | None, squared: float) -> float:
+    """Return the width given, or else that whose square is a typical squared distance.
+
+    Where all rows are equal any width will do: 1.
+    """
+    if not np.isfinite(squared):
+        raise ValueError(
+            "the squared distances between training rows are too large for float32: "
+            "scale the features down"
+        )
+    return given or float(np.sqrt(squared)) or 1.0
