@@ -9,8 +9,9 @@ from statistics import mean, stdev
 
 import numpy as np
 import pytest
+from sklearn.metrics import average_precision_score
 
-from antipodal import ITQ, LSH, DeepLinf, datasets, evaluate
+from antipodal import ITQ, LSH, ClassifierLSH, DeepLinf, datasets, evaluate
 from antipodal.benchmark import Benchmark, Cell, grid, run_cell, run_cells
 from antipodal.methods import make_hasher
 from antipodal.published import PUBLISHED
@@ -85,6 +86,25 @@ def test_processes_side_by_side_give_the_same_scores():
     assert inline.keys() == spread_out.keys() == set(cells)
     for cell in cells:
         assert inline[cell]["map"] == pytest.approx(spread_out[cell]["map"], abs=0.5)
+
+
+def test_the_ceiling_ranks_class_probabilities_that_were_never_coded():
+    cells = grid(["Ceiling", "ClassifierLSH"], [16, 32], [0])
+    assert [cell for cell in cells if cell.method == "Ceiling"] == [Cell("Ceiling", 0, 0)]
+    found = dict(run_cells(Benchmark(DIGITS, **SMALL), cells))
+    ceiling = found[Cell("Ceiling", 0, 0)]
+    assert ceiling["map"] > found[Cell("ClassifierLSH", 32, 0)]["map"]
+    assert ceiling["map"] > found[Cell("ClassifierLSH", 16, 0)]["map"]
+    rows = DIGITS.split("paper", 0, **SMALL)
+    X, y = DIGITS.features, DIGITS.labels
+    svm = ClassifierLSH(random_state=0).fit(X[rows.train], y[rows.train])
+    products = svm.class_probabilities(X[rows.query]) @ svm.class_probabilities(X[rows.database]).T
+    by_hand = [
+        average_precision_score(y[rows.database] == label, row)
+        for label, row in zip(y[rows.query], products, strict=True)
+    ]
+    assert ceiling["map"] == pytest.approx(100 * np.mean(by_hand), abs=0.01)
+    assert table([ceiling])[1][:2] == ["Ceiling", "–"]
 
 
 def test_a_cell_that_cannot_be_leaves_the_others_alone():

@@ -13,13 +13,20 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from antipodal import (
     AGH,
+    BRE,
     ITQ,
     KSH,
     LSH,
     PSH,
     AntipodalError,
+    ClassifierLSH,
     DeepLinf,
     LDAHash,
+    LinfHash,
+    NNHash,
+    OneHotHash,
+    SignHash,
+    SparseHash,
     SpectralHash,
     load,
     pack,
@@ -31,11 +38,18 @@ FAST = {"n_epochs": 3, **SEED}
 CHECKED = [  # scikit-learn also fits on a single feature, and on ten rows
     DeepLinf(8, **FAST),
     DeepLinf(8, init="ksvd", sparsity=2, pairs="sampled", n_pairs=200, **FAST),
+    NNHash(8, **FAST),
+    SparseHash(8, **FAST),
     KSH(2, **SEED),
     AGH(2, **SEED),
     AGH(2, layers=1, **SEED),
     PSH(8, **SEED),
     LDAHash(1, **SEED),
+    BRE(8, n_anchors=10, n_partners=10, n_sweeps=1, **SEED),
+    OneHotHash(8, **SEED),
+    ClassifierLSH(8, **SEED),
+    LinfHash(8, **SEED),
+    SignHash(1, **SEED),
     ITQ(1, **SEED),
     SpectralHash(8, **SEED),
     LSH(8, **SEED),
@@ -43,11 +57,19 @@ CHECKED = [  # scikit-learn also fits on a single feature, and on ten rows
 HASHERS = [
     DeepLinf(20, **FAST),
     DeepLinf(20, init="ksvd", tied=True, n_stages=3, **FAST),
+    NNHash(20, **FAST),
+    SparseHash(20, **FAST),
+    SparseHash(20, nonnegative=True, tied=True, **FAST),
     KSH(20, **SEED),
     AGH(20, **SEED),
     AGH(20, layers=1, n_nearest=5, **SEED),
     PSH(20, **SEED),
     LDAHash(20, **SEED),
+    BRE(20, n_anchors=10, n_partners=10, n_sweeps=1, **SEED),
+    OneHotHash(20, **SEED),
+    ClassifierLSH(20, **SEED),
+    LinfHash(20, **SEED),
+    SignHash(20, **SEED),
     ITQ(20, **SEED),
     SpectralHash(20, **SEED),
     LSH(20, **SEED),
@@ -183,10 +205,20 @@ def test_every_hasher_is_tested():
 
 
 def test_more_bits_than_features_is_fine_where_it_can_be():
-    assert LSH(100).fit(X).encode(X).shape == (400, 13)
+    for able in (LSH, SpectralHash, LinfHash, PSH, KSH, AGH, OneHotHash, ClassifierLSH):
+        assert able(100).fit(X, Y).encode(X).shape == (400, 13)
     assert DeepLinf(100, **FAST).fit(X, Y).encode(X).shape == (400, 13)
-    with pytest.raises(ValueError, match=r"ITQ needs n_bits ≤ features.*65 bits for 64"):
-        ITQ(65).fit(X)
+    for kind in (ITQ, LDAHash, SignHash):
+        message = rf"{kind.__name__} needs n_bits ≤ features.*65 bits for 64"
+        with pytest.raises(ValueError, match=message):
+            kind(65).fit(X, Y)
+
+
+def test_only_hashers_that_use_labels_are_changed_by_them(hasher):
+    if hasher.uses_labels:
+        return
+    other = type(hasher)(**hasher.get_params()).fit(X, Y[::-1])
+    np.testing.assert_array_equal(other.encode(X), hasher.encode(X))
 
 
 def test_hashing_does_not_track_gradients(hasher):

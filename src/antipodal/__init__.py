@@ -23,12 +23,19 @@ if TYPE_CHECKING:
     from antipodal.features import bag_of_words as bag_of_words
     from antipodal.features import gist as gist
     from antipodal.hashers import AGH as AGH
+    from antipodal.hashers import BRE as BRE
     from antipodal.hashers import ITQ as ITQ
     from antipodal.hashers import KSH as KSH
     from antipodal.hashers import LSH as LSH
     from antipodal.hashers import PSH as PSH
+    from antipodal.hashers import ClassifierLSH as ClassifierLSH
     from antipodal.hashers import DeepLinf as DeepLinf
     from antipodal.hashers import LDAHash as LDAHash
+    from antipodal.hashers import LinfHash as LinfHash
+    from antipodal.hashers import NNHash as NNHash
+    from antipodal.hashers import OneHotHash as OneHotHash
+    from antipodal.hashers import SignHash as SignHash
+    from antipodal.hashers import SparseHash as SparseHash
     from antipodal.hashers import SpectralHash as SpectralHash
     from antipodal.hashers import load as load
     from antipodal.metrics import Evaluation as Evaluation
@@ -41,6 +48,8 @@ _HOME = {
     "AGH": "hashers",
     "AntipodalError": "errors",
     "BLU": "neurons",
+    "BRE": "hashers",
+    "ClassifierLSH": "hashers",
     "DeepLinf": "hashers",
     "Evaluation": "metrics",
     "HELU": "neurons",
@@ -49,11 +58,16 @@ _HOME = {
     "LDAHash": "hashers",
     "LSH": "hashers",
     "LinfEncoder": "encoders",
+    "LinfHash": "hashers",
     "LinfSolution": "admm",
     "ListaEncoder": "encoders",
+    "NNHash": "hashers",
+    "OneHotHash": "hashers",
     "PSH": "hashers",
     "PlainEncoder": "encoders",
     "SHeLU": "neurons",
+    "SignHash": "hashers",
+    "SparseHash": "hashers",
     "SpectralHash": "hashers",
     "bag_of_words": "features",
     "evaluate": "metrics",

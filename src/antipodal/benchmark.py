@@ -1,33 +1,36 @@
 """Methods × code lengths × seeds on one dataset: every cell fitted, scored and recorded alike.
 
 The seed of a cell draws its split and everything random in its method. Methods that learn from
-labels see the training rows; those that do not see the whole database, without labels.
+labels see the training rows; those that do not see the whole database, without labels. The method
+"Ceiling" is no hasher: it ranks by class probabilities that were never turned into bits, and so
+shows what coding costs.
 """
 
 import hashlib
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.utils import get_tags
 
 import antipodal
+from antipodal.ceiling import evaluate_floats
 from antipodal.datasets import Dataset, Split
-from antipodal.hashers import BaseHasher
+from antipodal.hashers import ClassifierLSH
 from antipodal.methods import make_hasher
 from antipodal.metrics import evaluate
 from antipodal.records import Record
 from antipodal.workers import run_jobs
 
+CEILING = "Ceiling"  # no code at all: the class probabilities of `ClassifierLSH`, as floats
 _MOST_CONCEPT_ROWS = 5000  # training rows of a multi-label set, unless told otherwise
 
 
 class Cell(NamedTuple):
-    """One fit and its scores."""
+    """One fit and its scores. The ceiling has 0 bits."""
 
     method: str
     bits: int
@@ -107,9 +110,14 @@ class Benchmark:
 
 def grid(methods: Sequence[str], bits: Sequence[int], seeds: Sequence[int]) -> list[Cell]:
     """Return all cells, after checking that every method can be made."""
+    cells: list[Cell] = []
     for method in methods:
-        make_hasher(method, bits[0], seeds[0])
-    return [Cell(*cell) for cell in product(methods, bits, seeds)]
+        if method != CEILING:
+            make_hasher(method, bits[0], seeds[0])
+        cells += [
+            Cell(method, *rest) for rest in product([0] if method == CEILING else bits, seeds)
+        ]
+    return cells
 
 
 def run_cells(
@@ -129,42 +137,42 @@ def run_cell(benchmark: Benchmark, cell: Cell) -> Record:
     y = benchmark.dataset.labels
     if split.concepts is not None:
         y = y[:, split.concepts]
-    hasher = make_hasher(cell.method, cell.bits, cell.seed)
+    is_new = np.isin(split.database, split.train, invert=True)
+    new = slice(None) if is_new.all() or not is_new.any() else is_new
+    method, bits = ("ClassifierLSH", 1) if cell.method == CEILING else (cell.method, cell.bits)
+    hasher = make_hasher(method, bits, cell.seed)
     began = time.perf_counter()
-    _fit(hasher, X, y, split)
+    if hasher.uses_labels:
+        hasher.fit(X[split.train], y[split.train])
+    else:
+        hasher.fit(X[split.database])
     fitted = time.perf_counter()
-    query, database = hasher.encode(X[split.query]), hasher.encode(X[split.database])
-    encoded = time.perf_counter()
-    scores = evaluate(
-        query, database, y[split.query], y[split.database], n_bits=cell.bits,
-        top=(10, 5000) if benchmark.multilabel else (),
-        projections=hasher.project(X[split.database]),
-    ).to_dict()  # fmt: skip
-    new = np.isin(split.database, split.train, invert=True)
-    if 0 < new.sum() < len(new):
-        rest = evaluate(
-            query, database[new], y[split.query], y[split.database[new]], n_bits=cell.bits
-        )
-        scores["map_without_training"] = rest.map
+    queries, items = X[split.query], X[split.database]
+    query_labels, item_labels = y[split.query], y[split.database]
+    if isinstance(hasher, ClassifierLSH) and cell.method == CEILING:
+        p, q = hasher.class_probabilities(queries), hasher.class_probabilities(items)
+        encoded = time.perf_counter()
+        scores = asdict(evaluate_floats(p, q, query_labels, item_labels))
+        rest = evaluate_floats(p, q[new], query_labels, item_labels[new]).map
+    else:
+        query, database = hasher.encode(queries), hasher.encode(items)
+        encoded = time.perf_counter()
+        scores = evaluate(
+            query, database, query_labels, item_labels, n_bits=bits,
+            top=(10, 5000) if benchmark.multilabel else (), projections=hasher.project(items),
+        ).to_dict()  # fmt: skip
+        rest = evaluate(query, database[new], query_labels, item_labels[new], n_bits=bits).map
     return (
         benchmark.identify(cell)
         | {name: round(value, 6) for name, value in scores.items()}
         | {
+            "map_without_training": round(rest, 6),
             "train": len(split.train),
             "fit_seconds": round(fitted - began, 3),
             "encode_seconds": round(encoded - fitted, 3),
             "peak_mb": _peak_mb(),
         }
     )
-
-
-def _fit(
-    hasher: BaseHasher, X: np.ndarray[Any, Any], y: np.ndarray[Any, Any], split: Split
-) -> None:
-    if get_tags(hasher).target_tags.required:
-        hasher.fit(X[split.train], y[split.train])
-    else:
-        hasher.fit(X[split.database])
 
 
 def _peak_mb() -> int | None:

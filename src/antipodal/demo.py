@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from antipodal.arrays import write_codes
 from antipodal.datasets import digits
-from antipodal.hashers import ITQ, LSH, BaseHasher, DeepLinf
+from antipodal.hashers import HASHERS, NetworkHasher
+from antipodal.methods import make_hasher
 from antipodal.metrics import Evaluation, evaluate, hamming_distances
-from antipodal.siamese import Progress
 
 SHADES = " ░▒▓█"
 
@@ -23,6 +23,7 @@ class Score:
     """One line of the table."""
 
     method: str
+    uses_labels: bool
     fit_seconds: float
     evaluation: Evaluation
 
@@ -44,21 +45,19 @@ class Demo:
         self.images, self.labels = np.asarray(data.features), data.labels
         self.n_bits = n_bits
         self.split = data.split("paper", seed, n_train=50, n_query=20)
-        self.deep = DeepLinf(n_bits, n_epochs=n_epochs, random_state=seed)
-        self.hashers: dict[str, BaseHasher] = {
-            "DeepLinf": self.deep,
-            "ITQ": ITQ(n_bits, random_state=seed),
-            "signs of PCA": ITQ(n_bits, n_iter=0, rotate=False),
-            "LSH": LSH(n_bits, random_state=seed),
-        }
+        self.hashers = {name: make_hasher(name, n_bits, seed) for name in HASHERS}
+        for hasher in self.hashers.values():
+            if isinstance(hasher, NetworkHasher):
+                hasher.n_epochs = n_epochs
+        self.deep = self.hashers["DeepLinf"]
 
-    def scores(self, progress: Progress) -> Iterator[Score]:
+    def scores(self) -> Iterator[Score]:
         """Fit and score one method after the other."""
         X, y, rows = self.images, self.labels, self.split
         for name, hasher in self.hashers.items():
             began = time.perf_counter()
-            if isinstance(hasher, DeepLinf):
-                hasher.fit(X[rows.train], y[rows.train], progress=progress)
+            if hasher.uses_labels:
+                hasher.fit(X[rows.train], y[rows.train])
             else:  # these learn without labels, so they may see all of the database
                 hasher.fit(X[rows.database])
             seconds = time.perf_counter() - began
@@ -66,7 +65,7 @@ class Demo:
             result = evaluate(
                 queries, database, y[rows.query], y[rows.database], n_bits=self.n_bits
             )
-            yield Score(name, seconds, result)
+            yield Score(name, hasher.uses_labels, seconds, result)
 
     def save(self, directory: Path) -> tuple[Path, Path]:
         """Write model and database codes; return their paths."""

@@ -1,4 +1,4 @@
-"""The three encoders of the paper: deep l∞, LISTA, and a plain feed-forward network.
+"""The encoders of the paper: deep l∞, LISTA, and a plain feed-forward network.
 
 All have K + 1 layers with the same weights, W (N, n), S_k (N, N) and b_k (N,), and differ only
 in their neuron and in whether the input reaches every layer:
@@ -32,6 +32,8 @@ class Encoder(nn.Module):
     """
 
     feeds_input_to_every_stage = True
+    # Sz has this deviation for z of deviation 1, to begin with: small, so that Wy is heard.
+    initial_gain = 0.5
 
     def __init__(
         self,
@@ -50,16 +52,29 @@ class Encoder(nn.Module):
             )
         self.n_stages = n_stages
         n_weights = min(n_stages, 1) if tied else n_stages
-        # Wy has the variance of the entries of y; S starts small, so that Wy is heard through it.
+        # Wy has the variance of the entries of y.
         self.W = nn.Parameter(torch.empty(n_bits, n_features))
         self.S = nn.Parameter(torch.empty(n_weights, n_bits, n_bits))
         self.b = nn.Parameter(torch.zeros(n_weights, n_bits))
         nn.init.normal_(self.W, std=1 / math.sqrt(n_features), generator=generator)
-        nn.init.normal_(self.S, std=0.5 / math.sqrt(n_bits), generator=generator)
+        nn.init.normal_(self.S, std=self.initial_gain / math.sqrt(n_bits), generator=generator)
 
     def neuron(self, u: Tensor) -> Tensor:
-        """Apply f of this encoder, entry by entry."""
+        """Apply f of this encoder, entry by entry: f(u) = θ·f₁(u/θ)."""
         raise NotImplementedError
+
+    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+        """Write f₁, the neuron with threshold 1, to `out`: without gradients, for fast encoding."""
+        raise NotImplementedError
+
+    @property
+    def threshold(self) -> Tensor:
+        """θ (N,), ones where the neuron has none."""
+        return torch.ones_like(self.W[:, 0])
+
+    def readout(self, z: Tensor) -> Tensor:
+        """Turn the last zᵏ into the output, which it is unless a subclass says otherwise."""
+        return z
 
     def forward(self, y: Tensor) -> Tensor:  # (m, n) -> (m, N)
         """Encode each row of y."""
@@ -71,7 +86,7 @@ class Encoder(nn.Module):
         feed = drive if self.feeds_input_to_every_stage else torch.zeros_like(drive[:1])
         for k in range(self.n_stages):
             z, _ = admm_step(feed, z, *self.stage(k), self.neuron)
-        return z
+        return self.readout(z)
 
     def stage(self, k: int) -> tuple[Tensor, Tensor]:
         """Return S and b of stage k, which are always the same in a tied encoder."""
@@ -99,6 +114,15 @@ class LinfEncoder(Encoder):
         """Clip each entry to its bound."""
         blu: Tensor = self.blu(u)
         return blu
+
+    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+        """Clip to ±1."""
+        return torch.clamp(v, -1.0, 1.0, out=out)
+
+    @property
+    def threshold(self) -> Tensor:
+        """λ (N,), one bound a bit."""
+        return self.blu.threshold
 
     @classmethod
     def from_dictionary(
@@ -147,7 +171,7 @@ class LinfEncoder(Encoder):
 
 
 class ListaEncoder(Encoder):
-    """Learned ISTA: the encoder of sparse hashing, with soft thresholds. [Gregor2010, Masci2014]"""
+    """Learned ISTA, the iteration of sparse coding unfolded, with soft thresholds. [Gregor2010]"""
 
     def __init__(
         self,
@@ -167,12 +191,63 @@ class ListaEncoder(Encoder):
         shelu: Tensor = self.shelu(u)
         return shelu
 
+    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+        """Move towards zero by 1."""
+        return torch.sub(v, torch.clamp(v, -1.0, 1.0, out=out), out=out)
+
+    @property
+    def threshold(self) -> Tensor:
+        """θ (N,), what each entry is shrunk by."""
+        return self.shelu.threshold
+
+
+class SparseBitEncoder(ListaEncoder):
+    """LISTA, and a last layer that approximates bits: x = tanh(max(z, 0)/θ). [Masci2014]
+
+    With `nonnegative` the neuron is the one-sided soft threshold, max(u - θ, 0).
+    """
+
+    def __init__(
+        self,
+        n_features: int,
+        n_bits: int,
+        n_stages: int = 2,
+        *,
+        tied: bool = False,
+        threshold: float = 0.3,
+        nonnegative: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(
+            n_features, n_bits, n_stages, tied=tied, threshold=threshold, generator=generator
+        )
+        self.nonnegative = nonnegative
+
+    def neuron(self, u: Tensor) -> Tensor:
+        """Shrink each entry by its threshold."""
+        return (u - self.threshold).clamp(min=0.0) if self.nonnegative else super().neuron(u)
+
+    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+        """Shrink each entry by 1."""
+        if self.nonnegative:
+            return torch.sub(v, 1.0, out=out).clamp_(min=0.0)
+        return super().unit(v, out)
+
+    def readout(self, z: Tensor) -> Tensor:
+        """Squash the positive entries: zero stays zero."""
+        return (z.clamp(min=0.0) / self.threshold).tanh()
+
 
 class PlainEncoder(Encoder):
-    """A feed-forward network with tanh: only its first layer sees the input. [Masci2014]"""
+    """A feed-forward network with tanh: only its first layer sees the input. [Masci2014b]"""
 
     feeds_input_to_every_stage = False
+    initial_gain = nn.init.calculate_gain("tanh")  # else the signal would fade from layer to layer
 
     def neuron(self, u: Tensor) -> Tensor:
         """Squash each entry."""
         return u.tanh()
+
+    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+        """Squash each entry: tanh has no threshold."""
+        return torch.tanh(v, out=out)

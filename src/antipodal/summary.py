@@ -38,7 +38,7 @@ def table(records: Sequence[Record]) -> list[list[str]]:
         mine = [r for r in records if (r["method"], r["bits"]) == (method, bits)]
         paper = published_scores(mine[0])
         cells = [spread([r[key] for r in mine if key in r], paper.get(key)) for key, _ in shown]
-        rows.append([method, str(bits), str(len(mine)), *cells])
+        rows.append([method, str(bits or "–"), str(len(mine)), *cells])
     return rows
 
 

@@ -1,12 +1,13 @@
 """`antipodal demo`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from antipodal.cli.app import AsJson, Bits, Seed, app, print_json
-from antipodal.cli.progress import training_progress
+from antipodal.cli.progress import bar
 
 
 @app.command()
@@ -31,8 +32,13 @@ def demo(
         f"{len(show.labels)} images of handwritten digits, 8 × 8 pixels: {len(rows.train)} labelled"
         f" for training, {len(rows.query)} queries, {len(rows.database)} in the database.\n"
     )
-    with training_progress(f"deep l∞ network, {bits} bits") as progress:
-        scores = list(show.scores(progress))
+    scores = []
+    with bar(f"{bits} bits") as progress:
+        for score in show.scores():
+            scores.append(score)
+            progress(len(scores), len(show.hashers), f", {score.method}")
+            if not as_json and not sys.stderr.isatty():
+                typer.echo(f"{score.method}: fitted in {score.fit_seconds:.1f} s", err=True)
     if as_json:
         for score in scores:
             record = {"method": score.method, "bits": bits, "seed": seed}
@@ -54,12 +60,14 @@ def _print_scores(scores: Any, bits: int) -> None:
     from rich.table import Table
 
     table = Table("method", title=f"{bits} bits; percent; mAP is the mean over random tie orders")
+    table.add_column("labels", justify="center")
     for heading in ("mAP", "worst to best", "P r≤2", "R r≤2", "empty r≤2", "fit, s"):
         table.add_column(heading, justify="right")
     for score in scores:
         r = score.evaluation.to_dict()
         table.add_row(
             score.method,
+            "✓" if score.uses_labels else "",
             f"{r['map']:.1f}",
             f"{r['map_worst']:.1f} to {r['map_best']:.1f}",
             f"{r['precision_r2']:.1f}",

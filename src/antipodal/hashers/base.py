@@ -4,7 +4,7 @@ import json
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -32,11 +32,13 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     """A map from feature vectors to n_bits bits: bit = (projection > 0).
 
     A subclass learns in `fit`, where it calls `_check_fit`, and returns a `_projector`. Fitted
-    arrays and numbers, whose names end with an underscore, are saved with it.
+    arrays and numbers, whose names end with an underscore, are saved with it. `uses_labels` says
+    whether `fit` does anything with y.
     """
 
     n_bits: int
     n_features_in_: int
+    uses_labels: ClassVar[bool] = False
 
     @abstractmethod
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
@@ -169,6 +171,8 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
 class SupervisedHasher(BaseHasher):
     """A hasher that learns from labels: rows are similar if they share one."""
+
+    uses_labels = True
 
     def _check_labels(self, y: ArrayLike | None, n_rows: int) -> NDArray[Any]:
         """Return classes (n,), numbered from 0, or multi-hot concepts (n, c); y must be there."""

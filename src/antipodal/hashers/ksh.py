@@ -8,6 +8,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import cholesky, eigh, solve_triangular
 from sklearn.utils import check_random_state
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from antipodal.checks import check_whole
@@ -100,7 +101,9 @@ class KSH(SupervisedHasher):
         kernels = np.exp(squared / -np.float32(self.bandwidth_**2)).astype(np.float64)
         mean = kernels.mean(axis=0)
         self.kernel_mean_ = mean.astype(np.float32)
-        A = learn_bits(kernels - mean, LabelResidue(labels, self.n_bits), self.ridge, self.n_iter)
+        residue = LabelResidue(labels, self.n_bits)
+        with threadpool_limits(1):  # thousands of small steps, after which threads would wait
+            A = learn_bits(kernels - mean, residue, self.ridge, self.n_iter)
         self.projection_ = A.astype(np.float32)
         return self
 

@@ -1,6 +1,6 @@
 """The paper's method: a siamese network of Deep l∞ Encoders."""
 
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 import torch
@@ -12,6 +12,7 @@ from antipodal.encoders import LinfEncoder
 from antipodal.hashers.network import NetworkHasher
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DeepLinf(NetworkHasher):
     """Deep Siamese l∞ Network: codes that are nearly ±λ before they become bits. [Wang2016]
 
@@ -77,58 +78,12 @@ class DeepLinf(NetworkHasher):
     (1797, 2)
     """
 
-    encoder_: LinfEncoder
+    encoder_: LinfEncoder = field(init=False)
 
-    def __init__(
-        self,
-        n_bits: int = 64,
-        *,
-        n_stages: int = 2,
-        tied: bool = False,
-        bound: float = 1.0,
-        init: Literal["random", "ksvd"] = "random",
-        penalty: float = 0.6,
-        sparsity: int = 8,
-        margin: float | None = None,
-        similar_weight: float = 0.1,
-        pairs: Literal["batch", "sampled"] = "batch",
-        n_pairs: int = 100_000,
-        n_epochs: int = 300,
-        batch_size: int = 256,
-        optimizer: Literal["adamw", "sgd"] = "adamw",
-        learning_rate: float = 8e-3,
-        schedule: Literal["constant", "cosine"] = "cosine",
-        weight_decay: float = 2.0,
-        dropout: float = 0.5,
-        standardize: bool = True,
-        validation_fraction: float = 0.0,
-        patience: int = 30,
-        device: str = "auto",
-        random_state: Any = None,
-    ) -> None:
-        self.n_bits = n_bits
-        self.n_stages = n_stages
-        self.tied = tied
-        self.bound = bound
-        self.init = init
-        self.penalty = penalty
-        self.sparsity = sparsity
-        self.margin = margin
-        self.similar_weight = similar_weight
-        self.pairs = pairs
-        self.n_pairs = n_pairs
-        self.n_epochs = n_epochs
-        self.batch_size = batch_size
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.schedule = schedule
-        self.weight_decay = weight_decay
-        self.dropout = dropout
-        self.standardize = standardize
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.device = device
-        self.random_state = random_state
+    bound: float = 1.0
+    init: Literal["random", "ksvd"] = "random"
+    penalty: float = 0.6
+    sparsity: int = 8
 
     @classmethod
     def paper(cls, n_bits: int, *, n_epochs: int = 10, random_state: Any = None) -> Self:
@@ -183,30 +138,6 @@ class DeepLinf(NetworkHasher):
     def _reach(self) -> float:
         return self.bound
 
-    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        # The same layers in v = z/λ, where the scalings of the BLU merge into the weights and a
-        # clip to ±1 is left: v⁰ = B₁(Wy/λ), vᵏ = B₁(Wy/λ + Λ⁻¹S_kΛvᵏ⁻¹ + b_k/λ), Λ = diag(λ).
-        bound = self.encoder_.blu.threshold
-        weight, offset = self._fold(self.encoder_.W / bound[:, None])
-        stages = [
-            ((S * bound / bound[:, None]).T, b / bound)
-            for S, b in map(self.encoder_.stage, range(self.encoder_.n_stages))
-        ]
-        # Memory that is asked for anew for every block would cost more than the clipping.
-        work = torch.empty(3, max_rows, self.n_bits)
-
-        def project(X: Tensor) -> Tensor:
-            drive, v, u = work[:, : len(X)].unbind()
-            torch.addmm(offset, X, weight, out=drive)
-            self._spoil_infinity(drive)
-            torch.clamp(drive, -1.0, 1.0, out=v)
-            for S, b in stages:
-                torch.add(drive, b, out=u).addmm_(v, S).clamp_(-1.0, 1.0)
-                v, u = u, v
-            return v.mul_(bound)
-
-        return project
-
     def _check_parameters(self) -> None:
         super()._check_parameters()
         if self.init not in ("random", "ksvd"):
@@ -214,5 +145,3 @@ class DeepLinf(NetworkHasher):
         for name in ("bound", "penalty", "sparsity"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be positive and finite: got {getattr(self, name)}")
-        if self.n_stages < 0:
-            raise ValueError(f"n_stages must not be negative: got {self.n_stages}")

@@ -4,6 +4,7 @@ import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -13,51 +14,57 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from antipodal.encoders import Encoder
-from antipodal.hashers.base import BaseHasher, FloatArray
-from antipodal.pairs import InBatchPairs, ListedPairs, check_labels, check_pairs, sample_pairs
+from antipodal.hashers.base import FloatArray, SupervisedHasher
+from antipodal.pairs import InBatchPairs, ListedPairs, check_pairs, sample_pairs
 from antipodal.siamese import Progress, Training, train
 
 
-class NetworkHasher(BaseHasher):
-    """Base of the siamese hashers; see `DeepLinf` for what the parameters mean."""
+@dataclass(eq=False, repr=False)
+class NetworkHasher(SupervisedHasher):
+    """Base of the siamese hashers; see `DeepLinf` for what the parameters mean.
 
-    encoder_: Encoder
-    mean_: NDArray[np.float32]
-    scale_: NDArray[np.float32]
-    loss_curve_: NDArray[np.float64]
-    validation_curve_: NDArray[np.float64]
-    best_epoch_: int
+    The fields are the parameters: a subclass names those that it adds, or whose default differs.
+    """
 
-    n_stages: int
-    tied: bool
-    margin: float | None
-    similar_weight: float
-    pairs: Literal["batch", "sampled"]
-    n_pairs: int
-    n_epochs: int
-    batch_size: int
-    optimizer: Literal["adamw", "sgd"]
-    learning_rate: float
-    schedule: Literal["constant", "cosine"]
-    weight_decay: float
-    dropout: float
-    standardize: bool
-    validation_fraction: float
-    patience: int
-    device: str
-    random_state: Any
+    encoder_: Encoder = field(init=False)
+    mean_: NDArray[np.float32] = field(init=False)
+    scale_: NDArray[np.float32] = field(init=False)
+    loss_curve_: NDArray[np.float64] = field(init=False)
+    validation_curve_: NDArray[np.float64] = field(init=False)
+    best_epoch_: int = field(init=False)
+
+    n_bits: int = 64
+    _: KW_ONLY
+    n_stages: int = 2
+    tied: bool = False
+    margin: float | None = None
+    similar_weight: float = 0.1
+    pairs: Literal["batch", "sampled"] = "batch"
+    n_pairs: int = 100_000
+    n_epochs: int = 300
+    batch_size: int = 256
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = 8e-3
+    schedule: Literal["constant", "cosine"] = "cosine"
+    weight_decay: float = 2.0
+    dropout: float = 0.5
+    standardize: bool = True
+    validation_fraction: float = 0.0
+    patience: int = 30
+    device: str = "auto"
+    random_state: Any = None
 
     @abstractmethod
     def _new_encoder(self, n_features: int, seed: int = 0) -> Encoder:
         """Return an encoder with random weights, on the CPU."""
 
-    @abstractmethod
     def _initial_encoder(self, Y: Tensor, seed: int) -> Encoder:
         """Return the encoder that training starts from, for standardised rows Y."""
+        return self._new_encoder(Y.shape[1], seed)
 
     @abstractmethod
     def _reach(self) -> float:
-        """Return the largest |z| of an entry at the start, which sets the scale of the margin."""
+        """Return half the distance between the two values of a bit, at the start of training."""
 
     def fit(
         self,
@@ -80,13 +87,8 @@ class NetworkHasher(BaseHasher):
         checkpoint : path, optional
             File to keep the state of the training in, and to resume from if it exists.
         """
-        if y is None:
-            raise ValueError(
-                f"{type(self).__name__} requires y to be passed, but the target y is None: it "
-                "learns from labels, or from pairs (fit_pairs)"
-            )
         rows = self._check_fit(X)
-        labels = check_labels(y, len(rows))
+        labels = self._check_labels(y, len(rows))
         seed = self._seed()
         train_rows, held_out = self._hold_out(labels, seed)
         device = self._device()
@@ -171,12 +173,31 @@ class NetworkHasher(BaseHasher):
         self.best_epoch_ = history.best_epoch
 
     def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        weight, offset = self._fold(self.encoder_.W)
+        # The same layers in v = z/θ, where the scalings around the neuron merge into the weights
+        # and one with threshold 1 is left: v⁰ = f₁(Wy/θ), vᵏ = f₁(Wy/θ + Θ⁻¹S_kΘvᵏ⁻¹ + b_k/θ),
+        # Θ = diag(θ).
+        encoder = self.encoder_
+        theta = encoder.threshold
+        weight, offset = self._fold(encoder.W / theta[:, None])
+        stages = [
+            ((S * theta / theta[:, None]).T, b / theta)
+            for S, b in map(encoder.stage, range(encoder.n_stages))
+        ]
+        # Memory that is asked for anew for every block would cost more than the neurons.
+        work = torch.empty(3, max_rows, self.n_bits)
 
         def project(X: Tensor) -> Tensor:
-            drive = torch.addmm(offset, X, weight)
+            drive, v, u = work[:, : len(X)].unbind()
+            torch.addmm(offset, X, weight, out=drive)
             self._spoil_infinity(drive)
-            return self.encoder_.from_drive(drive)
+            encoder.unit(drive, out=v)
+            for S, b in stages:
+                if encoder.feeds_input_to_every_stage:
+                    torch.add(drive, b, out=u).addmm_(v, S)
+                else:
+                    torch.addmm(b, v, S, out=u)
+                encoder.unit(u, out=v)
+            return encoder.readout(v.mul_(theta))
 
         return project
 
@@ -244,6 +265,8 @@ class NetworkHasher(BaseHasher):
             raise ValueError(f"margin must be positive and finite, or None: got {self.margin}")
         if self.batch_size < 2:
             raise ValueError(f"batch_size must be at least 2, a pair: got {self.batch_size}")
+        if self.n_stages < 0:
+            raise ValueError(f"n_stages must not be negative: got {self.n_stages}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1): got {self.dropout}")
         if not 0 <= self.validation_fraction <= 0.5:
@@ -272,8 +295,3 @@ class NetworkHasher(BaseHasher):
         encoder = self._new_encoder(self.n_features_in_).requires_grad_(False)
         encoder.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items()})
         self.encoder_ = encoder
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.required = True
-        return tags

@@ -6,17 +6,40 @@ import antipodal
 from antipodal.errors import ModelFileError
 from antipodal.hashers.agh import AGH
 from antipodal.hashers.base import BaseHasher
+from antipodal.hashers.bre import BRE
+from antipodal.hashers.classifier import ClassifierLSH, OneHotHash
 from antipodal.hashers.itq import ITQ
 from antipodal.hashers.ksh import KSH
 from antipodal.hashers.ldahash import LDAHash
 from antipodal.hashers.linf import DeepLinf
+from antipodal.hashers.linfhash import LinfHash
 from antipodal.hashers.lsh import LSH
+from antipodal.hashers.nnh import NNHash
 from antipodal.hashers.psh import PSH
+from antipodal.hashers.signhash import SignHash
+from antipodal.hashers.snnh import SparseHash
 from antipodal.hashers.spectral import SpectralHash
 from antipodal.modelfile import read_model_file
 
 HASHERS: dict[str, type[BaseHasher]] = {
-    kind.__name__: kind for kind in (DeepLinf, KSH, AGH, PSH, LDAHash, ITQ, SpectralHash, LSH)
+    kind.__name__: kind
+    for kind in (
+        DeepLinf,
+        NNHash,
+        SparseHash,
+        KSH,
+        AGH,
+        PSH,
+        LDAHash,
+        BRE,
+        LinfHash,
+        ITQ,
+        SpectralHash,
+        LSH,
+        SignHash,
+        OneHotHash,
+        ClassifierLSH,
+    )
 }
 
 

@@ -1,0 +1,155 @@
+"""The convex problem itself as a hash: anti-sparse codes, from which features can be rebuilt."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from antipodal.admm import unfolded_weights
+from antipodal.checks import check_whole
+from antipodal.codes import unpack
+from antipodal.dictionary import ksvd
+from antipodal.hashers.base import BaseHasher, FloatArray
+from antipodal.hashers.rows import unit_rows
+
+_RELAXATION = 1.6  # α of solve_linf
+
+
+class LinfHash(BaseHasher):
+    """Signs of the solution of Eq. 1, without a network and without labels. [Jegou2012]
+
+        x = argmin ‖Dx - y‖²  subject to  ‖x‖∞ ≤ λ,        y = (row - μ) / ‖row - μ‖
+        b = [x > 0],   row ≈ μ + s·D·(2b - 1)              what `reconstruct` returns
+
+    Most entries of x are ±λ already, so that little is lost by taking signs. Scaling y and λ
+    alike scales x, which is why rows have length 1 here: one λ fits all of them.
+
+    With fewer bits than features D is learned by K-SVD. With as many or more, it is a random
+    tight frame, DDᵀ = (n_bits / features)·I; the more bits the better they agree on the row, and
+    rebuild it with an error that random projections do not reach. (With n_bits = features the
+    frame is a rotation, and x = clip(Dᵀy) has the signs of Dᵀy for any λ.)
+
+    Parameters
+    ----------
+    n_bits : int
+        Length N of the code; it may exceed the number of features.
+    bound : float
+        λ√N. At 1 the corners λ·D·(2b - 1) are about as long as y. Below, more entries reach the
+        bound and bits are stabler: small bounds rank best by Hamming distance (0.1 to 0.3), and
+        larger ones rebuild rows best: 0.6 to 0.8 up to four bits a feature, 0.4 at eight, where
+        a larger box holds y with room to spare and fewer entries reach its walls.
+    sparsity : int
+        Atoms that a row may use in K-SVD.
+    n_samples : int
+        Rows, drawn at random, that D is learned from.
+    n_iter : int
+        Iterations of ADMM for every row, whatever the rows beside it need: signs settle long
+        before values do.
+    penalty : float
+        β of the iteration.
+    random_state : int, RandomState or None
+        Seed of the frame, or of the rows that K-SVD sees and starts from.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, _ = load_digits(return_X_y=True)
+    >>> hasher = LinfHash(n_bits=256, bound=0.6, random_state=0).fit(X)
+    >>> rebuilt = hasher.reconstruct(hasher.encode(X))
+    >>> bool(np.square(X - rebuilt).sum() < 0.07 * np.square(X - X.mean(axis=0)).sum())
+    True
+    """
+
+    mean_: NDArray[np.float32]
+    dictionary_: NDArray[np.float32]
+    scale_: float
+
+    def __init__(
+        self,
+        n_bits: int = 64,
+        *,
+        bound: float = 0.2,
+        sparsity: int = 8,
+        n_samples: int = 5000,
+        n_iter: int = 50,
+        penalty: float = 0.6,
+        random_state: Any = None,
+    ) -> None:
+        self.n_bits = n_bits
+        self.bound = bound
+        self.sparsity = sparsity
+        self.n_samples = n_samples
+        self.n_iter = n_iter
+        self.penalty = penalty
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
+        """Learn the mean, the dictionary and the scale of reconstructions; y is ignored."""
+        rows = self._check_fit(X)
+        self._check_parameters()
+        rng = check_random_state(self.random_state)
+        mean = rows.mean(axis=0, dtype=np.float64)
+        chosen = np.sort(rng.permutation(len(rows))[: self.n_samples])
+        sample = rows[chosen] - mean
+        self.mean_ = mean.astype(np.float32)
+        self.dictionary_ = self._dictionary(sample, rng).astype(np.float32)
+        # s minimises Σ ‖y - s·Db‖² over the sample: the mean length of rows, and λ, are in it.
+        corners = self._corners(self.transform(rows[chosen]))
+        self.scale_ = float(np.vdot(corners, sample) / max(np.vdot(corners, corners), 1e-30))
+        return self
+
+    def reconstruct(self, codes: ArrayLike) -> NDArray[np.float32]:
+        """Return μ + s·D·(2b - 1), an estimate of the rows behind packed codes, (m, features).
+
+        For asymmetric distances: a query as it is, against what the codes remember.
+        """
+        bits = unpack(codes, self.n_bits)
+        return self.mean_ + np.float32(self.scale_) * self._corners(bits)
+
+    def _corners(self, bits: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """D·(2b - 1), a row for each row of bits."""
+        corners: NDArray[np.float32] = np.where(bits, np.float32(1), -1) @ self.dictionary_.T
+        return corners
+
+    def _dictionary(self, sample: FloatArray, rng: np.random.RandomState) -> FloatArray:
+        n_features, N = sample.shape[1], self.n_bits
+        if n_features <= N:
+            Q = np.linalg.qr(rng.standard_normal((N, n_features)))[0]
+            frame: FloatArray = math.sqrt(N / n_features) * Q.T
+            return frame
+        Y = unit_rows(torch.from_numpy(sample.astype(np.float32))).numpy()
+        seed = rng.randint(2**31 - 1)
+        return ksvd(Y, N, sparsity=min(self.sparsity, N), n_iter=10, random_state=seed).dictionary
+
+    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        mean, D = torch.from_numpy(self.mean_), torch.from_numpy(self.dictionary_)
+        W, S = unfolded_weights(D, self.penalty)
+        bound = self.bound / math.sqrt(self.n_bits)
+        work = torch.empty(2, max_rows, self.n_bits)
+
+        def project(X: Tensor) -> Tensor:
+            # The iteration of solve_linf, u ← u + α(Wy + S(2z - u) - z) with z = clip(u), but
+            # as often for every row: one must not be iterated longer because of its company.
+            drive = _RELAXATION * (unit_rows(X - mean) @ W.T)
+            z: Tensor = work[0, : len(X)]
+            u: Tensor = work[1, : len(X)]
+            torch.div(drive, _RELAXATION, out=u)
+            for _ in range(self.n_iter):
+                torch.clamp(u, -bound, bound, out=z)
+                reflected = torch.lerp(u, z, 2.0)  # 2z - u
+                u.add_(drive).sub_(z, alpha=_RELAXATION).addmm_(reflected, S, alpha=_RELAXATION)
+            return z.copy_(u).clamp_(-bound, bound)
+
+        return project
+
+    def _check_parameters(self) -> None:
+        for name in ("sparsity", "n_samples", "n_iter"):
+            check_whole(getattr(self, name), name, 1)
+        for name in ("bound", "penalty"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite: got {getattr(self, name)}")

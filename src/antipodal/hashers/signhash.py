@@ -1,0 +1,80 @@
+"""Binary quantisation as vector databases do it: the sign of every feature."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from antipodal.hashers.base import BaseHasher
+
+
+class SignHash(BaseHasher):
+    """Signs of the features, one bit a feature: b = [Qᵀ(x - μ) > 0], Q = I or orthogonal.
+
+    With a rotation the columns of Q are random and orthonormal, which makes every bit carry as
+    much of the features as any other; of a pair at angle θ, each bit then differs with
+    probability θ/π as in `LSH`, but the bits repeat each other less. Without one, bit i is the
+    sign of feature i, and fewer bits than features keep the first ones: sensible for embeddings
+    trained to be cut short ("Matryoshka"), whose first features matter most.
+
+    Parameters
+    ----------
+    n_bits : int
+        Length of the code, at most the number of features.
+    center : bool
+        Whether to subtract the mean μ of the training rows, or compare with zero.
+    rotate : bool
+        Whether to rotate before the sign.
+    random_state : int, RandomState or None
+        Seed of the rotation.
+
+    Examples
+    --------
+    >>> hasher = SignHash(2, center=False, rotate=False).fit([[0.5, -2.0, 1.0]])
+    >>> hasher.transform([[0.5, -2.0, 1.0], [-0.1, 3.0, 1.0]])
+    array([[1, 0],
+           [0, 1]], dtype=uint8)
+    """
+
+    mean_: NDArray[np.float32]
+    rotation_: NDArray[np.float32]
+
+    def __init__(
+        self,
+        n_bits: int = 64,
+        *,
+        center: bool = True,
+        rotate: bool = True,
+        random_state: Any = None,
+    ) -> None:
+        self.n_bits = n_bits
+        self.center = center
+        self.rotate = rotate
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
+        """Learn the mean and draw the rotation; y is ignored."""
+        rows = self._check_fit(X, min_samples=1)
+        n_features = rows.shape[1]
+        if self.n_bits > n_features:
+            raise ValueError(
+                f"SignHash needs n_bits ≤ features, since a bit is the sign of one feature: got "
+                f"{self.n_bits} bits for {n_features} feature(s). LSH has no such limit"
+            )
+        self.mean_ = np.zeros(n_features, np.float32)
+        if self.center:
+            self.mean_ = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+        rotation = np.eye(n_features, self.n_bits)
+        if self.rotate:
+            rng = check_random_state(self.random_state)
+            rotation = np.linalg.qr(rng.standard_normal((n_features, self.n_bits)))[0]
+        self.rotation_ = rotation.astype(np.float32)
+        return self
+
+    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        mean, rotation = torch.from_numpy(self.mean_), torch.from_numpy(self.rotation_)
+        return lambda X: (X - mean) @ rotation

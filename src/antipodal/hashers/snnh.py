@@ -1,0 +1,56 @@
+"""Sparse neural-network hashing: a siamese network of LISTA encoders."""
+
+from dataclasses import dataclass
+
+import torch
+
+from antipodal.encoders import SparseBitEncoder
+from antipodal.hashers.network import NetworkHasher
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SparseHash(NetworkHasher):
+    """Siamese network of learned ISTA, the rival SNNH of the paper. [Masci2014]
+
+    Loss, training, depth and weights are those of `DeepLinf`, where the other parameters are
+    explained; only the encoder differs. With the soft threshold s(u) = sign(u)·max(|u| - θ, 0)
+
+        z⁰ = s(Wy),   zᵏ = s(Wy + S_k zᵏ⁻¹ + b_k),   x = tanh(max(zᴷ, 0)/θ),   bits = (x > 0)
+
+    so a zero of the sparse code is always bit 0. A negative entry is bit 0 too, and the last layer
+    lets the loss see it as what it becomes.
+
+    Parameters
+    ----------
+    threshold : float
+        θ to begin with, for every bit; each is then learned.
+    nonnegative : bool
+        Whether no layer passes negative entries: s(u) = max(u - θ, 0), which solves sparse coding
+        with codes ≥ 0. Not the paper's encoder, and often a better one.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> hasher = SparseHash(n_bits=16, n_epochs=20, random_state=0).fit(X, y)
+    >>> hasher.encode(X).shape
+    (1797, 2)
+    """
+
+    weight_decay: float = 1.0
+    threshold: float = 0.3
+    nonnegative: bool = False
+
+    def _new_encoder(self, n_features: int, seed: int = 0) -> SparseBitEncoder:
+        return SparseBitEncoder(
+            n_features, self.n_bits, self.n_stages, tied=self.tied, threshold=self.threshold,
+            nonnegative=self.nonnegative, generator=torch.Generator().manual_seed(seed),
+        )  # fmt: skip
+
+    def _reach(self) -> float:
+        return 0.5  # entries go from 0 to 1
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if not 0 < self.threshold < float("inf"):
+            raise ValueError(f"threshold must be positive and finite: got {self.threshold}")
