@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint results clean
 
 demo: .venv/.library
 	$(BIN)/antipodal demo
@@ -14,6 +14,10 @@ lint: .venv/.developer
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Write the tables of README.md and docs/results.md from benchmarks/results.
+results: .venv/.library
+	$(BIN)/python benchmarks/render.py
 
 # pip 25.1 knows dependency groups. PyTorch comes first and pinned: a looser request
 # may bring gigabytes of CUDA packages to a machine without a GPU.

@@ -163,8 +163,8 @@ def test_a_table_has_the_mean_the_spread_and_the_papers_figure():
         for s, m in enumerate(maps)
     ]
     headings, row = table(records)
-    assert headings == ["method", "bits", "seeds", "mAP"]
-    assert row == ["KSH", "48", "3", f"{mean(maps):.1f} ± {stdev(maps):.1f} (31.1)"]
+    assert headings == ["method", "bits", "seeds", "mAP", "chance"]
+    assert row == ["KSH", "48", "3", f"{mean(maps):.1f} ± {stdev(maps):.1f} (31.1)", "10.0 ± 0.0"]
     assert published_scores(records[0] | {"n_train": 100}) == {}
     assert published_scores(records[0] | {"dataset": "coco"}) == {}
     assert spread([0.0012]) == "0.001"

@@ -18,7 +18,7 @@ _BALLS: list[Column] = [
     ("recall_r0", "R r=0"),
     ("empty_r2", "empty r≤2"),
 ]
-_COST: list[Column] = [("fit_seconds", "fit, s")]
+_COST: list[Column] = [("chance", "chance"), ("fit_seconds", "fit, s")]
 
 
 def columns(records: Sequence[Record]) -> list[Column]:

@@ -1,0 +1,135 @@
+"""Write docs/results.md, and the tables of README.md, from the recorded runs.
+
+python benchmarks/render.py            # or: make results
+python benchmarks/render.py --check    # fail if a page is not what the records say
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from statistics import mean
+
+from antipodal.records import Record, read_records
+from antipodal.summary import published_scores, spread, table
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """Lay out headings and rows as a Markdown table, numbers to the right."""
+    headings, *body = rows
+    rule = ["---", *["--:"] * (len(headings) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (headings, rule, *body))
+
+
+ORDER = [
+    "DeepLinf", "NNHash", "SparseHash", "KSH", "PSH", "LDAHash", "BRE", "OneHotHash",
+    "ClassifierLSH", "Ceiling", "AGH", "AGH1", "AGH2", "LinfHash", "ITQ", "SpectralHash", "LSH",
+    "SignHash",
+]  # fmt: skip
+
+
+def records(name: str) -> list[Record]:
+    """Read a file of recorded runs, those with labels first."""
+
+    def place(record: Record) -> tuple[int, int, int]:
+        return ORDER.index(record["method"]), record["bits"], record["seed"]
+
+    return sorted(read_records(RESULTS / f"{name}.jsonl"), key=place)
+
+
+def by_length(runs: list[Record]) -> str:
+    """Lay out a row a method, and for each code length our mAP and the paper's."""
+    lengths = sorted({r["bits"] for r in runs} - {0})
+    rows = [["method", *(f"mAP, {b} bits{who}" for b in lengths for who in ("", ", paper"))]]
+    for method in dict.fromkeys(r["method"] for r in runs):
+        cells = []
+        for bits in lengths:
+            mine = [r for r in runs if r["method"] == method and r["bits"] in (bits, 0)]
+            paper = published_scores(mine[0]).get("map")
+            cells += [spread([r["map"] for r in mine]), "" if paper is None else f"{paper:.2f}"]
+        rows.append([named(method), *cells])
+    return markdown(rows)
+
+
+def named(method: str) -> str:
+    """Classes in code type; the ceiling is not one."""
+    return "no code: the SVM's probabilities" if method == "Ceiling" else f"`{method}`"
+
+
+def full(runs: list[Record]) -> str:
+    """All columns, a row for each method and length."""
+    headings, *rows = table(runs)
+    return markdown([headings, *[[named(row[0]), *row[1:]] for row in rows]])
+
+
+def health(runs: list[Record]) -> str:
+    """Bits and speed: a row for each method and length."""
+    rows = [
+        ["method", "bits", "balance", "correlation", "distinct codes", "quantisation error",
+         "fit, s", "rows encoded a second", "peak memory, MB"]
+    ]  # fmt: skip
+    for method, bits in dict.fromkeys((r["method"], r["bits"]) for r in runs if r["bits"]):
+        mine = [r for r in runs if (r["method"], r["bits"]) == (method, bits)]
+
+        def average(name: str, mine: list[Record] = mine) -> float:
+            return mean(r[name] for r in mine)
+
+        speed = mean((r["queries"] + r["database"]) / r["encode_seconds"] for r in mine)
+        rows.append(
+            [named(method), str(bits), f"{average('bit_balance'):.1f}",
+             f"{average('bit_correlation'):.1f}", f"{average('distinct_codes'):,.0f}",
+             f"{average('quantisation_error'):.0f}", f"{average('fit_seconds'):.1f}",
+             f"{round(speed, -3):,.0f}", f"{max(r['peak_mb'] for r in mine):,}"]
+        )  # fmt: skip
+    return markdown(rows)
+
+
+def demo(runs: list[Record]) -> str:
+    """Lay out what `antipodal demo` measures."""
+    keys = ("precision_r2", "recall_r2", "empty_r2")
+    rows = [["method", "mAP", "worst to best tie order", "P r≤2", "R r≤2", "empty r≤2"]]
+    for method in dict.fromkeys(r["method"] for r in runs):
+        mine = [r for r in runs if r["method"] == method]
+        worst, best = (mean(r[f"map_{order}"] for r in mine) for order in ("worst", "best"))
+        rows.append(
+            [named(method), spread([r["map"] for r in mine]), f"{worst:.1f} to {best:.1f}",
+             *(spread([r[key] for r in mine]) for key in keys)]
+        )  # fmt: skip
+    return markdown(rows)
+
+
+TABLES = {
+    "cifar10": lambda: by_length(records("cifar10")),
+    "cifar10-full": lambda: full(records("cifar10")),
+    "cifar10-health": lambda: health(records("cifar10")),
+    "coco": lambda: full(records("coco_bow500")),
+    "coco-without": lambda: full(records("coco_bow500-without-top-1")),
+    "digits": lambda: demo(records("demo")),
+}
+BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def render(text: str) -> str:
+    """Fill in the tables between their marks."""
+    return BLOCK.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    stale = [page for page in (README, PAGE) if render(page.read_text()) != page.read_text()]
+    for page in stale:
+        if not check:
+            page.write_text(render(page.read_text()))
+        print(f"{page.relative_to(ROOT)} {'is not what the records say' if check else 'written'}")
+    if check and stale:
+        sys.exit("run `make results`")
+
+
+if __name__ == "__main__":
+    main()
