@@ -35,6 +35,22 @@ def _options(
     pass
 
 
+def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:
+    """Print a table, its first column to the left and the others to the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    for column, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if column else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # a pipe has no width of its own
+    console.print(table)
+
+
 def print_json(record: dict[str, Any]) -> None:
     """Print one record a line."""
     typer.echo(json.dumps(record))

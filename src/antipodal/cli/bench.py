@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from antipodal.cli.app import AsJson, app, print_json
+from antipodal.cli.app import AsJson, app, print_json, print_table
 from antipodal.cli.progress import bar
 
 if TYPE_CHECKING:
@@ -175,24 +175,14 @@ def _load(
 
 
 def _print_table(records: "list[Record]", path: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from antipodal.summary import chance, table
 
-    headings, *rows = table(records)
-    shown = Table(
-        title=f"{records[0]['dataset']}, percent, mean ± standard deviation over seeds (paper); "
+    title = (
+        f"{records[0]['dataset']}, percent, mean ± standard deviation over seeds (paper); "
         f"a random order scores {chance(records)}"
     )
-    for heading in headings:
-        shown.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
-    for row in rows:
-        shown.add_row(*row)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200  # a pipe has no width of its own
-    console.print(shown)
+    headings, *rows = table(records)
+    print_table(title, headings, rows)
     typer.echo(f"The records are in {path}.")
 
 

@@ -2,12 +2,15 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from antipodal.cli.app import AsJson, Bits, Seed, app, print_json
+from antipodal.cli.app import AsJson, Bits, Seed, app, print_json, print_table
 from antipodal.cli.progress import bar
+
+if TYPE_CHECKING:
+    from antipodal.demo import Score
 
 
 @app.command()
@@ -55,24 +58,22 @@ def demo(
         say("\n" + "\n".join(show.picture([found.query, *found.nearest.tolist()], captions)))
 
 
-def _print_scores(scores: Any, bits: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("method", title=f"{bits} bits; percent; mAP is the mean over random tie orders")
-    table.add_column("labels", justify="center")
-    for heading in ("mAP", "worst to best", "P r≤2", "R r≤2", "empty r≤2", "fit, s"):
-        table.add_column(heading, justify="right")
+def _print_scores(scores: "list[Score]", bits: int) -> None:
+    rows = []
     for score in scores:
         r = score.evaluation.to_dict()
-        table.add_row(
-            score.method,
-            "✓" if score.uses_labels else "",
-            f"{r['map']:.1f}",
-            f"{r['map_worst']:.1f} to {r['map_best']:.1f}",
-            f"{r['precision_r2']:.1f}",
-            f"{r['recall_r2']:.1f}",
-            f"{r['empty_r2']:.1f}",
-            f"{score.fit_seconds:.1f}",
+        rows.append(
+            [
+                score.method,
+                "✓" if score.uses_labels else "",
+                f"{r['map']:.1f}",
+                f"{r['map_worst']:.1f}–{r['map_best']:.1f}",
+                *(f"{r[name]:.1f}" for name in ("precision_r2", "recall_r2", "empty_r2")),
+                f"{score.fit_seconds:.1f}",
+            ]
         )
-    Console().print(table)
+    print_table(
+        f"{bits} bits; percent; mAP is the mean over random tie orders",
+        ["method", "labels", "mAP", "any order", "P r≤2", "R r≤2", "empty", "fit, s"],
+        rows,
+    )

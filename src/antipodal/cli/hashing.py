@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from antipodal.cli.app import ARRAY, AsJson, Bits, Seed, app, print_json
+from antipodal.cli.app import ARRAY, AsJson, Bits, Seed, app, print_json, print_table
 from antipodal.cli.progress import bar, training_progress
 
 
@@ -164,10 +164,8 @@ def evaluate(
     if as_json:
         print_json(result)
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("measure", "value", title="values in percent, counts where whole")
-    for name, value in result.items():
-        table.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}")
-    Console().print(table)
+    rows = [
+        [name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}"]
+        for name, value in result.items()
+    ]
+    print_table("values in percent, counts where whole", ["measure", "value"], rows)
