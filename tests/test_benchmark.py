@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
-from antipodal import ITQ, LSH, ClassifierLSH, DeepLinf, datasets, evaluate
+from antipodal import ITQ, LSH, ClassifierLSH, DeepLinf, datasets, evaluate, gist, pack
 from antipodal.benchmark import Benchmark, Cell, grid, run_cell, run_cells
 from antipodal.methods import make_hasher
 from antipodal.published import PUBLISHED
@@ -105,6 +105,27 @@ def test_the_ceiling_ranks_class_probabilities_that_were_never_coded():
     ]
     assert ceiling["map"] == pytest.approx(100 * np.mean(by_hand), abs=0.01)
     assert table([ceiling])[1][:2] == ["Ceiling", "–"]
+
+
+@pytest.mark.parametrize("method", ["KSH", "LSH"])
+def test_mirrored_methods_learn_from_both_views_and_average_them(method):
+    data = DIGITS.with_gist(orientations=(4,), grid=2)
+    record = run_cell(Benchmark(data, **SMALL, mirrored=True), Cell(method, 8, 0))
+    rows, y = data.split("paper", 0, **SMALL), data.labels
+    other = gist(data.images[:, :, ::-1], orientations=(4,), grid=2)  # of the flipped images
+    learned = rows.train if method == "KSH" else rows.database
+    hasher = make_hasher(method, 8, 0)
+    hasher.fit(np.concatenate([data.features[learned], other[learned]]), np.tile(y[learned], 2))
+    codes = pack(hasher.project(data.features) + hasher.project(other) > 0)
+    by_hand = evaluate(codes[rows.query], codes[rows.database], y[rows.query], y[rows.database],
+                       n_bits=8)  # fmt: skip
+    assert record["mirrored"]
+    assert record["map"] == pytest.approx(by_hand.map, abs=0.2)  # flipping rounds differently
+
+
+def test_only_features_that_are_known_in_the_mirror_can_be_mirrored():
+    with pytest.raises(ValueError, match="in the mirror"):
+        Benchmark(DIGITS, mirrored=True)
 
 
 def test_a_cell_that_cannot_be_leaves_the_others_alone():

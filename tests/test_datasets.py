@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from antipodal import AntipodalError
+from antipodal import AntipodalError, gist
 from antipodal.datasets import Dataset, Split, arrays, cifar10, digits, idx, nus_wide
 
 seeds = st.integers(0, 2**64)
@@ -889,3 +889,14 @@ def test_a_parquet_file_with_checksums_tells_a_flipped_bit(tmp_path):
     path.write_bytes(damaged)
     with pytest.raises(AntipodalError, match=r"cannot read .*a\.parquet: .*(CRC|checksum)"):
         read_parquet(path)
+
+
+def test_the_mirror_of_a_dataset_is_a_permutation_of_its_features():
+    data = digits().with_gist(orientations=(4,), grid=2)
+    np.testing.assert_allclose(
+        data.features[:, data.mirror],
+        gist(data.images[:, :, ::-1], orientations=(4,), grid=2),
+        atol=1e-5,
+    )
+    with pytest.raises(ValueError, match="mirror must be a permutation"):
+        replace(data, mirror=data.mirror[:-1])

@@ -9,17 +9,19 @@ shows what coding costs.
 import hashlib
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 import antipodal
 from antipodal.ceiling import evaluate_floats
+from antipodal.codes import Codes, pack
 from antipodal.datasets import Dataset, Split
-from antipodal.hashers import ClassifierLSH
+from antipodal.hashers import BaseHasher, ClassifierLSH
 from antipodal.methods import make_hasher
 from antipodal.metrics import evaluate
 from antipodal.records import Record
@@ -27,6 +29,9 @@ from antipodal.workers import run_jobs
 
 CEILING = "Ceiling"  # no code at all: the class probabilities of `ClassifierLSH`, as floats
 _MOST_CONCEPT_ROWS = 5000  # training rows of a multi-label set, unless told otherwise
+
+
+Rows = NDArray[Any]
 
 
 class Cell(NamedTuple):
@@ -54,6 +59,9 @@ class Benchmark:
         How many of the most frequent concepts count, where rows have several.
     split : Split, optional
         Taken for every seed, in place of those that the protocol draws.
+    mirrored : bool
+        Whether methods learn from images and their mirror images, and the bits of an image are
+        the signs of the mean projection of both; for features whose `Dataset.mirror` is known.
     """
 
     dataset: Dataset
@@ -62,11 +70,17 @@ class Benchmark:
     n_query: int = 100
     n_concepts: int = 21
     split: Split | None = None
+    mirrored: bool = False
     identity: Record = field(init=False)
 
     def __post_init__(self) -> None:
         if self.dataset.features is None:
             raise ValueError(f"{self.dataset.name} has no features: compute them first")
+        if self.mirrored and self.dataset.mirror is None:
+            raise ValueError(
+                f"{self.dataset.name} does not say what becomes of its features in the mirror: "
+                "GIST does"
+            )
         if self.n_train is None and not self.multilabel:
             object.__setattr__(self, "n_train", 200)
         identity: Record = {"dataset": self.dataset.name, "data": _digest(self.dataset)}
@@ -79,6 +93,8 @@ class Benchmark:
         else:
             parts = (self.split.train, self.split.query, self.split.database)
             identity["protocol"] = f"given-{_digest_arrays(parts)}"
+        if self.mirrored:
+            identity["mirrored"] = True
         object.__setattr__(self, "identity", identity | {"antipodal": antipodal.__version__})
 
     @property
@@ -141,25 +157,32 @@ def run_cell(benchmark: Benchmark, cell: Cell) -> Record:
     new = slice(None) if is_new.all() or not is_new.any() else is_new
     method, bits = ("ClassifierLSH", 1) if cell.method == CEILING else (cell.method, cell.bits)
     hasher = make_hasher(method, bits, cell.seed)
+    mirror = benchmark.dataset.mirror if benchmark.mirrored else None
     began = time.perf_counter()
     if hasher.uses_labels:
-        hasher.fit(X[split.train], y[split.train])
+        labels = y[split.train]
+        hasher.fit(
+            _both_views(X[split.train], mirror),
+            labels if mirror is None else np.concatenate([labels, labels]),
+        )
     else:
-        hasher.fit(X[split.database])
+        hasher.fit(_both_views(X[split.database], mirror))
     fitted = time.perf_counter()
     queries, items = X[split.query], X[split.database]
     query_labels, item_labels = y[split.query], y[split.database]
     if isinstance(hasher, ClassifierLSH) and cell.method == CEILING:
-        p, q = hasher.class_probabilities(queries), hasher.class_probabilities(items)
+        p = _mean_of_views(hasher.class_probabilities, queries, mirror)
+        q = _mean_of_views(hasher.class_probabilities, items, mirror)
         encoded = time.perf_counter()
         scores = asdict(evaluate_floats(p, q, query_labels, item_labels))
         rest = evaluate_floats(p, q[new], query_labels, item_labels[new]).map
     else:
-        query, database = hasher.encode(queries), hasher.encode(items)
+        query, database = (_encode(hasher, rows, mirror) for rows in (queries, items))
         encoded = time.perf_counter()
         scores = evaluate(
             query, database, query_labels, item_labels, n_bits=bits,
-            top=(10, 5000) if benchmark.multilabel else (), projections=hasher.project(items),
+            top=(10, 5000) if benchmark.multilabel else (),
+            projections=_mean_of_views(hasher.project, items, mirror),
         ).to_dict()  # fmt: skip
         rest = evaluate(query, database[new], query_labels, item_labels[new], n_bits=bits).map
     return (
@@ -173,6 +196,22 @@ def run_cell(benchmark: Benchmark, cell: Cell) -> Record:
             "peak_mb": _peak_mb(),
         }
     )
+
+
+def _both_views(rows: Rows, mirror: Rows | None) -> Rows:
+    """Return the rows, and behind them those of the mirror images."""
+    return rows if mirror is None else np.concatenate([rows, rows[:, mirror]])
+
+
+def _mean_of_views(values: Callable[[Rows], Rows], rows: Rows, mirror: Rows | None) -> Rows:
+    """Return the values of rows, or their mean with those of the mirror images."""
+    return values(rows) if mirror is None else (values(rows) + values(rows[:, mirror])) / 2
+
+
+def _encode(hasher: BaseHasher, rows: Rows, mirror: Rows | None) -> Codes:
+    if mirror is None:
+        return hasher.encode(rows)
+    return pack(_mean_of_views(hasher.project, rows, mirror) > 0)
 
 
 def _peak_mb() -> int | None:

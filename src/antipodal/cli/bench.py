@@ -73,6 +73,10 @@ def bench(
     features: Annotated[
         Features | None, typer.Option(help="Of images: gist for cifar10, pixels otherwise.")
     ] = None,
+    mirrored: Annotated[
+        bool,
+        typer.Option("--mirrored", help="Learn from mirror images too, and average over both."),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(help="Records, one a line; cells found there are not run again."),
@@ -98,7 +102,7 @@ def bench(
         raise typer.BadParameter(str(error)) from error
     dataset = _load(source, file, data, features, skip_concepts)
     given = None if split is None else Split.load(split, len(dataset))
-    benchmark = Benchmark(dataset, protocol, train, queries, concepts, given)
+    benchmark = Benchmark(dataset, protocol, train, queries, concepts, given, mirrored)
     path = out or Path(f"antipodal-bench-{dataset.name}.jsonl")
     records = benchmark.matching(cells, read_records(path))
     for record in records.values() if as_json else ():

@@ -27,6 +27,9 @@ class Dataset:
     images : uint8 array (m, h, w) or (m, h, w, 3), or None
     directory : path or None
         The folder of the files it was read from, where features computed from it are kept.
+    mirror : integer array (n,) or None
+        Where the features of a mirrored image are those of the image in another order, that
+        order: ``features[:, mirror]``. `with_gist` sets it.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Dataset:
     labels: NDArray[Any]
     images: NDArray[np.uint8] | None = None
     directory: Path | None = None
+    mirror: NDArray[np.intp] | None = None
 
     def __post_init__(self) -> None:
         labels, features, images = self.labels, self.features, self.images
@@ -58,6 +62,11 @@ class Dataset:
                 raise ValueError(
                     f"there must be one label a row: {len(rows)} {name}, {len(labels)} labels"
                 )
+        if self.mirror is not None and (
+            features is None
+            or not np.array_equal(np.sort(self.mirror), np.arange(features.shape[1]))
+        ):
+            raise ValueError("mirror must be a permutation of the features")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -94,7 +103,7 @@ class Dataset:
             )
         # here: importing torch takes its time
         from antipodal.datasets.cache import cached_gist
-        from antipodal.features import gist
+        from antipodal.features import gist, mirror_permutation
 
         if cache and self.directory is not None:
             features = cached_gist(
@@ -109,7 +118,8 @@ class Dataset:
             features = gist(
                 self.images, orientations=orientations, grid=grid, colour=colour, border=border
             )
-        return replace(self, features=features)
+        mirror = mirror_permutation(orientations, grid, colour=colour)
+        return replace(self, features=features, mirror=mirror)
 
     def split(
         self,
