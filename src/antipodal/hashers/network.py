@@ -15,6 +15,7 @@ from torch import Tensor
 
 from antipodal.encoders import Encoder
 from antipodal.hashers.base import FloatArray, SupervisedHasher
+from antipodal.hashers.lift import Lift, kernel_map, learn_lift, lift_rows
 from antipodal.pairs import InBatchPairs, ListedPairs, check_pairs, sample_pairs
 from antipodal.siamese import Progress, Training, train
 
@@ -29,6 +30,10 @@ class NetworkHasher(SupervisedHasher):
     encoder_: Encoder = field(init=False)
     mean_: NDArray[np.float32] = field(init=False)
     scale_: NDArray[np.float32] = field(init=False)
+    anchors_: NDArray[np.float32] = field(init=False)  # these four with kernel="rbf" only
+    gamma_: float = field(init=False)
+    lift_: NDArray[np.float32] = field(init=False)
+    lift_offset_: NDArray[np.float32] = field(init=False)
     loss_curve_: NDArray[np.float64] = field(init=False)
     validation_curve_: NDArray[np.float64] = field(init=False)
     best_epoch_: int = field(init=False)
@@ -37,6 +42,8 @@ class NetworkHasher(SupervisedHasher):
     _: KW_ONLY
     n_stages: int = 2
     tied: bool = False
+    kernel: Literal["linear", "rbf"] = "linear"
+    n_anchors: int = 1000
     margin: float | None = None
     similar_weight: float = 0.1
     pairs: Literal["batch", "sampled"] = "batch"
@@ -99,7 +106,7 @@ class NetworkHasher(SupervisedHasher):
                 return InBatchPairs(tensor)
             return sample_pairs(tensor, n_pairs, torch.Generator(device=device).manual_seed(seed))
 
-        Y = self._standardised(rows, train_rows)
+        Y = self._inputs(rows, train_rows, seed)
         validation = None
         if len(held_out):
             n_held_out_pairs = max(2, round(self.n_pairs * self.validation_fraction))
@@ -134,7 +141,7 @@ class NetworkHasher(SupervisedHasher):
                 torch.from_numpy(flags[chosen]).to(device),
             )
 
-        Y = self._standardised(rows, np.arange(len(rows)))
+        Y = self._inputs(rows, np.arange(len(rows)), seed)
         validation = (Y.to(device), source(held_out)) if len(held_out) else None
         self._train(Y, source(train_pairs), validation, seed, progress, checkpoint)
         return self
@@ -178,7 +185,7 @@ class NetworkHasher(SupervisedHasher):
         # Θ = diag(θ).
         encoder = self.encoder_
         theta = encoder.threshold
-        weight, offset = self._fold(encoder.W / theta[:, None])
+        first_layer = self._first_layer(encoder.W / theta[:, None], max_rows)
         stages = [
             ((S * theta / theta[:, None]).T, b / theta)
             for S, b in map(encoder.stage, range(encoder.n_stages))
@@ -188,8 +195,7 @@ class NetworkHasher(SupervisedHasher):
 
         def project(X: Tensor) -> Tensor:
             drive, v, u = work[:, : len(X)].unbind()
-            torch.addmm(offset, X, weight, out=drive)
-            self._spoil_infinity(drive)
+            first_layer(X, drive)
             encoder.unit(drive, out=v)
             for S, b in stages:
                 if encoder.feeds_input_to_every_stage:
@@ -201,16 +207,37 @@ class NetworkHasher(SupervisedHasher):
 
         return project
 
-    def _fold(self, W: Tensor) -> tuple[Tensor, Tensor]:
-        """W(x - μ)/σ as one product: the scaling goes into the weight, the mean into an offset."""
-        weight = W / torch.from_numpy(self.scale_)
-        return weight.T, -(weight @ torch.from_numpy(self.mean_))
+    def _first_layer(self, W: Tensor, max_rows: int) -> Callable[[Tensor, Tensor], object]:
+        """Return what writes Wy of rows (m, n) to a given tensor; bad rows give NaN."""
+        mean, scale = torch.from_numpy(self.mean_), torch.from_numpy(self.scale_)
+        if self.kernel == "linear":
+            # W(x - μ)/σ as one product: the scaling goes into the weight, μ into an offset.
+            weight = W / scale
+            offset = -(weight @ mean)
 
-    @staticmethod
-    def _spoil_infinity(drive: Tensor) -> None:
-        """Turn infinity into NaN, in place: a neuron would bound it, and it would go unnoticed."""
-        if not torch.isfinite(drive.sum()):
-            drive += drive - drive
+            def linear(X: Tensor, out: Tensor) -> None:
+                torch.addmm(offset, X, weight.T, out=out)
+                if not torch.isfinite(out.sum()):
+                    out += out - out  # a neuron would bound infinity, and it would go unnoticed
+
+            return linear
+        lift = self._lift()
+        kernels = kernel_map(lift, max_rows)
+        weights = torch.from_numpy(lift.weight) @ W.T  # W(Lᵀk - c), again one product
+        shift = -(W @ torch.from_numpy(lift.offset))
+        return lambda X, out: torch.addmm(shift, kernels((X - mean) / scale), weights, out=out)
+
+    def _lift(self) -> Lift:
+        return Lift(self.anchors_, self.gamma_, self.lift_, self.lift_offset_)
+
+    def _inputs(self, rows: FloatArray, fitted_on: NDArray[np.int64], seed: int) -> Tensor:
+        """Learn from some rows how to standardise and lift; return what the encoder is to see."""
+        Y = self._standardised(rows, fitted_on)
+        if self.kernel == "linear":
+            return Y
+        learned = learn_lift(Y[fitted_on].numpy(), self.n_anchors, seed)
+        self.anchors_, self.gamma_, self.lift_, self.lift_offset_ = learned
+        return lift_rows(learned, Y)
 
     def _margin(self) -> float:
         """Return the margin given, or a distance that two random codes have: √(2N)·reach."""
@@ -257,7 +284,14 @@ class NetworkHasher(SupervisedHasher):
 
     def _check_parameters(self) -> None:
         """Refuse settings that cannot work, before any time is spent."""
-        positive = ("n_epochs", "batch_size", "learning_rate", "similar_weight", "n_pairs")
+        positive = (
+            "n_epochs",
+            "batch_size",
+            "learning_rate",
+            "similar_weight",
+            "n_pairs",
+            "n_anchors",
+        )
         for name in positive:
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite: got {getattr(self, name)}")
@@ -279,6 +313,7 @@ class NetworkHasher(SupervisedHasher):
             ("optimizer", ("adamw", "sgd")),
             ("schedule", ("constant", "cosine")),
             ("pairs", ("batch", "sampled")),
+            ("kernel", ("linear", "rbf")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}: got {getattr(self, name)!r}")
@@ -292,6 +327,6 @@ class NetworkHasher(SupervisedHasher):
         prefix = "encoder_."
         weights = {k: torch.from_numpy(v) for k, v in fitted.items() if k.startswith(prefix)}
         super()._restore({k: v for k, v in fitted.items() if k not in weights})
-        encoder = self._new_encoder(self.n_features_in_).requires_grad_(False)
+        encoder = self._new_encoder(weights[f"{prefix}W"].shape[1]).requires_grad_(False)
         encoder.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items()})
         self.encoder_ = encoder

@@ -1,0 +1,79 @@
+"""Principal components of a Gaussian kernel: features in which curved boundaries are straight.
+
+    k(y) = exp(-γ‖y - aᵢ‖²), i = 1 … m        anchors aᵢ, γ = 2 / mean ‖y - aᵢ‖²
+    φ(y) = Lᵀk(y) - c                         L = K^(-½)V·s up to a rotation, K = (k(a₁), …, k(a_m))
+
+K^(-½)k(y) has the kernel for inner product [Williams2001]; V turns it to the principal components
+of the training rows, c centres them, and s gives them mean square 1. They are not scaled one by
+one: a weight of given size on an early component is a smooth function, and costs the same weight
+decay as a rough one on a late component.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.linalg import eigh
+from torch import Tensor
+
+from antipodal.hashers.anchors import distance_blocks, distance_map
+
+_MOST_COMPONENTS = 512  # later ones fit single rows more than classes
+_RANK = 1e-6  # eigenvalues below this share of the largest are rounding
+
+Float32Array = NDArray[np.float32]
+
+
+class Lift(NamedTuple):
+    """What `lift_map` needs: anchors (m, n), γ, L (m, p) and c (p,)."""
+
+    anchors: Float32Array
+    gamma: float
+    weight: Float32Array
+    offset: Float32Array
+
+
+def learn_lift(Y: Float32Array, n_anchors: int, seed: int) -> Lift:
+    """Choose anchors among the rows Y (l, n), at most so many, and learn the components."""
+    rng = np.random.default_rng(seed)
+    anchors = np.ascontiguousarray(Y[np.sort(rng.permutation(len(Y))[:n_anchors])])
+    origin = np.zeros(Y.shape[1], np.float32)
+
+    def distances(rows: Float32Array) -> NDArray[np.float64]:
+        blocks = [part.double() for _, part in distance_blocks(rows, anchors, origin)]
+        return torch.cat(blocks).numpy()
+
+    squared = distances(Y)
+    gamma = 2 / (float(squared.mean()) or 1.0)  # all rows equal: any will do
+    values, U = eigh(np.exp(-gamma * distances(anchors)))
+    kept = values > _RANK * values[-1]
+    root = U[:, kept] / np.sqrt(values[kept])  # K^(-½), turned
+    Z = np.exp(-gamma * squared) @ root
+    mean = Z.mean(axis=0)
+    Z -= mean
+    variances, V = eigh(Z.T @ Z / len(Z))
+    kept = np.flatnonzero(variances >= _RANK * variances[-1])[: -_MOST_COMPONENTS - 1 : -1]
+    V = V[:, kept]  # the widest first
+    scale = np.sqrt(len(kept) / (float(variances[kept].sum()) or 1.0))
+    return Lift(
+        anchors,
+        gamma,
+        np.ascontiguousarray(scale * (root @ V), dtype=np.float32),
+        (scale * (mean @ V)).astype(np.float32),
+    )
+
+
+def kernel_map(lift: Lift, max_rows: int) -> Callable[[Tensor], Tensor]:
+    """Return the map (r, n) -> (r, m) to k(y). Its result is good until the next call."""
+    origin = np.zeros(lift.anchors.shape[1], np.float32)
+    distances = distance_map(lift.anchors, origin, max_rows)
+    return lambda Y: distances(Y).mul_(-lift.gamma).exp_()
+
+
+def lift_rows(lift: Lift, Y: Tensor) -> Tensor:
+    """Return φ(y) for each row, (l, p)."""
+    L, c = torch.from_numpy(lift.weight), torch.from_numpy(lift.offset)
+    kernels = kernel_map(lift, len(Y))
+    return kernels(Y) @ L - c
