@@ -35,8 +35,9 @@ ORDER = [
 def records(name: str) -> list[Record]:
     """Read a file of recorded runs, those with labels first."""
 
-    def place(record: Record) -> tuple[int, int, int]:
-        return ORDER.index(record["method"]), record["bits"], record["seed"]
+    def place(record: Record) -> tuple[int, str, int, int]:
+        method, _, settings = record["method"].partition(":")
+        return ORDER.index(method), settings, record["bits"], record["seed"]
 
     return sorted(read_records(RESULTS / f"{name}.jsonl"), key=place)
 
@@ -57,7 +58,10 @@ def by_length(runs: list[Record]) -> str:
 
 def named(method: str) -> str:
     """Classes in code type; the ceiling is not one."""
-    return "no code: the SVM's probabilities" if method == "Ceiling" else f"`{method}`"
+    if method == "Ceiling":
+        return "no code: the SVM's probabilities"
+    name, *settings = method.split(":")
+    return f"`{name}({', '.join(settings)})`" if settings else f"`{name}`"
 
 
 def full(runs: list[Record]) -> str:
@@ -105,6 +109,7 @@ def demo(runs: list[Record]) -> str:
 TABLES = {
     "cifar10": lambda: by_length(records("cifar10")),
     "cifar10-full": lambda: full(records("cifar10")),
+    "cifar10-mirrored": lambda: full(records("cifar10-mirrored")),
     "cifar10-health": lambda: health(records("cifar10")),
     "coco": lambda: full(records("coco_bow500")),
     "coco-without": lambda: full(records("coco_bow500-without-top-1")),

@@ -98,6 +98,24 @@ def test_demo_trains_scores_saves_and_shows_neighbours(tmp_path):
     assert all({"map", "precision_r2", "fit_seconds", "seed"} <= r.keys() for r in records)
 
 
+def test_datasets_are_listed_and_one_that_is_there_is_not_downloaded_again(tmp_path):
+    done = antipodal("datasets", "--json")
+    listed = {r["dataset"]: r["download"] for r in map(json.loads, done.stdout.splitlines())}
+    assert listed["cifar10"] == "antipodal datasets cifar10"
+    assert listed["nuswide"] is None
+    assert "60,000 colour images" in antipodal("datasets").stdout
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for name in ("test_batch", *(f"data_batch_{i}" for i in range(1, 6))):
+        with (folder / f"{name}.bin").open("wb") as file:
+            file.truncate(30_730_000)  # the right size, and no space on the disk
+    done = antipodal("datasets", "cifar10", "--data", tmp_path, "--json")
+    assert json.loads(done.stdout) == {"dataset": "cifar10", "path": str(folder)}
+    done = antipodal("datasets", "nuswide")
+    assert done.returncode == 2
+    assert "cannot be downloaded" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

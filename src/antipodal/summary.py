@@ -54,11 +54,13 @@ def spread(values: Sequence[float], paper: float | None = None) -> str:
 
 def published_scores(record: Record) -> Any:
     """Return the paper's scores for the record's method, length, data and protocol, if any."""
+    if record.get("mirrored") or ":" in record["method"]:
+        return {}
     usual = 200 if "n_concepts" not in record else None
     if (record["protocol"], record.get("n_train"), record.get("n_query")) != ("paper", usual, 100):
         return {}
     scores = PUBLISHED.get(record["dataset"], {})
-    return scores.get((record["method"].split(":")[0].removesuffix(".paper"), record["bits"]), {})
+    return scores.get((record["method"].removesuffix(".paper"), record["bits"]), {})
 
 
 def chance(records: Iterable[Record]) -> str:
