@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from antipodal import LSH, evaluate, load
+from antipodal import KSH, LSH, evaluate, load
 from antipodal.hashers import HASHERS
 
 X, Y = load_digits(return_X_y=True)
@@ -70,7 +70,7 @@ def test_evaluate_prints_what_python_measures(folder):
     assert "precision_r1" in table.stdout
 
 
-def test_fit_learns_from_pairs_and_without_labels(folder):
+def test_fit_learns_from_pairs_without_labels_and_by_other_methods(folder):
     rng = np.random.default_rng(0)
     pairs = rng.integers(0, 1797, (500, 2))
     similar = (Y[pairs[:, 0]] == Y[pairs[:, 1]]).astype(int)
@@ -82,6 +82,11 @@ def test_fit_learns_from_pairs_and_without_labels(folder):
     assert done.returncode == 0, done.stderr
     assert "LSH, 8 bits, from 1,797 rows of 64 features" in done.stdout
     assert isinstance(load(folder / "l"), LSH)
+    done = antipodal("fit", "X.npy", "--labels", "y.npy", "--method", "KSH", "--bits", 8, "-o", "k",
+                     "--set", "n_anchors=50", cwd=folder)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    again = KSH(8, n_anchors=50, random_state=0).fit(X, Y)
+    np.testing.assert_array_equal(load(folder / "k").encode(X), again.encode(X))
 
 
 def test_demo_trains_scores_saves_and_shows_neighbours(tmp_path):
@@ -126,6 +131,7 @@ def test_datasets_are_listed_and_one_that_is_there_is_not_downloaded_again(tmp_p
         (("fit", "nan.npy", "--labels", "short.npy", "-o", "n"), 1, "NaN"),
         (("fit", "text.npy", "--labels", "y.npy", "-o", "n"), 1, "not a NumPy file"),
         (("fit", "X.npy", "-o", "n"), 2, "learns from --labels or from"),
+        (("fit", "X.npy", "--method", "KSH", "-o", "n"), 2, "KSH learns from --labels"),
         (("fit", "X.npy", "--method", "Nothing", "-o", "n"), 2, "choose from DeepLinf"),
         (("fit", "X.npy", "--labels", "y.npy", "--set", "x=1", "-o", "n"), 2, "NAME=VALUE"),
         (("fit", "X.npy", "--labels", "y.npy", "--bits", 0, "-o", "n"), 2, "'--bits'"),
