@@ -21,24 +21,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
+from antipodal.datasets import cifar10
 from antipodal.features import gist
 
-BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
 N_NEIGHBOURS, N_TRAINING, N_TEST = 20, 20_000, 2_000
 N_TRAINING_A_CLASS, N_QUERIES_A_CLASS, SEEDS = 200, 100, (0, 1, 2)
-
-
-def read_cifar(directory):
-    """Return all images, (60000, 32, 32, 3), and labels; a record is a label and three planes."""
-    records = np.concatenate(
-        [
-            np.fromfile(directory / "cifar-10-batches-bin" / f"{name}.bin", np.uint8).reshape(
-                -1, 3073
-            )
-            for name in BATCHES
-        ]
-    )
-    return records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), records[:, 0]
 
 
 def accuracy(classifier, X, y, training, test):
@@ -68,7 +55,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    images, labels = read_cifar(options.cifar)
+    data = cifar10(options.cifar)
+    images, labels = data.images, data.labels
     gist(images[:500])  # the filters are made once
     began, used = time.perf_counter(), time.process_time()
     X = gist(images)

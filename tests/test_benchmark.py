@@ -123,6 +123,23 @@ def test_mirrored_methods_learn_from_both_views_and_average_them(method):
     assert record["map"] == pytest.approx(by_hand.map, abs=0.2)  # flipping rounds differently
 
 
+def test_a_mirrored_record_is_not_taken_for_a_plain_one():
+    data, cell = DIGITS.with_gist(orientations=(4,), grid=2), Cell("LSH", 8, 0)
+    plain, mirrored = Benchmark(data, **SMALL), Benchmark(data, **SMALL, mirrored=True)
+    record = run_cell(mirrored, cell)
+    assert mirrored.matching([cell], [record]) == {cell: record}
+    assert plain.matching([cell], [record]) == {}
+
+
+def test_without_new_items_there_is_no_score_of_them():
+    rows = DIGITS.split("paper", 0, **SMALL)
+    all_trained = datasets.Split(rows.database, rows.query, rows.database)
+    record = run_cell(Benchmark(DIGITS, split=all_trained), Cell("LSH", 8, 0))
+    assert "map_without_training" not in record
+    unseen = run_cell(Benchmark(DIGITS, protocol="unseen", **SMALL), Cell("LSH", 8, 0))
+    assert unseen["map_without_training"] == unseen["map"]
+
+
 def test_only_features_that_are_known_in_the_mirror_can_be_mirrored():
     with pytest.raises(ValueError, match="in the mirror"):
         Benchmark(DIGITS, mirrored=True)

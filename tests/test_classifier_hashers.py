@@ -9,7 +9,7 @@ from sklearn.svm import SVC
 from antipodal import evaluate, unpack
 from antipodal.ceiling import evaluate_floats
 from antipodal.hashers.classifier import ClassifierLSH, OneHotHash
-from antipodal.svm import _calibrate, fit_svm, svm_probabilities
+from antipodal.hashers.svm import _calibrate, fit_svm, svm_probabilities
 
 X, Y = load_digits(return_X_y=True)
 ORDER = np.random.default_rng(0).permutation(len(X))  # they come writer by writer

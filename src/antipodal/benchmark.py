@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import antipodal
 from antipodal.ceiling import evaluate_floats
-from antipodal.codes import Codes, pack
+from antipodal.codes import pack
 from antipodal.datasets import Dataset, Split
 from antipodal.hashers import BaseHasher, ClassifierLSH
 from antipodal.methods import make_hasher
@@ -76,6 +76,8 @@ class Benchmark:
     def __post_init__(self) -> None:
         if self.dataset.features is None:
             raise ValueError(f"{self.dataset.name} has no features: compute them first")
+        # Workers get a copy of all this, and need no images.
+        object.__setattr__(self, "dataset", replace(self.dataset, images=None))
         if self.mirrored and self.dataset.mirror is None:
             raise ValueError(
                 f"{self.dataset.name} does not say what becomes of its features in the mirror: "
@@ -108,9 +110,8 @@ class Benchmark:
 
     def matching(self, cells: Iterable[Cell], records: Sequence[Record]) -> dict[Cell, Record]:
         """Return the records that are there already, by cell; of several the last."""
-        names = self.identify(Cell("", 0, 0)).keys()
-        known = {tuple(record.get(name) for name in names): record for record in records}
-        found = ((cell, known.get(tuple(self.identify(cell).values()))) for cell in cells)
+        known = {_key(record): record for record in records}
+        found = ((cell, known.get(_key(self.identify(cell)))) for cell in cells)
         return {cell: record for cell, record in found if record is not None}
 
     def draw(self, seed: int) -> Split:
@@ -122,6 +123,12 @@ class Benchmark:
         if self.n_train is None and len(split.train) > _MOST_CONCEPT_ROWS:
             split = self.dataset.split(self.protocol, seed, n_train=_MOST_CONCEPT_ROWS, **options)
         return split
+
+
+def _key(record: Record) -> tuple[Any, ...]:
+    """Return what tells records apart; what a record does not name, it has not."""
+    names = ("protocol", "n_train", "n_query", "n_concepts", "mirrored", "antipodal")
+    return tuple(record.get(name) for name in ("dataset", "data", *names, *Cell._fields))
 
 
 def grid(methods: Sequence[str], bits: Sequence[int], seeds: Sequence[int]) -> list[Cell]:
@@ -140,61 +147,72 @@ def run_cells(
     benchmark: Benchmark, cells: Iterable[Cell], n_processes: int = 1
 ) -> Iterator[tuple[Cell, Record | Exception]]:
     """Yield the record of each cell, or why it has none, as they are done."""
-    light = replace(benchmark, dataset=replace(benchmark.dataset, images=None))
-    yield from run_jobs(run_cell, light, cells, n_processes)
+    yield from run_jobs(run_cell, benchmark, cells, n_processes)
 
 
 def run_cell(benchmark: Benchmark, cell: Cell) -> Record:
     """Fit a method, encode queries and database, and score them: values in percent, seconds, MB.
 
-    `map_without_training` is mAP over the database without the training rows in it.
+    `map_without_training` is mAP over the database without the training rows in it; there is
+    none if all of the database was trained on.
     """
     X, split = np.asarray(benchmark.dataset.features), benchmark.draw(cell.seed)
     y = benchmark.dataset.labels
     if split.concepts is not None:
         y = y[:, split.concepts]
-    is_new = np.isin(split.database, split.train, invert=True)
-    new = slice(None) if is_new.all() or not is_new.any() else is_new
     method, bits = ("ClassifierLSH", 1) if cell.method == CEILING else (cell.method, cell.bits)
     hasher = make_hasher(method, bits, cell.seed)
     mirror = benchmark.dataset.mirror if benchmark.mirrored else None
     began = time.perf_counter()
-    if hasher.uses_labels:
-        labels = y[split.train]
-        hasher.fit(
-            _both_views(X[split.train], mirror),
-            labels if mirror is None else np.concatenate([labels, labels]),
-        )
-    else:
-        hasher.fit(_both_views(X[split.database], mirror))
+    fit_split(hasher, X, y, split, mirror)
     fitted = time.perf_counter()
     queries, items = X[split.query], X[split.database]
     query_labels, item_labels = y[split.query], y[split.database]
     if isinstance(hasher, ClassifierLSH) and cell.method == CEILING:
         p = _mean_of_views(hasher.class_probabilities, queries, mirror)
         q = _mean_of_views(hasher.class_probabilities, items, mirror)
-        encoded = time.perf_counter()
-        scores = asdict(evaluate_floats(p, q, query_labels, item_labels))
-        rest = evaluate_floats(p, q[new], query_labels, item_labels[new]).map
+
+        def score(kept: Rows | slice) -> dict[str, float | int]:
+            return asdict(evaluate_floats(p, q[kept], query_labels, item_labels[kept]))
     else:
-        query, database = (_encode(hasher, rows, mirror) for rows in (queries, items))
-        encoded = time.perf_counter()
-        scores = evaluate(
-            query, database, query_labels, item_labels, n_bits=bits,
-            top=(10, 5000) if benchmark.multilabel else (),
-            projections=_mean_of_views(hasher.project, items, mirror),
-        ).to_dict()  # fmt: skip
-        rest = evaluate(query, database[new], query_labels, item_labels[new], n_bits=bits).map
+        projections = _mean_of_views(hasher.project, items, mirror)
+        query = pack(_mean_of_views(hasher.project, queries, mirror) > 0)
+        database = pack(projections > 0)
+
+        def score(kept: Rows | slice) -> dict[str, float | int]:
+            return evaluate(
+                query, database[kept], query_labels, item_labels[kept], n_bits=bits,
+                top=(10, 5000) if benchmark.multilabel else (), projections=projections[kept],
+            ).to_dict()  # fmt: skip
+
+    encoded = time.perf_counter()
+    scores = score(slice(None))
+    is_new = np.isin(split.database, split.train, invert=True)
+    if is_new.any():
+        scores["map_without_training"] = (scores if is_new.all() else score(is_new))["map"]
     return (
         benchmark.identify(cell)
         | {name: round(value, 6) for name, value in scores.items()}
         | {
-            "map_without_training": round(rest, 6),
             "train": len(split.train),
             "fit_seconds": round(fitted - began, 3),
             "encode_seconds": round(encoded - fitted, 3),
             "peak_mb": _peak_mb(),
         }
+    )
+
+
+def fit_split(
+    hasher: BaseHasher, X: Rows, y: Rows, split: Split, mirror: Rows | None = None
+) -> None:
+    """Fit to the training rows, with labels, where a method uses them; else to the database."""
+    if not hasher.uses_labels:
+        hasher.fit(_both_views(X[split.database], mirror))
+        return
+    labels = y[split.train]
+    hasher.fit(
+        _both_views(X[split.train], mirror),
+        labels if mirror is None else np.concatenate([labels, labels]),
     )
 
 
@@ -206,12 +224,6 @@ def _both_views(rows: Rows, mirror: Rows | None) -> Rows:
 def _mean_of_views(values: Callable[[Rows], Rows], rows: Rows, mirror: Rows | None) -> Rows:
     """Return the values of rows, or their mean with those of the mirror images."""
     return values(rows) if mirror is None else (values(rows) + values(rows[:, mirror])) / 2
-
-
-def _encode(hasher: BaseHasher, rows: Rows, mirror: Rows | None) -> Codes:
-    if mirror is None:
-        return hasher.encode(rows)
-    return pack(_mean_of_views(hasher.project, rows, mirror) > 0)
 
 
 def _peak_mb() -> int | None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.arrays import write_codes
+from antipodal.benchmark import fit_split
 from antipodal.datasets import digits
 from antipodal.hashers import HASHERS, NetworkHasher
 from antipodal.methods import make_hasher
@@ -56,10 +57,7 @@ class Demo:
         X, y, rows = self.images, self.labels, self.split
         for name, hasher in self.hashers.items():
             began = time.perf_counter()
-            if hasher.uses_labels:
-                hasher.fit(X[rows.train], y[rows.train])
-            else:  # these learn without labels, so they may see all of the database
-                hasher.fit(X[rows.database])
+            fit_split(hasher, X, y, rows)
             seconds = time.perf_counter() - began
             queries, database = hasher.encode(X[rows.query]), hasher.encode(X[rows.database])
             result = evaluate(

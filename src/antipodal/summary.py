@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from statistics import mean, stdev
-from typing import Any
 
-from antipodal.published import PUBLISHED
+from antipodal.published import PUBLISHED, Scores
 from antipodal.records import Record
 
 Column = tuple[str, str]  # the record's key, the heading
@@ -52,7 +51,7 @@ def spread(values: Sequence[float], paper: float | None = None) -> str:
     return text if paper is None else f"{text} ({paper:g})"
 
 
-def published_scores(record: Record) -> Any:
+def published_scores(record: Record) -> Scores:
     """Return the paper's scores for the record's method, length, data and protocol, if any."""
     if record.get("mirrored") or ":" in record["method"]:
         return {}

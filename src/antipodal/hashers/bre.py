@@ -19,7 +19,7 @@ from torch import Tensor
 
 from antipodal.checks import check_whole
 from antipodal.hashers.base import BaseHasher, FloatArray
-from antipodal.hashers.rows import unit_rows
+from antipodal.hashers.rows import feature_scale, unit_rows
 from antipodal.pairs import check_labels
 
 _ENOUGH = 1e-3  # a sweep that lowers the error by less than this share is the last
@@ -128,10 +128,7 @@ class BRE(BaseHasher):
         mean = rows.mean(axis=0, dtype=np.float64)
         scale = np.ones_like(mean)
         if self.standardize:
-            deviation = rows.std(axis=0, dtype=np.float64)
-            # A feature that (nearly) never varies carries nothing but rounding: leave it small.
-            varies = deviation > 1e-6 * np.abs(mean).clip(min=np.finfo(np.float32).tiny)
-            scale = np.where(varies, deviation, 1.0)
+            scale = feature_scale(mean, rows.std(axis=0, dtype=np.float64))
         self.mean_, self.feature_scale_ = mean.astype(np.float32), scale.astype(np.float32)
 
     def _normalised(self, X: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from antipodal.hashers.base import SupervisedHasher
-from antipodal.svm import SVM, fit_svm, svm_probabilities
+from antipodal.hashers.svm import SVM, fit_svm, svm_probabilities
 
 _BLOCK_ROWS = 4096
 
@@ -31,9 +31,14 @@ class ClassifierHasher(SupervisedHasher):
     gamma_: float
     multilabel_: bool
 
-    C: float
-    gamma: float | None
-    random_state: Any
+    def __init__(
+        self, n_bits: int = 64, *, C: float = 5.0, gamma: float | None = None,
+        random_state: Any = None,
+    ) -> None:  # fmt: skip
+        self.n_bits = n_bits
+        self.C = C
+        self.gamma = gamma
+        self.random_state = random_state
 
     @abstractmethod
     def _fit_code(self, probabilities: NDArray[np.float32], rng: np.random.RandomState) -> None:
@@ -119,15 +124,6 @@ class OneHotHash(ClassifierHasher):
 
     codewords_: NDArray[np.float32]
 
-    def __init__(
-        self, n_bits: int = 64, *, C: float = 5.0, gamma: float | None = None,
-        random_state: Any = None,
-    ) -> None:  # fmt: skip
-        self.n_bits = n_bits
-        self.C = C
-        self.gamma = gamma
-        self.random_state = random_state
-
     def _fit_code(self, probabilities: NDArray[np.float32], rng: np.random.RandomState) -> None:
         n_classes = probabilities.shape[1]
         if 2**self.n_bits < n_classes:
@@ -176,15 +172,6 @@ class ClassifierLSH(ClassifierHasher):
 
     mean_probabilities_: NDArray[np.float32]
     hyperplanes_: NDArray[np.float32]
-
-    def __init__(
-        self, n_bits: int = 64, *, C: float = 5.0, gamma: float | None = None,
-        random_state: Any = None,
-    ) -> None:  # fmt: skip
-        self.n_bits = n_bits
-        self.C = C
-        self.gamma = gamma
-        self.random_state = random_state
 
     def _fit_code(self, probabilities: NDArray[np.float32], rng: np.random.RandomState) -> None:
         self.mean_probabilities_ = probabilities.mean(axis=0)

@@ -16,6 +16,7 @@ from torch import Tensor
 from antipodal.encoders import Encoder
 from antipodal.hashers.base import FloatArray, SupervisedHasher
 from antipodal.hashers.lift import Lift, kernel_map, learn_lift, lift_rows
+from antipodal.hashers.rows import feature_scale
 from antipodal.pairs import InBatchPairs, ListedPairs, check_pairs, sample_pairs
 from antipodal.siamese import Progress, Training, train
 
@@ -253,9 +254,7 @@ class NetworkHasher(SupervisedHasher):
         if self.standardize:
             mean, deviation = rows[fitted_on].mean(axis=0), rows[fitted_on].std(axis=0)
             self.mean_ = mean.astype(np.float32)
-            # A feature that (nearly) never varies carries nothing but rounding: leave it small.
-            varies = deviation > 1e-6 * np.abs(mean).clip(min=np.finfo(np.float32).tiny)
-            self.scale_ = np.where(varies, deviation, 1.0).astype(np.float32)
+            self.scale_ = feature_scale(mean, deviation).astype(np.float32)
         return torch.from_numpy(((rows - self.mean_) / self.scale_).astype(np.float32))
 
     def _hold_out(

@@ -19,6 +19,8 @@ from scipy.special import expit, log_softmax, softmax
 from sklearn.svm import SVC
 from torch import Tensor
 
+from antipodal.hashers.rows import feature_scale
+
 Floats = NDArray[np.floating[Any]]
 
 _FOLDS = 5
@@ -48,9 +50,7 @@ def fit_svm(
     gamma=None is 1/n. The slope and the offsets come from cross-validation in five folds.
     """
     mean, deviation = rows.mean(axis=0, dtype=np.float64), rows.std(axis=0, dtype=np.float64)
-    # A feature that (nearly) never varies carries nothing but rounding: leave it small.
-    varies = deviation > 1e-6 * np.abs(mean).clip(min=np.finfo(np.float32).tiny)
-    scale = np.where(varies, deviation, 1.0)
+    scale = feature_scale(mean, deviation)
     X = (rows - mean) / scale
     gamma = 1 / X.shape[1] if gamma is None else gamma
     multilabel = labels.ndim == 2
