@@ -108,7 +108,8 @@ def test_codes_are_nearly_antipodal():
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("K", [0, 2, 3])
 def test_projecting_is_the_encoder_on_standardised_rows(tied, K):
-    hasher = DeepLinf(24, n_stages=K, tied=tied, n_epochs=5, random_state=0).fit(X, Y)
+    hasher = DeepLinf(24, kernel="linear", n_stages=K, tied=tied, n_epochs=5, random_state=0)
+    hasher.fit(X, Y)
     rows = torch.from_numpy(((X - hasher.mean_) / hasher.scale_).astype(np.float32))
     np.testing.assert_allclose(hasher.project(X), hasher.encoder_(rows), atol=2e-5)
 

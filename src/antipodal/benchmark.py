@@ -31,7 +31,7 @@ CEILING = "Ceiling"  # no code at all: the class probabilities of `ClassifierLSH
 _MOST_CONCEPT_ROWS = 5000  # training rows of a multi-label set, unless told otherwise
 
 
-Rows = NDArray[Any]
+Array = NDArray[Any]
 
 
 class Cell(NamedTuple):
@@ -40,6 +40,31 @@ class Cell(NamedTuple):
     method: str
     bits: int
     seed: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A dataset's features and labels, split; and what its images become in the mirror, if used."""
+
+    X: Array
+    y: Array
+    split: Split
+    mirror: Array | None = None
+
+    def fit(self, hasher: BaseHasher) -> None:
+        """Fit to the training rows, with labels, where a method uses them; else to the database."""
+        chosen = self.split.train if hasher.uses_labels else self.split.database
+        X, y = self.X[chosen], self.y[chosen]
+        if self.mirror is not None:
+            X, y = np.concatenate([X, X[:, self.mirror]]), np.concatenate([y, y])
+        hasher.fit(X, y if hasher.uses_labels else None)
+
+    def values(self, function: Callable[[Array], Array], chosen: Array) -> Array:
+        """Return the function of chosen rows, or its mean with that of their mirror images."""
+        X = self.X[chosen]
+        if self.mirror is None:
+            return function(X)
+        return (function(X) + function(X[:, self.mirror])) / 2
 
 
 @dataclass(frozen=True)
@@ -124,6 +149,16 @@ class Benchmark:
             split = self.dataset.split(self.protocol, seed, n_train=_MOST_CONCEPT_ROWS, **options)
         return split
 
+    def rows(self, seed: int) -> Rows:
+        """Return the data as the split of a seed has it; of concepts, those that count."""
+        split, y = self.draw(seed), self.dataset.labels
+        return Rows(
+            np.asarray(self.dataset.features),
+            y if split.concepts is None else y[:, split.concepts],
+            split,
+            self.dataset.mirror if self.mirrored else None,
+        )
+
 
 def _key(record: Record) -> tuple[Any, ...]:
     """Return what tells records apart; what a record does not name, it has not."""
@@ -156,30 +191,26 @@ def run_cell(benchmark: Benchmark, cell: Cell) -> Record:
     `map_without_training` is mAP over the database without the training rows in it; there is
     none if all of the database was trained on.
     """
-    X, split = np.asarray(benchmark.dataset.features), benchmark.draw(cell.seed)
-    y = benchmark.dataset.labels
-    if split.concepts is not None:
-        y = y[:, split.concepts]
+    rows = benchmark.rows(cell.seed)
+    split, y = rows.split, rows.y
     method, bits = ("ClassifierLSH", 1) if cell.method == CEILING else (cell.method, cell.bits)
     hasher = make_hasher(method, bits, cell.seed)
-    mirror = benchmark.dataset.mirror if benchmark.mirrored else None
     began = time.perf_counter()
-    fit_split(hasher, X, y, split, mirror)
+    rows.fit(hasher)
     fitted = time.perf_counter()
-    queries, items = X[split.query], X[split.database]
     query_labels, item_labels = y[split.query], y[split.database]
     if isinstance(hasher, ClassifierLSH) and cell.method == CEILING:
-        p = _mean_of_views(hasher.class_probabilities, queries, mirror)
-        q = _mean_of_views(hasher.class_probabilities, items, mirror)
+        p = rows.values(hasher.class_probabilities, split.query)
+        q = rows.values(hasher.class_probabilities, split.database)
 
-        def score(kept: Rows | slice) -> dict[str, float | int]:
+        def score(kept: Array | slice) -> dict[str, float | int]:
             return asdict(evaluate_floats(p, q[kept], query_labels, item_labels[kept]))
     else:
-        projections = _mean_of_views(hasher.project, items, mirror)
-        query = pack(_mean_of_views(hasher.project, queries, mirror) > 0)
+        projections = rows.values(hasher.project, split.database)
+        query = pack(rows.values(hasher.project, split.query) > 0)
         database = pack(projections > 0)
 
-        def score(kept: Rows | slice) -> dict[str, float | int]:
+        def score(kept: Array | slice) -> dict[str, float | int]:
             return evaluate(
                 query, database[kept], query_labels, item_labels[kept], n_bits=bits,
                 top=(10, 5000) if benchmark.multilabel else (), projections=projections[kept],
@@ -200,30 +231,6 @@ def run_cell(benchmark: Benchmark, cell: Cell) -> Record:
             "peak_mb": _peak_mb(),
         }
     )
-
-
-def fit_split(
-    hasher: BaseHasher, X: Rows, y: Rows, split: Split, mirror: Rows | None = None
-) -> None:
-    """Fit to the training rows, with labels, where a method uses them; else to the database."""
-    if not hasher.uses_labels:
-        hasher.fit(_both_views(X[split.database], mirror))
-        return
-    labels = y[split.train]
-    hasher.fit(
-        _both_views(X[split.train], mirror),
-        labels if mirror is None else np.concatenate([labels, labels]),
-    )
-
-
-def _both_views(rows: Rows, mirror: Rows | None) -> Rows:
-    """Return the rows, and behind them those of the mirror images."""
-    return rows if mirror is None else np.concatenate([rows, rows[:, mirror]])
-
-
-def _mean_of_views(values: Callable[[Rows], Rows], rows: Rows, mirror: Rows | None) -> Rows:
-    """Return the values of rows, or their mean with those of the mirror images."""
-    return values(rows) if mirror is None else (values(rows) + values(rows[:, mirror])) / 2
 
 
 def _peak_mb() -> int | None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.arrays import write_codes
-from antipodal.benchmark import fit_split
+from antipodal.benchmark import Rows
 from antipodal.datasets import digits
 from antipodal.hashers import HASHERS, NetworkHasher
 from antipodal.methods import make_hasher
@@ -57,7 +57,7 @@ class Demo:
         X, y, rows = self.images, self.labels, self.split
         for name, hasher in self.hashers.items():
             began = time.perf_counter()
-            fit_split(hasher, X, y, rows)
+            Rows(X, y, rows).fit(hasher)
             seconds = time.perf_counter() - began
             queries, database = hasher.encode(X[rows.query]), hasher.encode(X[rows.database])
             result = evaluate(

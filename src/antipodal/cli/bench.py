@@ -84,6 +84,10 @@ def bench(
     processes: Annotated[
         int | None, typer.Option(min=1, help="Cells at a time; by default one a core.")
     ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Draw figures too, as SVG and PNG."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit and score methods × code lengths × seeds; stop it when you like, and it goes on."""
@@ -100,6 +104,10 @@ def bench(
         cells = grid(names, lengths, chosen)
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
+    if figures is not None:
+        from antipodal.figures import draw_figures, prepare_directory
+
+        prepare_directory(figures)  # now: what is missing should not show after hours
     dataset = _load(source, file, data, features, skip_concepts)
     given = None if split is None else Split.load(split, len(dataset))
     benchmark = Benchmark(dataset, protocol, train, queries, concepts, given, mirrored)
@@ -128,8 +136,14 @@ def bench(
             if not sys.stderr.isatty():
                 left = (time.perf_counter() - began) / done * (len(waiting) - done)
                 _say(f"{name}: mAP {outcome['map']:.2f}; {done}/{len(waiting)}, {left:.0f} s left")
-    if not as_json and records:
-        _print_table([records[cell] for cell in cells if cell in records], path)
+    found = [records[cell] for cell in cells if cell in records]
+    if not as_json and found:
+        _print_table(found, path)
+    if figures is not None:
+        draw_figures(
+            benchmark, figures, methods=names, lengths=lengths, seeds=chosen, records=found,
+            images=dataset.images, say=_say,
+        )  # fmt: skip
     if failed:
         raise typer.Exit(1)
 

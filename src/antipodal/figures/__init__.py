@@ -1,0 +1,29 @@
+"""The paper's figures, drawn from this library's own classes, fits and records.
+
+`draw_figures` writes all of them, as `antipodal bench … --figures DIR` does. Matplotlib comes with
+the extra `plots`.
+"""
+
+from antipodal.figures.plots import (
+    Values,
+    antipodality,
+    initialisation,
+    neurons,
+    one_image,
+    radius_lookup,
+)
+from antipodal.figures.report import draw_figures, loss_curves, prepare_directory
+from antipodal.figures.style import save_figure
+
+__all__ = [
+    "Values",
+    "antipodality",
+    "draw_figures",
+    "initialisation",
+    "loss_curves",
+    "neurons",
+    "one_image",
+    "prepare_directory",
+    "radius_lookup",
+    "save_figure",
+]

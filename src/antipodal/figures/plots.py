@@ -1,0 +1,238 @@
+"""The five figures: each function turns numbers into one Matplotlib figure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from antipodal.codes import pack
+from antipodal.figures.style import (
+    BLUE,
+    COLUMN,
+    FAINT,
+    INK,
+    NETWORKS,
+    PAGE,
+    RED,
+    house_style,
+    looks,
+    network_of,
+    new_figure,
+)
+from antipodal.metrics import bit_health
+from antipodal.neurons import BLU, HELU, SHeLU
+from antipodal.records import Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FloatArray = NDArray[np.floating[Any]]
+
+_BINS = 20  # of the histograms: the last is what lies within 5 % of the bound
+
+
+class Values(NamedTuple):
+    """Rows of real values before the sign, Z (m, N), and the bound of each column (N,)."""
+
+    Z: FloatArray
+    bound: FloatArray
+
+    @property
+    def scaled(self) -> FloatArray:
+        """Z/bound, in [-1, 1] whatever the rounding."""
+        return np.clip(self.Z / self.bound, -1, 1)
+
+    @property
+    def quantisation_error(self) -> float:
+        """As `bit_health` measures it over these rows, in percent."""
+        health = bit_health(pack(self.Z > 0), self.Z.shape[1], self.Z)
+        return cast(float, health.quantisation_error)  # it is there, as the projections are
+
+
+@house_style()
+def neurons() -> "Figure":
+    """Draw tanh, ReLU, SHeLU, HELU and BLU with threshold 1. [Wang2016, Fig. 3]"""
+    units: dict[str, Callable[[Tensor], Tensor]] = {
+        "tanh": torch.tanh,
+        "ReLU": torch.relu,
+        "SHeLU": SHeLU(1),
+        "HELU": HELU(1),
+        "BLU": BLU(1),
+    }
+    u = torch.linspace(-3, 3, 1201, dtype=torch.float64)[:, None]
+    figure = new_figure(PAGE, 1.75)
+    panels: Sequence[Axes] = figure.subplots(1, len(units), sharex=True, sharey=True)
+    for axes, (name, unit) in zip(panels, units.items(), strict=True):
+        with torch.no_grad():
+            f = unit(u)
+        axes.axhline(0, color=FAINT, linewidth=0.6, zorder=0)
+        axes.axvline(0, color=FAINT, linewidth=0.6, zorder=0)
+        ours = name == "BLU"
+        axes.plot(*_broken_at_jumps(u[:, 0].numpy(), f[:, 0].numpy()), color=BLUE if ours else INK)
+        axes.set_title(name, fontweight="bold" if ours else "normal")
+        axes.set(aspect="equal", xlim=(-3, 3), ylim=(-3, 3))
+        axes.set(xticks=[-3, -1, 0, 1, 3], yticks=[-3, -1, 0, 1, 3], xlabel="input $u$")
+    panels[0].set_ylabel("output $f(u)$")
+    return figure
+
+
+@house_style()
+def initialisation(curves: Mapping[str, Sequence[FloatArray]], *, n_bits: int) -> "Figure":
+    """Draw the training loss epoch by epoch, for each start: thin lines a seed, a thick their mean.
+
+    Parameters
+    ----------
+    curves : mapping
+        By start, the `loss_curve_` of each seed.
+    n_bits : int
+        The length of the codes, to be named.
+    """
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    figure = new_figure(COLUMN, 2.5)
+    axes = figure.subplots()
+    marks = ((BLUE, "o", "-"), (RED, "s", "--"))
+    for (start, losses), (colour, marker, line) in zip(curves.items(), marks, strict=True):
+        epochs = np.arange(1, len(losses[0]) + 1)
+        for loss in losses if len(losses) > 1 else ():
+            axes.plot(epochs, loss, line, color=colour, linewidth=0.5, alpha=0.6)
+        average = np.mean(losses, axis=0)
+        axes.plot(epochs, average, line, color=colour, marker=marker, label=start)
+    axes.set(xlabel="epoch", ylabel="training loss (mean over the epoch)", yscale="log")
+    axes.locator_params(axis="x", integer=True)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.legend(title=f"{n_bits} bits, starting from", alignment="left")
+    return figure
+
+
+@house_style()
+def radius_lookup(records: Sequence[Record]) -> "Figure":
+    """Draw precision and recall within Hamming radius 2 by code length. [Wang2016, Fig. 6]
+
+    Of a run's records those of the three networks are shown: means over seeds, with standard
+    deviations where there are several. There must be two lengths or more.
+    """
+    shown = [record for record in records if network_of(record["method"])]
+    lengths = sorted({record["bits"] for record in shown})
+    if len(lengths) < 2:
+        raise ValueError(
+            "it needs records of two code lengths or more, by "
+            f"{', '.join(NETWORKS)}: got {len(lengths)}"
+        )
+    n_seeds = len({record["seed"] for record in shown})
+    figure = new_figure(PAGE * 0.8, 2.5)
+    panels: Sequence[Axes] = figure.subplots(1, 2)
+    for axes, name in zip(panels, ("precision", "recall"), strict=True):
+        for method, look in looks(dict.fromkeys(record["method"] for record in shown)).items():
+            scores = {bits: _scores(shown, method, bits, f"{name}_r2") for bits in lengths}
+            scores = {bits: found for bits, found in scores.items() if found}
+            deviations = [stdev(found) if len(found) > 1 else 0 for found in scores.values()]
+            axes.errorbar(
+                list(scores), [mean(found) for found in scores.values()],
+                deviations if n_seeds > 1 else None, label=method, color=look.colour,
+                marker=look.marker, linestyle=look.line, capsize=2, elinewidth=0.8,
+            )  # fmt: skip
+        axes.set(xlabel="code length (bits)", ylabel=f"{name}, radius ≤ 2 (%)", xticks=lengths)
+        axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3,
+        title=f"mean ± standard deviation over {n_seeds} seeds" if n_seeds > 1 else None,
+    )  # fmt: skip
+    return figure
+
+
+@house_style()
+def one_image(values: Mapping[str, Values], image: NDArray[np.uint8] | None = None) -> "Figure":
+    """Draw one item's representation and code, a method below the other. [Wang2016, Fig. 5]
+
+    Parameters
+    ----------
+    values : mapping
+        By method, one row of values before the sign.
+    image : uint8 (h, w) or (h, w, 3), optional
+        The picture that they describe.
+    """
+    _check_any(values)
+    figure = new_figure(PAGE, 0.35 + 1.15 * len(values))
+    panels = figure.add_gridspec(
+        2 * len(values), 1 if image is None else 2, height_ratios=[5, 1] * len(values),
+        width_ratios=None if image is None else [1, 6],
+    )  # fmt: skip
+    if image is not None:
+        picture = figure.add_subplot(panels[:2, 0])
+        picture.imshow(image, cmap="gray", interpolation="none")
+        picture.set_axis_off()
+        picture.set_title("query")
+    for place, (method, look) in enumerate(looks(values).items()):
+        item = values[method]
+        bits = np.arange(1, item.Z.shape[1] + 1)
+        bars = figure.add_subplot(panels[2 * place, -1])
+        bars.axhline(0, color=INK, linewidth=0.6)
+        bars.bar(bits, item.scaled[0], color=look.colour, width=0.7)
+        bars.set(ylim=(-1.08, 1.08), yticks=[-1, 0, 1], ylabel="$z$ / bound")
+        bars.spines.bottom.set_visible(False)
+        bars.set_title(method, loc="left")
+        bars.set_title(f"quantisation error {item.quantisation_error:.0f} %", loc="right")
+        strip = figure.add_subplot(panels[2 * place + 1, -1], sharex=bars)
+        shades = np.where(item.Z[0] > 0, "black", "white").tolist()
+        strip.bar(bits, 1, color=shades, width=1, edgecolor=FAINT, linewidth=0.5, clip_on=False)
+        strip.set(xlim=(0.5, len(bits) + 0.5), ylim=(0, 1), yticks=[])
+        strip.set_ylabel("code", rotation=0, ha="right", va="center")
+        strip.spines[:].set_visible(False)
+        last = place == len(values) - 1
+        bars.tick_params(bottom=False, labelbottom=False)
+        strip.tick_params(bottom=False, labelbottom=last)
+        if last:
+            strip.set_xlabel("bit (black is 1, white is 0)")
+    return figure
+
+
+@house_style()
+def antipodality(values: Mapping[str, Values]) -> "Figure":
+    """Draw how near the values before the sign come to their bounds: |z|/bound, all rows and bits.
+
+    An antipodal code has all of them at 1.
+    """
+    _check_any(values)
+    n_columns = min(3, len(values))
+    n_rows = -(-len(values) // n_columns)
+    figure = new_figure(PAGE, 2.0 * n_rows)
+    edges = np.linspace(0, 1, _BINS + 1)
+    axes = None
+    for place, (method, look) in enumerate(looks(values).items(), start=1):
+        counts, _ = np.histogram(np.abs(values[method].scaled), edges)
+        share = 100 * counts / counts.sum()
+        axes = figure.add_subplot(n_rows, n_columns, place, sharey=axes)
+        axes.stairs(share, edges, fill=True, color=look.colour)
+        axes.text(
+            0.5, 0.9, f"{share[-1]:.0f} % ≥ {edges[-2]:g}", ha="center", transform=axes.transAxes
+        )
+        axes.set_title(method)
+        axes.set(xlim=(0, 1), xlabel="|$z$| / bound")
+        if place % n_columns == 1 % n_columns:
+            axes.set_ylabel("share of values (%)")
+        else:
+            axes.tick_params(labelleft=False)
+    return figure
+
+
+def _check_any(values: Mapping[str, Values]) -> None:
+    if not values:
+        raise ValueError("there is no network whose values could be drawn")
+
+
+def _broken_at_jumps(u: FloatArray, f: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Put NaN where f jumps, so that a line through the points does not pretend to be a slope."""
+    jumps = 1 + np.flatnonzero(np.abs(np.diff(f)) > 0.5)
+    return np.insert(u, jumps, np.nan), np.insert(f, jumps, np.nan)
+
+
+def _scores(records: Sequence[Record], method: str, bits: int, key: str) -> list[float]:
+    return [r[key] for r in records if (r["method"], r["bits"]) == (method, bits)]

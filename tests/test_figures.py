@@ -1,0 +1,332 @@
+"""The figures show the numbers they should: what is drawn is compared with what is computed."""
+
+import json
+import sys
+from functools import partial
+from statistics import mean, stdev
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.container import ErrorbarContainer
+from matplotlib.patches import StepPatch
+from PIL import Image
+from typer.testing import CliRunner
+
+from antipodal import DeepLinf, datasets
+from antipodal.benchmark import Benchmark
+from antipodal.cli import app
+from antipodal.errors import AntipodalError
+from antipodal.figures import (
+    Values,
+    antipodality,
+    draw_figures,
+    initialisation,
+    loss_curves,
+    neurons,
+    one_image,
+    radius_lookup,
+    report,
+    save_figure,
+)
+from antipodal.figures.style import NETWORKS
+from antipodal.methods import make_hasher
+
+DIGITS = datasets.digits()
+SMALL = {"n_train": 20, "n_query": 10}
+BENCHMARK = Benchmark(DIGITS, **SMALL)
+METHODS = ["DeepLinf:n_epochs=15", "NNHash:n_epochs=15", "SparseHash:n_epochs=15"]
+N_BITS = 12
+NAMES = ["neurons", "initialisation", "radius_lookup", "one_image", "antipodality"]
+
+
+def unheard(line):
+    pass
+
+
+@pytest.fixture(scope="module")
+def hashers():
+    rows = BENCHMARK.draw(0)
+    X, y = DIGITS.features[rows.train], DIGITS.labels[rows.train]
+    return {method: make_hasher(method, N_BITS, 0).fit(X, y) for method in METHODS}
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return report.representations(BENCHMARK, METHODS, N_BITS, 0, unheard)
+
+
+@pytest.fixture
+def short_training(monkeypatch):
+    """Fewer pairs in the paper's setting, fewer epochs elsewhere."""
+    paper = DeepLinf.paper
+
+    def quick(n_bits, **options):
+        return paper(n_bits, **options).set_params(n_pairs=1000)
+
+    monkeypatch.setattr(DeepLinf, "paper", quick)
+    monkeypatch.setattr(report, "make_hasher", partial(make_hasher, settings=["n_epochs=15"]))
+
+
+def bounds(hasher):
+    """λ of each bit where it is learned; tanh reaches 1."""
+    blu = getattr(hasher.encoder_, "blu", None)
+    return np.ones(N_BITS) if blu is None else np.exp(blu.log_threshold.numpy())
+
+
+def records():
+    rng = np.random.default_rng(0)
+    cells = [(m, b, s) for m in (*NETWORKS, "LSH") for b in (64, 16, 32) for s in (0, 1, 2)]
+    cells.remove(("NNHash", 32, 0))
+    return [
+        {"method": m, "bits": b, "seed": s, "precision_r2": 50 + p, "recall_r2": 10 + r}
+        for (m, b, s), (p, r) in zip(cells, rng.standard_normal((len(cells), 2)), strict=True)
+    ]
+
+
+def test_neurons_are_drawn_as_their_formulas_say():
+    panels = neurons().axes
+    formulas = {
+        "tanh": np.tanh,
+        "ReLU": lambda u: np.maximum(u, 0),
+        "SHeLU": lambda u: np.sign(u) * np.maximum(np.abs(u) - 1, 0),
+        "HELU": lambda u: u * (np.abs(u) > 1),
+        "BLU": lambda u: np.clip(u, -1, 1),
+    }
+    assert [axes.get_title() for axes in panels] == list(formulas)
+    for axes in panels:
+        u, f = axes.lines[-1].get_data()
+        drawn = np.isfinite(u)
+        assert (~drawn).sum() == (2 if axes.get_title() == "HELU" else 0)
+        np.testing.assert_allclose(f[drawn], formulas[axes.get_title()](u[drawn]), atol=1e-12)
+        assert np.isnan(f[~drawn]).all()
+
+
+def test_both_starts_are_trained_on_the_same_split_for_as_many_epochs(short_training):
+    said = []
+    curves = loss_curves(BENCHMARK, 8, [1], n_epochs=3, say=said.append)
+    rows = DIGITS.split("paper", 1, **SMALL)
+    by_hand = DeepLinf.paper(8, n_epochs=3, random_state=1)
+    for (start, losses), init in zip(curves.items(), ("ksvd", "random"), strict=True):
+        by_hand.set_params(init=init).fit(DIGITS.features[rows.train], DIGITS.labels[rows.train])
+        np.testing.assert_allclose(losses, [by_hand.loss_curve_])
+        assert any(start in line and "8 bits, seed 1" in line for line in said)
+
+
+def test_losses_are_drawn_seed_by_seed_and_as_their_mean():
+    rng = np.random.default_rng(0)
+    curves = {start: list(rng.uniform(0.1, 2, (3, 4))) for start in ("one", "other")}
+    (axes,) = initialisation(curves, n_bits=8).axes
+    for place, (start, losses) in enumerate(curves.items()):
+        *seeds, average = axes.lines[4 * place : 4 * place + 4]
+        np.testing.assert_array_equal([line.get_ydata() for line in seeds], losses)
+        assert average.get_label() == start
+        np.testing.assert_array_equal(average.get_xdata(), [1, 2, 3, 4])
+        np.testing.assert_allclose(average.get_ydata(), np.mean(losses, axis=0))
+    (axes,) = initialisation({k: v[:1] for k, v in curves.items()}, n_bits=8).axes
+    np.testing.assert_array_equal([line.get_ydata() for line in axes.lines], [
+        curves["one"][0], curves["other"][0]
+    ])  # fmt: skip
+
+
+def test_lookups_are_means_and_deviations_over_seeds_of_the_three_networks():
+    for axes, key in zip(radius_lookup(records()).axes, ("precision", "recall"), strict=True):
+        drawn = [c for c in axes.containers if isinstance(c, ErrorbarContainer)]
+        assert [container.get_label() for container in drawn] == list(NETWORKS)
+        assert key in axes.get_ylabel()
+        for container in drawn:
+            line, _, (bars,) = container
+            found = {
+                bits: [
+                    r[f"{key}_r2"] for r in records()
+                    if (r["method"], r["bits"]) == (container.get_label(), bits)
+                ]
+                for bits in (16, 32, 64)
+            }  # fmt: skip
+            np.testing.assert_array_equal(line.get_xdata(), list(found))
+            drawn_means = np.asarray(line.get_ydata(), float)
+            np.testing.assert_allclose(drawn_means, [mean(v) for v in found.values()])
+            heights = [np.ptp(segment[:, 1]) / 2 for segment in bars.get_segments()]
+            np.testing.assert_allclose(heights, [stdev(v) for v in found.values()])
+
+
+def test_lookups_need_two_lengths_of_one_of_the_three():
+    others = [r for r in records() if r["method"] == "LSH"]
+    one_length = [r for r in records() if r["bits"] == 16]
+    for few, count in ((others, 0), (one_length, 1), ([], 0)):
+        with pytest.raises(ValueError, match=f"two code lengths or more, by DeepLinf.*got {count}"):
+            radius_lookup(few)
+
+
+def test_settings_of_one_network_share_its_colour_and_differ_in_their_lines():
+    variant = [
+        r | {"method": "DeepLinf:n_stages=4"} for r in records() if r["method"] == "DeepLinf"
+    ]
+    lines = {c.get_label(): c[0] for c in radius_lookup(records() + variant).axes[0].containers}
+    plain, changed = lines["DeepLinf"], lines["DeepLinf:n_stages=4"]
+    assert plain.get_color() == changed.get_color() != lines["NNHash"].get_color()
+    assert plain.get_linestyle() != changed.get_linestyle()
+
+
+def test_the_networks_colours_are_three_greys_in_print():
+    greys = [np.dot(to_rgb(look.colour), [0.299, 0.587, 0.114]) for look in NETWORKS.values()]
+    assert np.diff(sorted(greys)).min() > 0.15
+    assert max(greys) < 0.8  # seen on white
+
+
+def test_one_image_shows_a_querys_values_bits_and_quantisation_error(hashers, fitted):
+    row = DIGITS.split("paper", 0, **SMALL).query[0]
+    picture, *panels = one_image(fitted[0], DIGITS.images[row]).axes
+    np.testing.assert_array_equal(picture.images[0].get_array(), DIGITS.images[row])
+    for bars, strip, (method, hasher) in zip(
+        panels[::2], panels[1::2], hashers.items(), strict=True
+    ):
+        assert bars.get_title(loc="left") == method
+        z = hasher.project(DIGITS.features[[row]])[0].astype(float)
+        heights = [bar.get_height() for bar in bars.patches]
+        np.testing.assert_allclose(heights, z / bounds(hasher), atol=1e-5)
+        assert np.abs(heights).max() <= 1
+        shades = [to_rgb(bar.get_facecolor()) == (0, 0, 0) for bar in strip.patches]
+        np.testing.assert_array_equal(shades, hasher.transform(DIGITS.features[[row]])[0])
+        gap = z / np.abs(z).mean() - np.where(z > 0, 1, -1)
+        error = 100 * np.linalg.norm(gap) / np.sqrt(N_BITS)
+        assert bars.get_title(loc="right") == f"quantisation error {error:.0f} %"
+    assert len(one_image(fitted[0]).axes) == 2 * len(METHODS)
+
+
+def test_histograms_count_every_value_of_the_database_once(hashers, fitted):
+    database = DIGITS.features[DIGITS.split("paper", 0, **SMALL).database]
+    for axes, (method, hasher) in zip(antipodality(fitted[1]).axes, hashers.items(), strict=True):
+        assert axes.get_title() == method
+        (steps,) = (patch for patch in axes.patches if isinstance(patch, StepPatch))
+        share, edges, _ = steps.get_data()
+        counts = share / 100 * len(database) * N_BITS
+        assert counts.sum() == pytest.approx(len(database) * N_BITS)
+        ratio = np.abs(hasher.project(database)) / bounds(hasher)
+        for low, high, count in zip(edges[1:-2], edges[2:-1], counts[1:-1], strict=True):
+            by_hand = ((ratio >= low) & (ratio < high)).sum()
+            assert count == pytest.approx(by_hand, abs=3)  # rounding at the edges
+        assert axes.texts[0].get_text() == f"{100 * (ratio >= 0.95).mean():.0f} % ≥ 0.95"
+
+
+def test_of_a_large_database_some_rows_are_drawn(monkeypatch, hashers):
+    monkeypatch.setattr(report, "MOST_ROWS", 30)
+    _, database = report.representations(BENCHMARK, METHODS[:1], N_BITS, 0, unheard)
+    (values,) = database.values()
+    rows = BENCHMARK.draw(0).database
+    everything = hashers[METHODS[0]].project(DIGITS.features[rows])
+    gaps = np.abs(everything[None] - values.Z[:, None]).max(axis=2)
+    assert values.Z.shape == (30, N_BITS)
+    assert (gaps.min(axis=1) < 1e-5).all()
+    assert len(set(gaps.argmin(axis=1))) == 30
+
+
+def test_mirrored_runs_show_the_mean_of_both_views():
+    data = DIGITS.with_gist(orientations=(4,), grid=2)
+    benchmark = Benchmark(data, **SMALL, mirrored=True)
+    query, _ = report.representations(benchmark, METHODS[:1], N_BITS, 0, unheard)
+    rows, X = benchmark.draw(0), data.features
+    both = np.concatenate([X[rows.train], X[rows.train][:, data.mirror]])
+    hasher = make_hasher(METHODS[0], N_BITS, 0).fit(both, np.tile(data.labels[rows.train], 2))
+    views = np.stack([X[rows.query[0]], X[rows.query[0]][data.mirror]])
+    np.testing.assert_allclose(
+        query[METHODS[0]].Z[0], hasher.project(views).mean(axis=0), atol=1e-6
+    )
+
+
+def draw_all(fitted):
+    curves = {"one": [np.array([2.0, 1.0])], "other": [np.array([3.0, 0.5])]}
+    return [
+        neurons(), initialisation(curves, n_bits=8), radius_lookup(records()),
+        one_image(fitted[0], DIGITS.images[0]), antipodality(fitted[1]),
+    ]  # fmt: skip
+
+
+def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings(tmp_path, fitted):
+    folders = [tmp_path / "once", tmp_path / "again"]
+    for folder, width in zip(folders, (1.5, 9.0), strict=True):
+        folder.mkdir()
+        with mpl.rc_context({"lines.linewidth": width, "axes.grid": width > 2}):
+            for name, figure in zip(NAMES, draw_all(fitted), strict=True):
+                save_figure(figure, folder, name)
+            assert mpl.rcParams["lines.linewidth"] == width
+    assert len(list(folders[0].iterdir())) == 10
+    for file in folders[0].iterdir():
+        assert file.read_bytes() == (folders[1] / file.name).read_bytes(), file.name
+    assert "<dc:date>" not in (folders[0] / "neurons.svg").read_text()
+    with Image.open(folders[0] / "neurons.png") as png:
+        assert png.size[0] == 7 * 200
+        assert png.info["dpi"] == pytest.approx((200, 200), abs=0.1)
+
+
+def test_no_window_and_no_global_list_knows_of_a_figure():
+    assert neurons().canvas.manager is None
+
+
+# The command.
+
+
+def bench(*arguments):
+    command = ["bench", "digits", "--train", 20, "--queries", 10, "--processes", 1, *arguments]
+    return CliRunner().invoke(app, list(map(str, command)))
+
+
+def test_the_command_writes_ten_files_and_prints_records_only(tmp_path, short_training):
+    folder = tmp_path / "deep" / "figures"
+    options = ("--methods", METHODS[1], "--bits", "12,8", "--out", tmp_path / "r", "--json")
+    done = bench(*options, "--figures", folder)
+    assert done.exit_code == 0, done.output
+    expected = {f"{name}.{kind}" for name in NAMES for kind in ("svg", "png")}
+    assert {path.name for path in folder.iterdir()} == expected
+    assert [json.loads(line)["bits"] for line in done.stdout.splitlines()] == [12, 8]
+    for line in (
+        "training DeepLinf.paper from random weights, 12 bits, seed 0",
+        *(f"fitting {method}, 12 bits, seed 0\n" for method in (*NETWORKS, METHODS[1])),
+        f"figure one_image: {folder / 'one_image.svg'}, {folder / 'one_image.png'}",
+    ):
+        assert done.stderr.count(line) == 1, line
+
+
+def test_what_cannot_be_drawn_is_said_and_the_rest_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "NETWORKS", {"NNHash:n_epochs=2": None})
+    wild = "DeepLinf:optimizer=sgd:learning_rate=1e20"
+    said = []
+    draw_figures(
+        BENCHMARK, tmp_path, methods=["LSH", wild], lengths=[8], seeds=[0], records=[],
+        n_epochs=0, say=said.append,
+    )  # fmt: skip
+    assert {path.stem for path in tmp_path.iterdir()} == {"neurons", "one_image", "antipodality"}
+    text = "\n".join(said)
+    assert "figure radius_lookup is left out: it needs records of two code lengths" in text
+    assert "figure initialisation is left out: n_epochs must be positive" in text
+    assert f"{wild} is left out of the figures: the loss became" in text
+    assert text.count("fitting") == 2
+    with pytest.raises(ValueError, match="no network"):
+        one_image({})
+
+
+def test_without_matplotlib_nothing_is_run(tmp_path, monkeypatch):
+    for module in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, module, None)
+    folder, records = tmp_path / "figures", tmp_path / "r"
+    done = bench("--methods", "LSH", "--bits", 8, "--out", records, "--figures", folder)
+    assert isinstance(done.exception, AntipodalError)
+    assert "pip install antipodal[plots]" in str(done.exception)
+    assert not records.exists()
+    assert not folder.exists()
+    assert bench("--methods", "LSH", "--bits", 8, "--out", records).exit_code == 0
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_anything_runs(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    done = bench("--methods", "LSH", "--out", tmp_path / "r", "--figures", tmp_path / "file")
+    assert isinstance(done.exception, AntipodalError)
+    assert f"cannot make {tmp_path / 'file'}" in str(done.exception)
+    assert not (tmp_path / "r").exists()
+
+
+def test_values_are_within_their_bounds_whatever_the_rounding():
+    bound = np.float32([0.1, 0.3, 0.7])
+    values = Values(np.float32([[0.1, -0.3, 0.7000001]]), bound)
+    assert np.abs(values.scaled).max() <= 1
