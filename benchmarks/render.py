@@ -36,7 +36,7 @@ def records(name: str) -> list[Record]:
     """Read a file of recorded runs, those with labels first."""
 
     def place(record: Record) -> tuple[int, str, int, int]:
-        method, _, settings = record["method"].partition(":")
+        method, _, settings = record["method"].replace(".", ":", 1).partition(":")
         return ORDER.index(method), settings, record["bits"], record["seed"]
 
     return sorted(read_records(RESULTS / f"{name}.jsonl"), key=place)
@@ -106,11 +106,36 @@ def demo(runs: list[Record]) -> str:
     return markdown(rows)
 
 
+def ablations(runs: list[Record]) -> str:
+    """Lay out a row for each change, in the order they were run: scores, and what mAP became."""
+    keys = ("precision_r2", "recall_r2", "precision_r0", "quantisation_error")
+    rows = [["change", "mAP", "against the default", *("P r≤2", "R r≤2", "P r=0"),
+             "quantisation error"]]  # fmt: skip
+    usual = {r["seed"]: r["map"] for r in runs if r["method"] == "DeepLinf"}
+    for method in dict.fromkeys(r["method"] for r in runs):
+        mine = [r for r in runs if r["method"] == method]
+        name, *settings = method.split(":")
+        changes = [r["map"] - usual[r["seed"]] for r in mine]
+        label = ", ".join([*(["the paper's setting"] if name == "DeepLinf.paper" else []),
+                           *(f"`{setting}`" for setting in settings)])  # fmt: skip
+        rows.append(
+            [label or "none", spread([r["map"] for r in mine]),
+             f"{mean(changes):+.1f}" if label else "",
+             *(spread([r[key] for r in mine]) for key in keys)]
+        )  # fmt: skip
+    return markdown(rows)
+
+
 TABLES = {
+    "ablations": lambda: ablations(read_records(RESULTS / "ablations.jsonl")),
     "cifar10": lambda: by_length(records("cifar10")),
     "cifar10-full": lambda: full(records("cifar10")),
     "cifar10-mirrored": lambda: full(records("cifar10-mirrored")),
     "cifar10-health": lambda: health(records("cifar10")),
+    "cifar10-unseen": lambda: full(records("cifar10-unseen")),
+    "fashion-mnist": lambda: full(records("fashion-mnist")),
+    "clinc150": lambda: full(records("clinc150")),
+    "trade-off": lambda: full(records("trade-off")),
     "coco": lambda: full(records("coco_bow500")),
     "coco-without": lambda: full(records("coco_bow500-without-top-1")),
     "digits": lambda: demo(records("demo")),

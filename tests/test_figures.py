@@ -29,6 +29,7 @@ from antipodal.figures import (
     radius_lookup,
     report,
     save_figure,
+    trade_off,
 )
 from antipodal.figures.style import NETWORKS
 from antipodal.methods import make_hasher
@@ -157,6 +158,23 @@ def test_lookups_need_two_lengths_of_one_of_the_three():
     for few, count in ((others, 0), (one_length, 1), ([], 0)):
         with pytest.raises(ValueError, match=f"two code lengths or more, by DeepLinf.*got {count}"):
             radius_lookup(few)
+
+
+def test_the_trade_off_is_a_curve_a_length_of_means_over_seeds_by_weight():
+    runs = [
+        {"method": f"DeepLinf:similar_weight={w}", "bits": bits, "seed": seed,
+         "recall_r2": 10 * w + seed, "precision_r2": 40 + bits + seed, "map": 50 - w * bits - seed}
+        for w in (0.5, 0.1, 2) for bits in (64, 48) for seed in (0, 1)
+    ]  # fmt: skip
+    left, right = trade_off([*runs, *records()]).axes
+    assert [line.get_label() for line in left.lines] == ["48 bits", "64 bits"]
+    for bits, line, other in zip((48, 64), left.lines, right.lines, strict=True):
+        np.testing.assert_allclose(line.get_xdata(), [1.5, 5.5, 20.5])
+        np.testing.assert_allclose(line.get_ydata(), [49.5 - w * bits for w in (0.1, 0.5, 2)])
+        np.testing.assert_allclose(other.get_ydata(), [40.5 + bits] * 3)
+    assert [note.get_text() for note in left.texts] == ["0.1", "0.5", "2"] * 2
+    with pytest.raises(ValueError, match=r"two weights or more.*got 1"):
+        trade_off([run for run in runs if "=2" in run["method"]])
 
 
 def test_settings_of_one_network_share_its_colour_and_differ_in_their_lines():
@@ -299,6 +317,7 @@ def test_what_cannot_be_drawn_is_said_and_the_rest_is_drawn(tmp_path, monkeypatc
     assert {path.stem for path in tmp_path.iterdir()} == {"neurons", "one_image", "antipodality"}
     text = "\n".join(said)
     assert "figure radius_lookup is left out: it needs records of two code lengths" in text
+    assert "figure trade_off is left out: it needs records of two weights or more" in text
     assert "figure initialisation is left out: n_epochs must be positive" in text
     assert f"{wild} is left out of the figures: the loss became" in text
     assert text.count("fitting") == 2

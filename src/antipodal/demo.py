@@ -41,14 +41,14 @@ class Neighbours:
 class Demo:
     """Scikit-learn's 1,797 images of digits, 50 labelled a class, 20 queries a class."""
 
-    def __init__(self, n_bits: int, n_epochs: int, seed: int) -> None:
+    def __init__(self, n_bits: int, n_epochs: int | None, seed: int) -> None:
         data = digits()
         self.images, self.labels = np.asarray(data.features), data.labels
         self.n_bits = n_bits
         self.split = data.split("paper", seed, n_train=50, n_query=20)
         self.hashers = {name: make_hasher(name, n_bits, seed) for name in HASHERS}
         for hasher in self.hashers.values():
-            if isinstance(hasher, NetworkHasher):
+            if isinstance(hasher, NetworkHasher) and n_epochs is not None:
                 hasher.n_epochs = n_epochs
         self.deep = self.hashers["DeepLinf"]
 

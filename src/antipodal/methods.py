@@ -9,6 +9,7 @@ from antipodal.hashers import AGH, HASHERS, BaseHasher, DeepLinf
 
 # Names of a table that are settings of a class.
 _NAMED: dict[str, Callable[..., BaseHasher]] = {
+    "DeepLinf.lookup": DeepLinf.lookup,
     "DeepLinf.paper": DeepLinf.paper,
     "AGH1": partial(AGH, layers=1),
     "AGH2": partial(AGH, layers=2),

@@ -72,6 +72,15 @@ def read_model_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, 
     return header, arrays
 
 
+def model_identity(path: str | os.PathLike[str]) -> str:
+    """Return what tells one model from another: the SHA-256 of its file."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
+
+
 def _metadata(path: str | os.PathLike[str], data: bytes) -> dict[str, str]:
     """Return the metadata of a safetensors file: 8 bytes of length, then as much JSON."""
     length = int.from_bytes(data[:8], "little")

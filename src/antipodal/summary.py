@@ -59,7 +59,7 @@ def published_scores(record: Record) -> Scores:
     if (record["protocol"], record.get("n_train"), record.get("n_query")) != ("paper", usual, 100):
         return {}
     scores = PUBLISHED.get(record["dataset"], {})
-    return scores.get((record["method"].removesuffix(".paper"), record["bits"]), {})
+    return scores.get((record["method"].split(".")[0], record["bits"]), {})
 
 
 def chance(records: Iterable[Record]) -> str:

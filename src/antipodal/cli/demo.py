@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 @app.command()
 def demo(
     bits: Bits = 48,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 300,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Of the networks, in place of their default.")
+    ] = None,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="Where model and codes go.")] = Path("antipodal-demo"),
     as_json: AsJson = False,

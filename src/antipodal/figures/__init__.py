@@ -11,6 +11,7 @@ from antipodal.figures.plots import (
     neurons,
     one_image,
     radius_lookup,
+    trade_off,
 )
 from antipodal.figures.report import draw_figures, loss_curves, prepare_directory
 from antipodal.figures.style import save_figure
@@ -26,4 +27,5 @@ __all__ = [
     "prepare_directory",
     "radius_lookup",
     "save_figure",
+    "trade_off",
 ]

@@ -1,6 +1,7 @@
-"""The five figures: each function turns numbers into one Matplotlib figure."""
+"""The figures: each function turns numbers into one Matplotlib figure."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.floating[Any]]
 
+_TRADED = {"map": "mAP", "precision_r2": "precision, radius ≤ 2"}
 _BINS = 20  # of the histograms: the last is what lies within 5 % of the bound
 
 
@@ -145,6 +147,43 @@ def radius_lookup(records: Sequence[Record]) -> "Figure":
         *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3,
         title=f"mean ± standard deviation over {n_seeds} seeds" if n_seeds > 1 else None,
     )  # fmt: skip
+    return figure
+
+
+@house_style()
+def trade_off(records: Sequence[Record]) -> "Figure":
+    """Draw what recall within Hamming radius 2 costs in mAP, and what precision comes with it.
+
+    One curve a code length, of the records of ``DeepLinf:similar_weight=W``; each point is the mean
+    over seeds for one W, written beside it. There must be two or more.
+    """
+    prefix = "DeepLinf:similar_weight="
+    shown = [record for record in records if record["method"].startswith(prefix)]
+    weights = sorted({record["method"].removeprefix(prefix) for record in shown}, key=float)
+    if len(weights) < 2:
+        raise ValueError(
+            f"it needs records of two weights or more, as {prefix}0.5: got {len(weights)}"
+        )
+    figure = new_figure(PAGE * 0.8, 2.6)
+    panels: Sequence[Axes] = figure.subplots(1, 2)
+    lengths = sorted({record["bits"] for record in shown})
+    for axes, (key, name) in zip(panels, _TRADED.items(), strict=True):
+        for bits, colour, marker in zip(lengths, cycle((RED, BLUE, INK)), cycle("so^")):
+            points = [
+                (mean(_scores(shown, prefix + w, bits, "recall_r2")),
+                 mean(_scores(shown, prefix + w, bits, key)), w)
+                for w in weights if _scores(shown, prefix + w, bits, key)
+            ]  # fmt: skip
+            x, y, names = zip(*points, strict=True)
+            axes.plot(x, y, color=colour, marker=marker, label=f"{bits} bits")
+            for at, value, w in zip(x, y, names, strict=True):
+                axes.annotate(
+                    w, (at, value), xytext=(3, 4), textcoords="offset points",
+                    fontsize=6, color=colour,
+                )  # fmt: skip
+        axes.set(xlabel="recall, radius ≤ 2 (%)", ylabel=f"{name} (%)")
+        axes.margins(0.12)
+    panels[0].legend()
     return figure
 
 

@@ -51,7 +51,7 @@ def draw_figures(
     n_epochs: int | None = None,
     say: Say,
 ) -> None:
-    """Write five figures of a run, as SVG and PNG.
+    """Write the figures of a run, as SVG and PNG.
 
     Parameters
     ----------
@@ -86,6 +86,7 @@ def draw_figures(
             n_bits=lengths[0],
         ),
         "radius_lookup": lambda: plots.radius_lookup(records),
+        "trade_off": lambda: plots.trade_off(records),
         "one_image": lambda: plots.one_image(
             values()[0], None if images is None else images[benchmark.draw(seeds[0]).query[0]]
         ),

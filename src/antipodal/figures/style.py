@@ -73,7 +73,7 @@ _LINES = ("-", "--", ":", "-.")
 
 def network_of(method: str) -> str | None:
     """Return which of the three networks a method is, whatever its settings."""
-    name = method.split(":")[0].removesuffix(".paper")
+    name = method.split(":")[0].split(".")[0]
     return name if name in NETWORKS else None
 
 

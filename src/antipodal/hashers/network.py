@@ -43,19 +43,19 @@ class NetworkHasher(SupervisedHasher):
     _: KW_ONLY
     n_stages: int = 2
     tied: bool = False
-    kernel: Literal["linear", "rbf"] = "linear"
+    kernel: Literal["linear", "rbf"] = "rbf"
     n_anchors: int = 1000
     margin: float | None = None
     similar_weight: float = 0.1
     pairs: Literal["batch", "sampled"] = "batch"
     n_pairs: int = 100_000
-    n_epochs: int = 300
+    n_epochs: int = 200
     batch_size: int = 256
     optimizer: Literal["adamw", "sgd"] = "adamw"
     learning_rate: float = 8e-3
     schedule: Literal["constant", "cosine"] = "cosine"
     weight_decay: float = 2.0
-    dropout: float = 0.5
+    dropout: float = 0.2
     standardize: bool = True
     validation_fraction: float = 0.0
     patience: int = 30

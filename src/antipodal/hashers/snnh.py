@@ -13,20 +13,21 @@ class SparseHash(NetworkHasher):
     """Siamese network of learned ISTA, the rival SNNH of the paper. [Masci2014]
 
     Loss, training, depth and weights are those of `DeepLinf`, where the other parameters are
-    explained; only the encoder differs. With the soft threshold s(u) = sign(u)·max(|u| - θ, 0)
+    explained; only the encoder differs. With the one-sided soft threshold s(u) = max(u - θ, 0)
 
-        z⁰ = s(Wy),   zᵏ = s(Wy + S_k zᵏ⁻¹ + b_k),   x = tanh(max(zᴷ, 0)/θ),   bits = (x > 0)
+        z⁰ = s(Wy),   zᵏ = s(Wy + S_k zᵏ⁻¹ + b_k),   x = tanh(zᴷ/θ),   bits = (x > 0)
 
-    so a zero of the sparse code is always bit 0. A negative entry is bit 0 too, and the last layer
-    lets the loss see it as what it becomes.
+    so a zero of the sparse code is always bit 0.
 
     Parameters
     ----------
     threshold : float
         θ to begin with, for every bit; each is then learned.
     nonnegative : bool
-        Whether no layer passes negative entries: s(u) = max(u - θ, 0), which solves sparse coding
-        with codes ≥ 0. Not the paper's encoder, and often a better one.
+        Whether no layer passes negative entries, which solves sparse coding with codes ≥ 0. Without
+        it the encoder is the paper's, s(u) = sign(u)·max(|u| - θ, 0) and x = tanh(max(zᴷ, 0)/θ): a
+        negative entry is bit 0 as well, and the last layer lets the loss see it as what it becomes.
+        The default ranks better.
 
     Examples
     --------
@@ -39,7 +40,7 @@ class SparseHash(NetworkHasher):
 
     weight_decay: float = 1.0
     threshold: float = 0.3
-    nonnegative: bool = False
+    nonnegative: bool = True
 
     def _new_encoder(self, n_features: int, seed: int = 0) -> SparseBitEncoder:
         return SparseBitEncoder(

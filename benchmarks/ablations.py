@@ -1,0 +1,111 @@
+"""Change one thing of `DeepLinf` at a time, on CIFAR10-GIST by the paper's protocol.
+
+python benchmarks/ablations.py --data DIR        # records: benchmarks/results/ablations.jsonl
+
+Cells that are recorded are not run again. Settings here are compared, not chosen: the defaults were
+chosen on images that are no queries.
+"""
+
+import argparse
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from antipodal.benchmark import Benchmark, grid, run_cells
+from antipodal.cli.progress import bar
+from antipodal.datasets import cifar10
+from antipodal.encoders import LinfEncoder
+from antipodal.hashers import HASHERS, DeepLinf
+from antipodal.records import appending, read_records
+from antipodal.workers import available_cores
+
+RECORDS = Path(__file__).parent / "results" / "ablations.jsonl"
+
+UNIT_NEURONS = {
+    "BLU": lambda v: v.clamp(-1.0, 1.0),
+    "tanh": torch.tanh,
+    "SHeLU": lambda v: v - v.clamp(-1.0, 1.0),
+    "HELU": lambda v: torch.where(v.abs() > 1.0, v, torch.zeros_like(v)),
+    "ReLU": torch.relu,
+}
+
+
+class AnyNeuronEncoder(LinfEncoder):
+    """The deep l∞ encoder with another neuron between the two learned scalings: θ·f₁(u/θ)."""
+
+    unit_neuron = staticmethod(UNIT_NEURONS["BLU"])
+
+    def neuron(self, u: Tensor) -> Tensor:
+        """Scale, apply the chosen neuron, scale back."""
+        return self.threshold * self.unit_neuron(u / self.threshold)
+
+    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+        """Apply the chosen neuron."""
+        return out.copy_(self.unit_neuron(v))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Ablated(DeepLinf):
+    """`DeepLinf` with another neuron, or with bounds that stay as they are."""
+
+    neuron: Literal["BLU", "tanh", "SHeLU", "HELU", "ReLU"] = "BLU"
+    learn_bound: bool = True
+
+    def _new_encoder(self, n_features: int, seed: int = 0) -> LinfEncoder:
+        encoder = AnyNeuronEncoder(
+            n_features, self.n_bits, self.n_stages, tied=self.tied, bound=self.bound,
+            generator=torch.Generator().manual_seed(seed),
+        )  # fmt: skip
+        encoder.unit_neuron = UNIT_NEURONS[self.neuron]
+        encoder.blu.log_threshold.requires_grad_(self.learn_bound)
+        return encoder
+
+
+# Known to `make_hasher` by this, in worker processes too: they import this file again.
+HASHERS["Ablated"] = Ablated
+
+MARGINS = [f"{scale * math.sqrt(128):.2f}" for scale in (0.6, 0.8, 1.1, 1.3)]  # × √(2N), N = 64
+METHODS = [
+    "DeepLinf",
+    *(f"Ablated:neuron={name}" for name in UNIT_NEURONS),
+    *(f"DeepLinf:n_stages={k}" for k in (0, 1, 3, 4, 5, 6)),
+    "DeepLinf:tied=true",
+    "DeepLinf:init=ksvd",
+    "Ablated:learn_bound=false",
+    *(f"DeepLinf:margin={margin}" for margin in ("5", *MARGINS)),
+    *(f"DeepLinf:similar_weight={w}" for w in (0.02, 0.05, 0.2, 0.5, 1.0)),
+    "DeepLinf:kernel=linear",
+    "DeepLinf:dropout=0",
+    "DeepLinf:weight_decay=0",
+    "DeepLinf:pairs=sampled",
+    "DeepLinf.paper",
+    "DeepLinf.paper:init=random",
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="directory of CIFAR10")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--methods", nargs="*", default=METHODS)
+    options = parser.parse_args()
+    dataset = cifar10(options.data).with_gist()
+    benchmark = Benchmark(replace(dataset, name="cifar10-gist"))
+    cells = grid(options.methods, [64], range(options.seeds))
+    done = benchmark.matching(cells, read_records(RECORDS))
+    waiting = [cell for cell in cells if cell not in done]
+    with appending(RECORDS) as file, bar("ablations") as show:
+        outcomes = run_cells(benchmark, waiting, available_cores())
+        for count, (cell, outcome) in enumerate(outcomes, start=1):
+            show(count, len(waiting), f", {cell.method}, seed {cell.seed}")
+            if isinstance(outcome, Exception):
+                raise outcome
+            file.append(outcome)
+
+
+if __name__ == "__main__":
+    main()
