@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from antipodal import KSH, LSH, evaluate, load
+from antipodal import KSH, LSH, HammingIndex, evaluate, load
 from antipodal.hashers import HASHERS
 
 X, Y = load_digits(return_X_y=True)
@@ -169,3 +169,20 @@ def test_help_does_not_wait_for_torch():
 
 def test_the_version_is_printed():
     assert antipodal("--version").stdout.startswith("antipodal 0.")
+
+
+def test_arrays_go_through_pipes(folder):
+    command = f"{sys.executable} -m antipodal"
+    shell = (
+        f"cat X.npy | {command} encode m - --out - | "
+        f"{command} index - --out piped.index --bits 24 --json"
+    )
+    done = subprocess.run(shell, shell=True, capture_output=True, text=True, cwd=folder)
+    assert json.loads(done.stdout)["items"] == 1797, done.stderr
+    index = HammingIndex.load(folder / "piped.index")
+    np.testing.assert_array_equal(index.codes(range(1797)), load(folder / "m").encode(X))
+    done = subprocess.run(f"echo nonsense | {command} encode m - --out c.npy", shell=True,
+                          capture_output=True, text=True, cwd=folder)  # fmt: skip
+    assert done.returncode == 1
+    assert "cannot read standard input: not a NumPy file" in done.stderr
+    assert not (folder / "c.npy").exists()

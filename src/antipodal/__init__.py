@@ -38,11 +38,13 @@ if TYPE_CHECKING:
     from antipodal.hashers import SparseHash as SparseHash
     from antipodal.hashers import SpectralHash as SpectralHash
     from antipodal.hashers import load as load
+    from antipodal.index import HammingIndex as HammingIndex
     from antipodal.metrics import Evaluation as Evaluation
     from antipodal.metrics import evaluate as evaluate
     from antipodal.neurons import BLU as BLU
     from antipodal.neurons import HELU as HELU
     from antipodal.neurons import SHeLU as SHeLU
+    from antipodal.stores import open_store as open_store
 
 _HOME = {
     "AGH": "hashers",
@@ -53,6 +55,7 @@ _HOME = {
     "DeepLinf": "hashers",
     "Evaluation": "metrics",
     "HELU": "neurons",
+    "HammingIndex": "index",
     "ITQ": "hashers",
     "KSH": "hashers",
     "LDAHash": "hashers",
@@ -74,6 +77,7 @@ _HOME = {
     "gist": "features",
     "ksvd": "dictionary",
     "load": "hashers",
+    "open_store": "stores",
     "pack": "codes",
     "solve_linf": "admm",
     "unpack": "codes",

@@ -1,10 +1,12 @@
 """Read arrays from files without loading what is not needed, and write codes as they come."""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib.npyio import NpzFile
@@ -16,7 +18,14 @@ from antipodal.files import replacing
 
 
 def read_array(source: str) -> NDArray[Any]:
-    """Read `file.npy`, memory-mapped, or one array of a zip file as `file.npz:name`."""
+    """Read `file.npy`, memory-mapped, one array of a zip file as `file.npz:name`, or `-`, a pipe.
+
+    A pipe, standard input, holds one .npy file, and is read whole.
+    """
+    if source == "-":
+        with _naming("standard input", "not a NumPy file"):
+            piped: NDArray[Any] = np.load(BytesIO(sys.stdin.buffer.read()), allow_pickle=False)
+            return piped
     path, zipped, name = source.partition(".npz")
     if not zipped:
         with _naming(path, "not a NumPy file"):
@@ -61,9 +70,17 @@ def _naming(path: str | os.PathLike[str], problem: str) -> Iterator[None]:
 def write_codes(
     path: str | os.PathLike[str], blocks: Iterable[Codes], n_rows: int, width: int
 ) -> None:
-    """Write blocks of packed codes to one .npy file of n_rows × width bytes."""
-    header = {"descr": "|u1", "fortran_order": False, "shape": (n_rows, width)}
+    """Write blocks of packed codes to one .npy file of n_rows × width bytes; `-` is a pipe."""
+    if str(path) == "-":
+        _write(sys.stdout.buffer, blocks, n_rows, width)
+        sys.stdout.buffer.flush()
+        return
     with replacing(Path(path)) as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for block in blocks:
-            file.write(np.ascontiguousarray(block).data)
+        _write(file, blocks, n_rows, width)
+
+
+def _write(file: BinaryIO, blocks: Iterable[Codes], n_rows: int, width: int) -> None:
+    header = {"descr": "|u1", "fortran_order": False, "shape": (n_rows, width)}
+    np.lib.format.write_array_header_1_0(file, header)
+    for block in blocks:
+        file.write(np.ascontiguousarray(block).data)

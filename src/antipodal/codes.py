@@ -2,7 +2,17 @@
 
 Bits are uint8 arrays of 0 and 1, a row a sample. Codes are their packed form: eight bits a
 byte, most significant bit first, each row padded with zero bits to whole bytes.
+
+Faiss and usearch (`b1`) take codes as they are, with 8 · `code_width` dimensions. The forms of
+other engines are made by the pairs `to_…` and `from_…`, which undo each other:
+
+    bytes          one bytes object an item         Milvus, SQLite BLOB, Redis
+    hex            two digits a byte                Vespa, JSON, log files
+    bit strings    "0101…", n_bits characters       pgvector, PostgreSQL bit(n)
+    int8           the same bytes with a sign       Vespa tensor<int8>
 """
+
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -74,3 +84,97 @@ def check_codes(codes: ArrayLike, n_bits: int, name: str = "codes") -> Codes:
 def code_width(n_bits: int) -> int:
     """Bytes that n_bits take when packed."""
     return -(-n_bits // 8)
+
+
+def to_bytes(codes: ArrayLike, n_bits: int) -> list[bytes]:
+    """Return each row of the codes as bytes.
+
+    Examples
+    --------
+    >>> to_bytes(pack([[0, 1, 0, 0, 0, 0, 0, 1, 0, 1]]), 10)
+    [b'A@']
+    """
+    packed = check_codes(codes, n_bits)
+    rows: list[bytes] = packed.view(f"V{packed.shape[1]}")[:, 0].tolist()
+    return rows
+
+
+def from_bytes(rows: Iterable[bytes], n_bits: int) -> Codes:
+    """Undo `to_bytes`."""
+    given = list(rows)
+    width = code_width(n_bits)
+    for place, row in enumerate(given):
+        if len(row) != width:
+            raise ValueError(
+                f"each row of {n_bits} bits must have {width} bytes: row {place} has {len(row)}"
+            )
+    packed = np.frombuffer(b"".join(given), np.uint8).reshape(len(given), width)
+    return check_codes(packed, n_bits).copy()
+
+
+def to_hex(codes: ArrayLike, n_bits: int) -> list[str]:
+    """Return each row of the codes as hexadecimal digits, two a byte.
+
+    Examples
+    --------
+    >>> to_hex(pack([[0, 1, 0, 0, 0, 0, 0, 1, 1]]), 9)
+    ['4180']
+    """
+    return [row.hex() for row in to_bytes(codes, n_bits)]
+
+
+def from_hex(rows: Iterable[str], n_bits: int) -> Codes:
+    """Undo `to_hex`; capital digits are fine."""
+    given = list(rows)
+    try:
+        return from_bytes([bytes.fromhex(row) for row in given], n_bits)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"not hexadecimal codes of {n_bits} bits: {error}") from None
+
+
+def to_bit_strings(codes: ArrayLike, n_bits: int) -> list[str]:
+    """Return each row of the codes as a string of n_bits characters 0 and 1.
+
+    Examples
+    --------
+    >>> to_bit_strings(pack([[0, 1, 0, 0, 0, 0, 0, 1, 1]]), 9)
+    ['010000011']
+    """
+    characters = unpack(codes, n_bits) + np.uint8(ord("0"))
+    rows: list[str] = characters.view(f"S{n_bits}")[:, 0].astype(f"U{n_bits}").tolist()
+    return rows
+
+
+def from_bit_strings(rows: Iterable[str], n_bits: int) -> Codes:
+    """Undo `to_bit_strings`."""
+    given = list(rows)
+    for place, row in enumerate(given):
+        if len(row) != n_bits or row.strip("01"):
+            raise ValueError(
+                f"each row must be {n_bits} characters 0 and 1: row {place} is {row[:80]!r}"
+            )
+    characters = np.frombuffer("".join(given).encode("ascii"), np.uint8)
+    return pack((characters == ord("1")).reshape(len(given), n_bits))
+
+
+def to_int8(codes: ArrayLike, n_bits: int) -> NDArray[np.int8]:
+    """Return the codes with each byte read as a number from −128 to 127.
+
+    Examples
+    --------
+    >>> to_int8(pack([[0, 1, 0, 0, 0, 0, 0, 1, 1]]), 9)
+    array([[  65, -128]], dtype=int8)
+    """
+    return check_codes(codes, n_bits).view(np.int8).copy()
+
+
+def from_int8(rows: ArrayLike, n_bits: int) -> Codes:
+    """Undo `to_int8`; a list of lists of integers is fine."""
+    array = np.asarray(rows)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise TypeError(f"rows must be integers from -128 to 127: got {array.dtype}")
+    if array.size and (array.min() < -128 or array.max() > 127):
+        raise ValueError(
+            f"rows must be integers from -128 to 127: got {array.min()} to {array.max()}"
+        )
+    return check_codes(np.ascontiguousarray(array, np.int8).view(np.uint8), n_bits).copy()

@@ -10,3 +10,11 @@ class AntipodalError(Exception):
 
 class ModelFileError(AntipodalError):
     """A model or checkpoint file is truncated, foreign, too new, or was changed after writing."""
+
+
+class IndexFileError(AntipodalError):
+    """An index file is truncated, foreign, too new, or was changed after writing."""
+
+
+class StoreError(AntipodalError):
+    """A store is damaged, foreign, busy, out of reach, or holds codes of another kind."""

@@ -17,7 +17,7 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Bits = Annotated[int, typer.Option("--bits", min=1, help="Length of the codes.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
-ARRAY = "FILE.npy, or FILE.npz:NAME"
+ARRAY = "FILE.npy, FILE.npz:NAME, or - for a .npy in a pipe"
 
 
 def _version(wanted: bool) -> None:

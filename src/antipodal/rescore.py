@@ -1,0 +1,137 @@
+"""Put the candidates of a Hamming search into a finer order.
+
+Codes are quick to compare and coarse: many items share a distance. So a search asks for more
+candidates than it needs and orders them by something better, the vectors the codes were made
+from, or, if these are not kept, the real values of the query before they became bits.
+Scores are larger for nearer items.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from antipodal.codes import Codes, unpack
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+_VALUES_AT_ONCE = 2**22
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Vectors to compare candidates by.
+
+    Parameters
+    ----------
+    queries : (n_queries, n_features)
+        A row a query.
+    database : array (n, n_features) or callable
+        An array holds the vector of id i in row i, and may be memory-mapped: only the rows of
+        candidates are read. Where ids are other numbers, give a function from ids (m,) to their
+        vectors (m, n_features).
+    metric : "cosine" or "euclidean"
+        The score is the cosine of the angle (0 with a zero vector), or minus the distance.
+    """
+
+    queries: ArrayLike
+    database: Any | Callable[[Ids], ArrayLike]
+    metric: Literal["cosine", "euclidean"] = "cosine"
+
+    def scores(self, ids: Ids) -> Floats:
+        """Score the candidates of every query: (n_queries, n_candidates)."""
+        queries = _real_table(self.queries, "queries of Vectors", len(ids))
+        if self.metric not in ("cosine", "euclidean"):
+            raise ValueError(f"metric must be cosine or euclidean: got {self.metric!r}")
+        scores = np.empty(ids.shape)
+        for part in _blocks(len(ids), ids.shape[1] * queries.shape[1]):
+            vectors = self._fetch(ids[part].ravel(), queries.shape[1])
+            vectors = vectors.reshape(*ids[part].shape, queries.shape[1])
+            if self.metric == "cosine":
+                lengths = np.linalg.norm(queries[part], axis=1)[:, None]
+                lengths = lengths * np.linalg.norm(vectors, axis=2)
+                product = np.einsum("qd,qcd->qc", queries[part], vectors)
+                scores[part] = product / np.where(lengths > 0, lengths, 1)
+            else:
+                scores[part] = -np.linalg.norm(vectors - queries[part][:, None], axis=2)
+        return scores
+
+    def _fetch(self, ids: Ids, n_features: int) -> Floats:
+        if callable(self.database):
+            vectors = np.asarray(self.database(ids), dtype=np.float64)
+        else:
+            n_rows = len(self.database)
+            if len(ids) and (ids.min() < 0 or ids.max() >= n_rows):
+                raise ValueError(
+                    f"database of Vectors has {n_rows} rows, candidates have ids from {ids.min()} "
+                    f"to {ids.max()}. Ids that are not row numbers need a function as database"
+                )
+            rows = self.database
+            vectors = np.asarray((rows if hasattr(rows, "dtype") else np.asarray(rows))[ids])
+            vectors = vectors.astype(np.float64)
+        if vectors.shape != (len(ids), n_features):
+            raise ValueError(
+                f"database of Vectors must give {n_features} values for each of {len(ids)} ids, "
+                f"as queries have: got shape {vectors.shape}"
+            )
+        return vectors
+
+
+def projection_scores(projections: ArrayLike, codes: Codes, n_bits: int) -> Floats:
+    """Score candidates by Σᵢ zᵢ·bᵢ, the query's real values z against signs b = ±1 of a code.
+
+    The query keeps what its own bits lose: a bit that was nearly the other one counts little.
+    With z = ±1 the score is n_bits - 2 × the Hamming distance.
+
+    Parameters
+    ----------
+    projections : (n_queries, n_bits)
+        What `hasher.project` gives for the queries.
+    codes : uint8 (n_queries, n_candidates, ⌈n_bits / 8⌉)
+        Packed codes of the candidates of each query.
+
+    Examples
+    --------
+    >>> codes = np.array([[[0b10000000], [0b11000000]]], np.uint8)
+    >>> projection_scores([[0.9, -0.1]], codes, n_bits=2)
+    array([[1. , 0.8]])
+    """
+    z = _real_table(projections, "projections", len(codes))
+    if z.shape[1] != n_bits:
+        raise ValueError(
+            f"projections must have {n_bits} values a row, one a bit: got shape {z.shape}"
+        )
+    scores = np.empty(codes.shape[:2])
+    for part in _blocks(len(codes), codes.shape[1] * n_bits):
+        bits = unpack(codes[part].reshape(-1, codes.shape[2]), n_bits)
+        ones = bits.reshape(*codes[part].shape[:2], n_bits)
+        # Σ z·b = 2·Σ_{bits set} z - Σ z
+        scores[part] = 2 * np.einsum("qb,qcb->qc", z[part], ones) - z[part].sum(axis=1)[:, None]
+    return scores
+
+
+def best_first(scores: Floats, ids: Ids, k: int) -> NDArray[np.intp]:
+    """Return the places of the k best candidates of each row, by (score, id), best first."""
+    if not np.isfinite(scores).all():
+        raise ValueError("scores must be finite: some vector of a candidate holds NaN or infinity")
+    return np.lexsort((ids, -scores), axis=1)[:, :k]
+
+
+def _blocks(n_queries: int, n_values: int) -> Iterator[slice]:
+    """Cut the queries, of which each takes n_values, into blocks that fit into memory."""
+    size = max(1, _VALUES_AT_ONCE // max(1, n_values))
+    return (slice(start, start + size) for start in range(0, n_queries, size))
+
+
+def _real_table(values: ArrayLike, name: str, n_rows: int) -> Floats:
+    table = np.asarray(values)
+    if table.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must be real numbers: got {table.dtype}")
+    if table.ndim != 2 or len(table) != n_rows:
+        raise ValueError(f"{name} must have {n_rows} rows, one a query: got shape {table.shape}")
+    if not np.isfinite(table).all():
+        raise ValueError(f"{name} must be finite: some are NaN or infinite")
+    return table.astype(np.float64)

@@ -1,0 +1,116 @@
+"""What the metadata of an item may hold, and the one JSON text it becomes.
+
+JSON leaves to each engine what a number is: SQLite keeps 64-bit integers and doubles, jsonb
+decimals of any length, Milvus either. Metadata are brought to a form that all of them keep:
+integers within 64 bits, finite doubles, and a double that is a 64-bit integer is that integer
+(3.0 becomes 3). Then two values are equal, or ordered, in one engine as they are in all.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+MAX_DEPTH = 50
+INT64 = range(-(2**63), 2**63)
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def metadata_texts(metadata: Iterable[Any] | None, n: int) -> list[str]:
+    """Return the JSON text of each of n items' metadata, `{}` where there are none."""
+    if metadata is None:
+        return ["{}"] * n
+    if isinstance(metadata, (str, bytes, Mapping)):
+        raise TypeError(
+            "metadata must be a sequence of JSON objects, one an item: got one "
+            f"{type(metadata).__name__}. Is it missing its brackets?"
+        )
+    texts = [_text(value, place) for place, value in enumerate(metadata)]
+    if len(texts) != n:
+        raise ValueError(f"metadata must have one object an item: got {len(texts)} for {n} items")
+    return texts
+
+
+def parse_metadata(text: str | bytes) -> dict[str, Any]:
+    """Undo `metadata_texts` for one item; raise ValueError if it is not an object."""
+    value = json.loads(text, parse_int=_parse_int)
+    if not isinstance(value, dict):
+        raise ValueError(f"metadata must be a JSON object: got {text!r}")
+    return value
+
+
+def clean(value: Any, depth: int = 0) -> Any:
+    """Return a JSON value in the form that every engine keeps, or say what is wrong with it."""
+    if type(value) is str:  # first what is most frequent
+        return _clean_string(value)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _clean_string(str(value))
+    if isinstance(value, int):
+        if value not in INT64:
+            raise ValueError(f"integers must fit into 64 bits: got {value}. Keep it as a string?")
+        return int(value)
+    if isinstance(value, float):
+        return _clean_float(value)
+    if depth >= MAX_DEPTH:
+        raise ValueError(f"values must be nested at most {MAX_DEPTH} deep")
+    if isinstance(value, (dict, Mapping)):  # a dict is one, and is known to be sooner
+        return {_clean_key(key): clean(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean(item, depth + 1) for item in value]
+    raise TypeError(
+        "values must be of JSON: strings, numbers, booleans, None, lists and objects: "
+        f"got {type(value).__name__}"
+    )
+
+
+def _text(value: Any, place: int) -> str:
+    if value is None:
+        return "{}"
+    if not isinstance(value, (dict, Mapping)):
+        raise TypeError(
+            f"metadata[{place}] must be a JSON object or None: got {type(value).__name__}"
+        )
+    try:
+        cleaned = clean(value)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"metadata[{place}]: {error}") from None
+    return _encode(cleaned)
+
+
+def _clean_string(value: str) -> str:
+    # PostgreSQL cannot keep the zero character, nor any engine half of a surrogate pair.
+    if "\0" in value:
+        raise ValueError(f"strings must not hold the character U+0000: got {value!r}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"strings must be Unicode, no lone surrogates: got {value!r}"
+            ) from None
+    return value
+
+
+def _clean_key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"names of fields must be strings: got {key!r}")
+    return _clean_string(key)
+
+
+def _clean_float(value: float) -> int | float:
+    if not math.isfinite(value):
+        raise ValueError(f"numbers must be finite: got {value}. Use None where there is none")
+    whole = value.is_integer() and -(2.0**63) <= value < 2.0**63
+    return int(value) if whole else float(value)
+
+
+def _parse_int(digits: str) -> int | float:
+    """Read an integer; one beyond 64 bits was a double that jsonb has written in full."""
+    number = int(digits)
+    return number if number in INT64 else float(number)

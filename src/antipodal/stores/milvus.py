@@ -1,0 +1,274 @@
+"""A store in Milvus, embedded (Milvus Lite) or on a server: BIN_FLAT, which is exact.
+
+Milvus cuts ties at the k-th place as it likes, gives at most 16,384 hits a query, and has no
+filter that treats missing fields and types as `where` does. So the store asks again: for all items
+at the distance of the cut, for halves of what was too much, and for the metadata of what a filter
+may let through. Each is a call of its own: a write between two calls may be seen by the second.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from pymilvus import DataType, MilvusClient
+from pymilvus.exceptions import MilvusException
+
+from antipodal.codes import Codes, code_width, to_bytes
+from antipodal.errors import StoreError
+from antipodal.index import Ball, Neighbours
+from antipodal.stores.base import (
+    About,
+    Distances,
+    Hits,
+    Ids,
+    Store,
+    by_distance_and_id,
+    nearest,
+    within,
+)
+from antipodal.stores.dialects import milvus_narrowing
+from antipodal.stores.metadata import clean
+from antipodal.stores.url import Address
+from antipodal.stores.where import Where, matches
+
+MAX_HITS = 16_384  # a query may have, in every version of Milvus
+_MAX_ANSWERS = 500_000  # hits of all queries of a call: answers beyond 64 MB are refused
+_BATCH = 5_000  # rows in one message to the server
+_MAX_IDS = 8_000  # ids written into one expression
+_LEAST = -(2**63)
+
+
+class MilvusStore(Store):
+    """Items in a collection of Milvus."""
+
+    def __init__(self, address: Address, *, n_bits: int | None, model: str | None) -> None:
+        self._collection = address.options.get("collection", "codes")
+        self.place = f"{address.shown}, collection {self._collection}"
+        if address.scheme == "milvus" and not address.target.endswith(".db"):
+            raise ValueError(f"the file of Milvus Lite must end in .db: got {address.target!r}")
+        self._client: MilvusClient | None = None
+        with self._errors():
+            self._client = MilvusClient(address.target, token=address.options.get("token", ""))
+        try:
+            about = self._open(n_bits, model)
+            about.agree(self.place, n_bits, model)
+        except BaseException:
+            self.close()
+            raise
+        self.n_bits, self.model = about
+
+    def close(self) -> None:
+        """Close the connection; the embedded server ends with the program."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _upsert(self, ids: Ids, codes: Codes, metadata: list[str]) -> None:
+        rows = [
+            {"id": number, "code": code, "metadata": json.loads(text)}
+            for number, code, text in zip(
+                ids.tolist(), to_bytes(codes, self.n_bits), metadata, strict=True
+            )
+        ]
+        for start in range(0, len(rows), _BATCH):
+            with self._errors() as client:
+                client.upsert(self._collection, rows[start : start + _BATCH])
+
+    def _delete(self, ids: Ids) -> int:
+        present = list(self._get(ids))  # a server counts what was asked for, not what was there
+        for start in range(0, len(present), _BATCH):
+            with self._errors() as client:
+                client.delete(self._collection, ids=present[start : start + _BATCH])
+        return len(present)
+
+    def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
+        found = {}
+        for start in range(0, len(ids), _BATCH):
+            with self._errors() as client:
+                rows = client.query(
+                    self._collection,
+                    filter=_among(ids[start : start + _BATCH]),
+                    output_fields=["id", "code", "metadata"],
+                    consistency_level="Strong",
+                )
+            for row in rows:
+                found[row["id"]] = (bytes(row["code"][0]), clean(row["metadata"]))
+        return found
+
+    def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
+        parts = [self._nearest(codes, k, expression) for expression in self._expressions(where)]
+        return nearest([_joined([part[n] for part in parts], k) for n in range(len(codes))])
+
+    def _radius(self, codes: Codes, r: int, where: Where | None) -> Ball:
+        expressions = self._expressions(where)
+        return within(
+            [
+                _joined([self._ball(query, 0, r, expression) for expression in expressions])
+                for query in to_bytes(codes, self.n_bits)
+            ]
+        )
+
+    def _count(self, where: Where | None) -> int:
+        if where is not None:
+            return len(self._passing(where))
+        with self._errors() as client:
+            rows = client.query(
+                self._collection,
+                filter="",
+                output_fields=["count(*)"],
+                consistency_level="Strong",
+            )
+        return int(rows[0]["count(*)"])
+
+    # ------------------------------------------------------------------------------ asking
+
+    def _nearest(self, codes: Codes, k: int, expression: str) -> Hits:
+        """Return the k nearest of each query, ties cut by id."""
+        queries = to_bytes(codes, self.n_bits)
+        if k > MAX_HITS:
+            return [
+                _joined([self._ball(query, 0, self.n_bits, expression)], k) for query in queries
+            ]
+        step = max(1, _MAX_ANSWERS // k)
+        hits: Hits = []
+        for start in range(0, len(queries), step):
+            part = queries[start : start + step]
+            answers = self._ask(part, k, expression, {})
+            hits += [
+                self._cut_by_id(query, k, expression, *answer)
+                for query, answer in zip(part, answers, strict=True)
+            ]
+        return hits
+
+    def _cut_by_id(
+        self, query: bytes, k: int, expression: str, ids: Ids, distances: Distances
+    ) -> tuple[Ids, Distances]:
+        """Replace the hits at the last distance, which Milvus chose, by those of least id."""
+        if len(ids) < k:
+            return by_distance_and_id(ids, distances)
+        last = int(distances.max())
+        nearer = distances < last
+        tied = self._ball(query, last, last, expression)
+        return _joined([(ids[nearer], distances[nearer]), tied], k)
+
+    def _ball(self, query: bytes, low: int, high: int, expression: str) -> tuple[Ids, Distances]:
+        """Return all items at distances low to high, both included, in no order."""
+        # Milvus: range_filter ≤ distance < radius.
+        bounds = {"radius": high + 1, "range_filter": low}
+        ids, distances = self._ask([query], MAX_HITS, expression, bounds)[0]
+        if len(ids) < MAX_HITS:
+            return ids, distances
+        middle = int(np.median(ids))
+        halves = [
+            self._ball(query, low, high, f"{expression} and {half}" if expression else half)
+            for half in (f"id <= {middle}", f"id > {middle}")
+        ]
+        return _joined(halves)
+
+    def _ask(
+        self, queries: list[bytes], limit: int, expression: str, bounds: dict[str, int]
+    ) -> Hits:
+        if not queries:
+            return []
+        with self._errors() as client:
+            answers = client.search(
+                self._collection,
+                data=queries,
+                limit=limit,
+                filter=expression,
+                anns_field="code",
+                search_params={"metric_type": "HAMMING", "params": bounds},
+                consistency_level="Strong",
+            )
+        return [
+            (
+                np.array([hit["id"] for hit in answer], np.int64),
+                np.array([hit["distance"] for hit in answer], np.int32),
+            )
+            for answer in answers
+        ]
+
+    def _expressions(self, where: Where | None) -> list[str]:
+        """Return expressions that together name the items that pass."""
+        if where is None:
+            return [""]
+        passing = self._passing(where)
+        starts = range(0, len(passing), _MAX_IDS)
+        return [_among(passing[start : start + _MAX_IDS]) for start in starts]
+
+    def _passing(self, where: Where) -> Ids:
+        """Return the ids of the items that pass: Milvus narrows them down, `matches` decides."""
+        ids = []
+        with self._errors() as client:
+            pages = client.query_iterator(
+                self._collection,
+                filter=milvus_narrowing(where),
+                output_fields=["id", "metadata"],
+                batch_size=_BATCH,
+                consistency_level="Strong",
+            )
+            while page := pages.next():
+                ids += [row["id"] for row in page if matches(where, clean(row["metadata"]))]
+            pages.close()
+        return np.array(ids, np.int64)
+
+    # ----------------------------------------------------------------------------- opening
+
+    def _open(self, n_bits: int | None, model: str | None) -> About:
+        with self._errors() as client:
+            if not client.has_collection(self._collection):
+                self._create(client, About.of_new(self.place, n_bits, model))
+            description = client.describe_collection(self._collection)["description"]
+            client.load_collection(self._collection)
+        try:
+            header = json.loads(description)
+            return About(int(header["n_bits"]), header["model"])
+        except (ValueError, TypeError, KeyError):
+            raise StoreError(f"{self.place} is there, but was not made by antipodal") from None
+
+    def _create(self, client: MilvusClient, about: About) -> None:
+        schema = client.create_schema(
+            auto_id=False,
+            enable_dynamic_field=False,
+            description=json.dumps({"format": "antipodal", **about._asdict()}),
+        )
+        schema.add_field("id", DataType.INT64, is_primary=True)
+        # Whole bytes: the zeros behind the last bit add nothing to a distance.
+        schema.add_field("code", DataType.BINARY_VECTOR, dim=8 * code_width(about.n_bits))
+        schema.add_field("metadata", DataType.JSON)
+        index = client.prepare_index_params()
+        index.add_index("code", index_type="BIN_FLAT", metric_type="HAMMING")
+        client.create_collection(
+            self._collection, schema=schema, index_params=index, consistency_level="Strong"
+        )
+
+    @contextmanager
+    def _errors(self) -> Iterator[MilvusClient]:
+        """Give the client, and turn what goes wrong with it into a StoreError."""
+        if self._client is None and hasattr(self, "n_bits"):
+            raise StoreError(f"{self.place} is closed")
+        try:
+            yield self._client
+        except MilvusException as error:
+            raise StoreError(f"{self.place}: {error.message}") from error
+
+
+def _among(ids: Ids) -> str:
+    numbers = ids.tolist()
+    if _LEAST not in numbers:
+        return f"id in {numbers}"
+    # Milvus reads the sign last, and cannot read 2^63 before it.
+    least = f"id < {_LEAST + 1}"
+    numbers.remove(_LEAST)
+    return f"({least} or id in {numbers})" if numbers else least
+
+
+def _joined(parts: Hits, k: int | None = None) -> tuple[Ids, Distances]:
+    """Put the hits of one query together, in order, and cut them at k."""
+    ids, distances = by_distance_and_id(
+        np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in parts)]),
+        np.concatenate([np.empty(0, np.int32), *(distances for _, distances in parts)]),
+    )
+    return ids[:k], distances[:k]

@@ -1,0 +1,374 @@
+"""The SQLite store under kill -9, other processes, many threads and damaged files."""
+
+import multiprocessing
+import os
+import random
+import shutil
+import sqlite3
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from antipodal.errors import StoreError
+from antipodal.stores import open_store, sqlite
+
+# Children are forked from a small process that has imported what they need.
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["antipodal.stores.sqlite", "pytest"])
+
+BATCH = 20
+
+
+def codes_of(batch, n=BATCH):
+    """Return codes from which the batch can be read."""
+    return np.tile(np.frombuffer(int(batch).to_bytes(4, "big"), np.uint8), (n, 1))
+
+
+def write_until_killed(url, first, acknowledge):
+    """Write batch after batch; in each, 20 items of its own and 20 that all batches share."""
+    acknowledge.send(first - 1)  # it is about to begin
+    with open_store(url, n_bits=32) as store:
+        batch = first
+        while True:
+            own = np.arange(BATCH) + (batch + 1) * BATCH
+            shared = np.arange(BATCH)
+            store.upsert(
+                np.concatenate([own, shared]),
+                np.concatenate([codes_of(batch)] * 2),
+                [{"batch": batch, "text": "x" * (batch % 300)}] * (2 * BATCH),
+            )
+            acknowledge.send(batch)
+            batch += 1
+
+
+def test_nothing_acknowledged_is_lost_and_nothing_is_half_there_after_kill_9(tmp_path):
+    url = f"sqlite:///{tmp_path}/codes.db"
+    moments = random.Random(0)
+    last = -1  # the last batch that is known to be there
+    killed_at_work = 0
+    for _ in range(50):
+        receiver, sender = processes.Pipe(duplex=False)
+        writer = processes.Process(target=write_until_killed, args=(url, last + 1, sender))
+        writer.start()
+        sender.close()
+        acknowledged = receiver.recv()
+        time.sleep(moments.uniform(0, 0.1))
+        writer.kill()
+        writer.join()
+        try:
+            while True:
+                acknowledged = receiver.recv()
+        except EOFError:
+            pass
+        killed_at_work += acknowledged > last
+        with open_store(url, n_bits=32) as store:
+            count = store.count()
+            there = count // BATCH - 2 if count else -1  # the batch of the last commit
+            assert count == (there + 2) * BATCH * (there >= 0)
+            assert there in (acknowledged, acknowledged + 1)  # the last may have been under way
+            items = store.get(np.arange(count))
+            batches = np.concatenate([[there], np.arange(there + 1)])[: count // BATCH]
+            np.testing.assert_array_equal(
+                items.codes, np.concatenate([codes_of(0, 0), *map(codes_of, batches)])
+            )
+            assert [fields["batch"] for fields in items.metadata] == np.repeat(
+                batches, BATCH
+            ).tolist()
+        last = there
+    assert killed_at_work > 10  # the moments were not all too early
+
+
+# ------------------------------------------------------------------------ other processes
+
+
+def write_some(url, numbers, started):
+    started.wait(60)
+    with open_store(url, n_bits=8) as store:
+        for number in numbers:
+            store.upsert([number], np.array([[number % 256]], np.uint8), [{"number": number}])
+
+
+@pytest.mark.parametrize("n_items", [300, 6, 7, 8, 9])
+def test_processes_that_make_and_write_a_store_at_once_lose_nothing(tmp_path, n_items):
+    url = f"sqlite:///{tmp_path}/codes.db?timeout=60"
+    started = processes.Barrier(3)
+    writers = [
+        processes.Process(target=write_some, args=(url, range(first, n_items, 3), started))
+        for first in range(3)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    with open_store(url) as store:
+        items = store.get(np.arange(n_items))
+    assert [fields["number"] for fields in items.metadata] == list(range(n_items))
+
+
+def test_a_writer_that_finds_another_waits_and_then_says_so(tmp_path):
+    url = f"sqlite:///{tmp_path}/codes.db?timeout=0.2"
+    with open_store(url, n_bits=8) as store:
+        store.upsert([1], np.zeros((1, 1), np.uint8))
+        other = sqlite3.connect(tmp_path / "codes.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        with pytest.raises(StoreError, match="being written by another process"):
+            store.upsert([2], np.zeros((1, 1), np.uint8))
+        with pytest.raises(StoreError, match="nothing of this call was stored"):
+            store.delete([1])
+        assert time.monotonic() - began >= 0.4
+        assert store.count() == 1  # reading does not wait
+        other.execute("COMMIT")
+        other.close()
+        store.upsert([2], np.zeros((1, 1), np.uint8))
+        assert store.count() == 2
+
+
+def test_a_reader_sees_what_another_process_wrote_without_reading_all_again(tmp_path, monkeypatch):
+    rebuilt = []
+    check_pages = sqlite.SqliteFile.check_pages
+    monkeypatch.setattr(
+        sqlite.SqliteFile, "check_pages", lambda *a: rebuilt.append(1) or check_pages(*a)
+    )
+    url = f"sqlite:///{tmp_path}/codes.db"
+    query = np.zeros((1, 1), np.uint8)
+    with open_store(url, n_bits=8) as reader, open_store(url, n_bits=8) as writer:
+        writer.upsert(np.arange(100), np.full((100, 1), 255, np.uint8), [{"old": True}] * 100)
+        assert reader.search(query, 1).ids.tolist() == [[0]]
+        assert rebuilt == [1]
+        writer.upsert([50, 200], np.zeros((2, 1), np.uint8))
+        assert reader.search(query, 2).ids.tolist() == [[50, 200]]
+        assert reader.count({"old": True}) == 99
+        writer.delete([50, 51, 999])
+        assert reader.search(query, 2).ids.tolist() == [[200, 0]]
+        assert reader.count() == 99
+        assert reader.count({"old": True}) == 98
+        assert rebuilt == [1]
+        writer.upsert(np.arange(90), np.zeros((90, 1), np.uint8))  # now that is cheaper
+        assert reader.count({"old": True}) == 10
+        assert rebuilt == [1, 1]
+
+
+@pytest.mark.parametrize(("versions", "ids"), [(5, 10**6), (10**6, 5)])
+def test_a_reader_that_was_left_far_behind_reads_all_again(tmp_path, monkeypatch, versions, ids):
+    monkeypatch.setattr(sqlite, "_KEPT_VERSIONS", versions)
+    monkeypatch.setattr(sqlite, "_KEPT_IDS", ids)
+    url = f"sqlite:///{tmp_path}/codes.db"
+    with open_store(url, n_bits=8) as reader, open_store(url, n_bits=8) as writer:
+        writer.upsert(np.arange(100), np.zeros((100, 1), np.uint8))
+        assert reader.count() == 100
+        for number in range(20):
+            writer.upsert([number], np.ones((1, 1), np.uint8))
+            writer.delete([99 - number])
+        assert len(reader.radius(np.ones((1, 1), np.uint8), 0).ids) == 20
+        assert reader.count() == 80
+    with sqlite3.connect(tmp_path / "codes.db") as connection:
+        assert connection.execute("SELECT count(*) FROM changes").fetchone()[0] <= 6
+
+
+# -------------------------------------------------------------------------------- threads
+
+
+def test_readers_see_each_write_whole_while_a_thread_writes(tmp_path):
+    n, stop, failures, looks = 60, threading.Event(), [], []
+
+    def look(store, where):
+        query = np.zeros((1, 1), np.uint8)
+        try:
+            while not stop.is_set():
+                near = store.search(query, n, where=where)
+                assert near.ids.tolist() in ([list(range(n))], [[]])
+                assert len(set(near.distances[0].tolist())) <= 1
+                # Even batches have even codes: the filter and the codes are of one version.
+                assert where is None or not near.distances[0].any() or near.distances[0, 0] % 2 == 0
+                looks.append(len(near.ids[0]))
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=8) as store:
+        threads = [
+            threading.Thread(target=look, args=(store, where))
+            for where in (None, None, {"even": True}, {"even": True})
+        ]
+        for thread in threads:
+            thread.start()
+        for batch in range(120):
+            bits = batch % 9
+            codes = np.full((n, 1), (1 << bits) - 1, np.uint8)
+            store.upsert(np.arange(n), codes, [{"even": bits % 2 == 0}] * n)
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not failures
+    assert {0, n} <= set(looks)
+
+
+def test_closing_while_others_read_gives_them_an_answer_or_our_error(tmp_path):
+    errors = []
+    store = open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=8)
+    store.upsert(np.arange(1000), np.zeros((1000, 1), np.uint8), [{"a": 1}] * 1000)
+
+    def read():
+        try:
+            for number in range(1000):
+                store.count({"a": number % 30})
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    store.close()
+    for thread in threads:
+        thread.join()
+    assert all(isinstance(error, StoreError) for error in errors)
+
+
+# -------------------------------------------------------------------------- damaged files
+
+N = 400
+
+
+def make(path):
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, (N, 4), dtype=np.uint8)
+    metadata = [{"label": int(i % 7), "text": f"item {i}"} for i in range(N)]
+    with open_store(f"sqlite:///{path}", n_bits=32, model="m") as store:
+        store.upsert(np.arange(N), codes, metadata)
+        store.upsert(np.arange(0, N, 3), codes[::3], metadata[::3])
+        store.delete(np.arange(5))
+    return answers(path)
+
+
+def answers(path):
+    """Ask a store everything."""
+    with open_store(f"sqlite:///{path}", n_bits=32) as store:
+        queries = np.array([[1, 2, 3, 4], [200, 0, 0, 9]], np.uint8)
+        near, ball = store.search(queries, 20), store.radius(queries, 9, where={"label": 3})
+        items = store.get(np.arange(N))
+        said = (
+            store.count(),
+            store.count({"label": {"in": [1, 2]}}),
+            near.ids.tolist(),
+            near.distances.tolist(),
+            ball.ids.tolist(),
+            items.ids.tolist(),
+            items.codes.tolist(),
+            items.metadata,
+            store.model,
+        )
+        store.upsert([N], np.zeros((1, 4), np.uint8))
+        store.delete([N])
+        return said
+
+
+def test_a_changed_byte_is_reported_or_harmless_but_never_a_wrong_answer(tmp_path):
+    expected = make(tmp_path / "good.db")
+    good = (tmp_path / "good.db").read_bytes()
+    choice = random.Random(1)
+    pages = range(0, len(good), 4096)
+    places = [*range(0, 100, 2), *(choice.randrange(len(good)) for _ in range(150))]
+    places += [page + place for page in pages for place in (0, 3, 4, 8, 9, 11, 13, 4094)]
+    reported = 0
+    for number, place in enumerate(places):
+        bad = bytearray(good)
+        bad[place] ^= choice.randrange(1, 256)
+        path = tmp_path / f"bad{number}.db"
+        path.write_bytes(bad)
+        try:
+            assert answers(path) == expected, f"byte {place}"
+        except StoreError:
+            reported += 1
+    assert reported > 60
+
+
+def test_items_that_a_page_no_longer_counts_are_reported(tmp_path):
+    make(tmp_path / "good.db")
+    good = (tmp_path / "good.db").read_bytes()
+    leaves = [page for page in range(4096, len(good), 4096) if good[page] == 0x0D]
+    for page in leaves:
+        bad = bytearray(good)
+        n_cells = int.from_bytes(bad[page + 3 : page + 5], "big")
+        bad[page + 3 : page + 5] = (n_cells - 1).to_bytes(2, "big")
+        path = tmp_path / f"bad{page}.db"
+        path.write_bytes(bad)
+        with pytest.raises(StoreError, match="is damaged"):
+            answers(path)
+    assert len(leaves) > 5
+
+
+def test_a_cut_off_file_is_reported(tmp_path):
+    expected = make(tmp_path / "good.db")
+    good = (tmp_path / "good.db").read_bytes()
+    lengths = [1, 50, 100, 500, 4096, 9000, *range(10_000, len(good), 1777), len(good) - 1]
+    reported = []
+    for length in lengths:
+        path = tmp_path / f"cut{length}.db"
+        path.write_bytes(good[:length])
+        try:
+            assert answers(path) == expected  # the end of the last page may be unused
+        except StoreError:
+            reported.append(length)
+    assert reported[: len(lengths) - 4] == lengths[: len(lengths) - 4]
+
+
+@pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + bytes(5000)])
+def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path, content):
+    path = tmp_path / "other.db"
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"other\.db"):
+        open_store(f"sqlite:///{path}", n_bits=8)
+    assert path.read_bytes() == content
+
+
+def test_a_database_of_others_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE items (id INTEGER PRIMARY KEY)")
+    content = path.read_bytes()
+    for n_bits in (None, 8):
+        with pytest.raises(StoreError, match="was not written by antipodal"):
+            open_store(f"sqlite:///{path}", n_bits=n_bits)
+    assert path.read_bytes() == content
+
+
+def test_a_damaged_log_may_cost_the_last_writes_but_never_gives_half_of_one(tmp_path):
+    path = tmp_path / "codes.db"
+    with open_store(f"sqlite:///{path}", n_bits=32) as store:
+        for batch in range(1, 6):
+            store.upsert(np.arange(100), codes_of(batch, 100), [{"batch": batch}] * 100)
+        choice = random.Random(2)
+        log = (tmp_path / "codes.db-wal").read_bytes()
+        seen = set()
+        for number in range(60):
+            copy = tmp_path / f"copy{number}.db"
+            shutil.copy(path, copy)
+            bad = bytearray(log)
+            bad[choice.randrange(len(bad))] ^= choice.randrange(1, 256)
+            (tmp_path / f"copy{number}.db-wal").write_bytes(bad)
+            try:
+                with open_store(f"sqlite:///{copy}") as damaged:
+                    found = {tuple(code) for code in damaged.get(range(100)).codes.tolist()}
+                    found |= {tuple(codes_of(b, 1)[0].tolist()) for b in range(6)} & {
+                        tuple(codes_of(fields["batch"], 1)[0].tolist())
+                        for fields in damaged.get(range(100)).metadata
+                    }
+                    assert len(found) <= 1
+                    assert damaged.count() in (0, 100)
+                    seen |= found
+            except StoreError:
+                seen.add("reported")
+    assert len(seen) > 2
+
+
+def test_a_folder_that_is_not_there_and_one_without_permission_are_named(tmp_path):
+    with pytest.raises(StoreError, match="unable to open"):
+        open_store(f"sqlite:///{tmp_path}/nowhere/codes.db", n_bits=8)
+    with pytest.raises(StoreError, match="pass n_bits"):
+        open_store(f"sqlite:///{tmp_path}/codes.db")
+    assert os.listdir(tmp_path) == []

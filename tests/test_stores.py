@@ -1,0 +1,533 @@
+"""One contract, every engine: the same ids in the same order, against brute force."""
+
+import doctest
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import psycopg
+import pytest
+from pymilvus import MilvusClient
+
+from antipodal import pack
+from antipodal.errors import StoreError
+from antipodal.stores import milvus, open_store
+from antipodal.stores.milvus import MAX_HITS
+from antipodal.stores.url import parse_url
+from antipodal.stores.where import matches, parse_where
+from engines import ENGINES, engines  # noqa: F401
+
+N_BITS, N_ITEMS = 16, 10_000
+FILTERS = [
+    None,
+    {"label": 3},
+    {"label": {"in": [1, 2]}, "year": {"gte": 2000, "lt": 2010}},
+    {"or": [{"label": 0}, {"not": {"flag": True}}]},
+    {"tag.name": {"exists": True}},
+    {"label": 99},
+]
+_names = (f"store_{number}" for number in itertools.count())
+
+
+class Model:
+    """What a store should hold and answer: a dictionary, loops and a sort."""
+
+    def __init__(self, n_bits=N_BITS):
+        self.n_bits = n_bits
+        self.items = {}
+
+    def upsert(self, ids, codes, metadata):
+        for number, code, fields in zip(ids, codes, metadata, strict=True):
+            self.items[int(number)] = (np.unpackbits(code), fields)
+
+    def delete(self, ids):
+        return sum(self.items.pop(int(number), None) is not None for number in ids)
+
+    def ranking(self, query, where):
+        tree = None if where is None else parse_where(where)
+        passing = sorted(
+            number
+            for number, (_, fields) in self.items.items()
+            if tree is None or matches(tree, fields)
+        )
+        if not passing:
+            return []
+        table = np.array([self.items[number][0] for number in passing])
+        distances = (table != np.unpackbits(query)).sum(axis=1)
+        return sorted(zip(distances.tolist(), passing, strict=True))
+
+
+def assert_same_answers(store, model, queries, k, r, where):
+    near = store.search(queries, k, where=where)
+    ball = store.radius(queries, r, where=where)
+    assert near.ids.dtype == ball.ids.dtype == ball.offsets.dtype == np.int64
+    assert near.distances.dtype == ball.distances.dtype == np.int32
+    assert len(ball.offsets) == len(queries) + 1
+    for place, query in enumerate(queries):
+        ranking = model.ranking(query, where)
+        assert near.ids[place].tolist() == [number for _, number in ranking[:k]]
+        assert near.distances[place].tolist() == [distance for distance, _ in ranking[:k]]
+        inside = slice(ball.offsets[place], ball.offsets[place + 1])
+        hits = list(zip(ball.distances[inside].tolist(), ball.ids[inside].tolist(), strict=True))
+        assert hits == [hit for hit in ranking if hit[0] <= r]
+    assert store.count(where) == len(model.ranking(queries[0], where))
+
+
+def random_items(rng, ids, width=N_BITS // 8):
+    """Codes with many duplicates, and metadata with fields that may be missing."""
+    pool = rng.integers(0, 256, (max(1, len(ids) // 3), width), dtype=np.uint8)
+    codes = pool[rng.integers(0, len(pool), len(ids))]
+    metadata = []
+    for _ in ids:
+        fields = {"label": int(rng.integers(5)), "year": int(rng.integers(1990, 2020))}
+        if rng.random() < 0.5:
+            fields["flag"] = bool(rng.integers(2))
+        if rng.random() < 0.2:
+            fields["tag"] = {"name": None}
+        metadata.append(fields)
+    return codes, metadata
+
+
+@pytest.fixture(params=ENGINES)
+def new_url(request, engines):  # noqa: F811
+    """Return a function that gives the address of a store that is not there yet."""
+    return lambda: engines.url(request.param, next(_names))
+
+
+@pytest.fixture
+def store(new_url):
+    with open_store(new_url(), n_bits=N_BITS) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def large(request, engines):  # noqa: F811
+    """Return a store of 10,000 items with ids in no order, and the same as a model."""
+    rng = np.random.default_rng(0)
+    ids = rng.permutation(10 * N_ITEMS)[:N_ITEMS]
+    codes, metadata = random_items(rng, ids)
+    model = Model()
+    model.upsert(ids, codes, metadata)
+    with open_store(engines.url(request.param, next(_names)), n_bits=N_BITS) as opened:
+        opened.load(ids, codes, metadata, batch_size=4000)
+        yield opened, model
+
+
+@pytest.mark.parametrize("where", FILTERS, ids=str)
+@pytest.mark.parametrize(("k", "r"), [(1, 0), (300, 4)])
+def test_neighbours_and_balls_are_those_of_brute_force(large, where, k, r):
+    store, model = large
+    queries = np.random.default_rng(k).integers(0, 256, (4, 2), dtype=np.uint8)
+    assert_same_answers(store, model, queries, k, r, where)
+
+
+@pytest.mark.parametrize("where", [None, {"label": 3}], ids=str)
+def test_more_neighbours_than_items_gives_all_of_them(large, where):
+    store, model = large
+    queries = np.random.default_rng(1).integers(0, 256, (2, 2), dtype=np.uint8)
+    assert_same_answers(store, model, queries, 20_000, N_BITS, where)
+
+
+def test_answers_stay_right_through_updates_and_deletes(store):
+    rng = np.random.default_rng(2)
+    model = Model()
+    for n_changed in (300, 200, 20, 20, 1, 20, 300):  # many at once, and few
+        ids = rng.choice(600, n_changed, replace=False)
+        codes, metadata = random_items(rng, ids)
+        store.upsert(ids, codes, metadata)
+        model.upsert(ids, codes, metadata)
+        gone = rng.choice(600, n_changed // 3, replace=False)
+        assert store.delete(gone) == model.delete(gone)
+        queries = rng.integers(0, 256, (3, 2), dtype=np.uint8)
+        for where in FILTERS:
+            assert_same_answers(store, model, queries, 7, 3, where)
+
+
+def test_when_all_items_tie_the_least_ids_win(store):
+    ids = np.random.default_rng(3).permutation(500)
+    store.upsert(ids, np.zeros((500, 2), np.uint8))
+    result = store.search(np.full((2, 2), 255, np.uint8), 5)
+    assert result.ids.tolist() == [[0, 1, 2, 3, 4]] * 2
+    assert (result.distances == 16).all()
+
+
+def test_radius_is_inclusive(store):
+    store.upsert([1, 2, 3], pack([[0] * 16, [1, 1] + [0] * 14, [1, 1, 1] + [0] * 13]))
+    assert store.radius(pack([[0] * 16]), 2).ids.tolist() == [1, 2]
+    assert store.radius(pack([[0] * 16]), 0).ids.tolist() == [1]
+    assert store.radius(pack([[0] * 16]), 1_000).distances.tolist() == [0, 2, 3]
+
+
+@pytest.mark.parametrize("n_bits", [1, 13, 24, 100])
+def test_codes_of_any_length_are_kept_and_compared(new_url, n_bits):
+    rng = np.random.default_rng(n_bits)
+    codes = pack(rng.integers(0, 2, (60, n_bits)))
+    model = Model(n_bits)
+    model.upsert(range(60), codes, [{}] * 60)
+    with open_store(new_url(), n_bits=n_bits) as store:
+        store.upsert(range(60), codes)
+        np.testing.assert_array_equal(store.get(range(60)).codes, codes)
+        assert_same_answers(store, model, codes[:3], 9, n_bits // 3, None)
+
+
+def test_an_item_comes_back_as_it_was_given(store):
+    fields = {
+        "text": "é \" \\ ' % 𝄞 \n",
+        "": {"a b": [1, None, {"deep": True}]},
+        "numbers": [2**63 - 1, -(2**63), 2**53 + 1, 0.1, 1e300, 5e-324, -1.5e-7, 3.0],
+        "semi;colon'--": False,
+    }
+    code = np.array([[170, 1]], np.uint8)
+    store.upsert([7], code, [fields])
+    items = store.get([8, 7])
+    assert items.ids.tolist() == [7]
+    assert items.codes.tolist() == code.tolist()
+    assert items.metadata == [fields]
+    kinds = [type(number) for number in items.metadata[0]["numbers"]]
+    assert kinds == [int, int, int, float, float, float, float, int]
+
+
+def test_items_come_in_the_order_asked_for_and_upsert_replaces_all_of_an_item(store):
+    store.upsert([5, 1, 3], np.array([[5, 0], [1, 0], [3, 0]], np.uint8), [{"a": 1}, None, {}])
+    store.upsert([5], np.array([[9, 0]], np.uint8))
+    items = store.get([3, 5, 4, 1])
+    assert items.ids.tolist() == [3, 5, 1]
+    assert items.codes[:, 0].tolist() == [3, 9, 1]
+    assert items.metadata == [{}, {}, {}]
+
+
+def test_ids_may_be_any_64_bit_number(store):
+    ids = [-(2**63), 1 - 2**63, -1, 0, 2**31, 2**53 + 1, 2**63 - 1]
+    store.upsert(ids, np.zeros((7, 2), np.uint8), [{"a": 1}] * 7)
+    for where in (None, {"a": 1}):
+        assert store.search(np.zeros((1, 2), np.uint8), 7, where=where).ids.tolist() == [ids]
+    assert store.get([-(2**63), -1]).ids.tolist() == [-(2**63), -1]
+    assert store.get([2**53 + 1, 2**53]).ids.tolist() == [2**53 + 1]
+    assert store.delete([2**63 - 1, 5]) == 1
+
+
+def test_an_empty_store_and_empty_lists_give_empty_answers(store):
+    query = np.zeros((2, 2), np.uint8)
+    assert store.count() == 0
+    assert store.search(query, 3).ids.shape == (2, 0)
+    assert store.radius(query, 3).offsets.tolist() == [0, 0, 0]
+    assert store.search(query, 3, where={"a": 1}).ids.shape == (2, 0)
+    store.upsert([], np.empty((0, 2), np.uint8))
+    assert store.delete([]) == 0
+    assert store.delete([1]) == 0
+    assert store.get([]).codes.shape == (0, 2)
+    store.upsert([1], np.zeros((1, 2), np.uint8))
+    assert store.search(np.empty((0, 2), np.uint8), 3).ids.shape[0] == 0
+    assert store.radius(np.empty((0, 2), np.uint8), 3).offsets.tolist() == [0]
+
+
+def test_what_was_kept_is_there_when_the_store_is_opened_again(new_url):
+    url = new_url()
+    with open_store(url, n_bits=16, model="sha256:abc") as store:
+        store.upsert([4], np.array([[1, 2]], np.uint8), [{"a": "b"}])
+    with open_store(url) as store:
+        assert (store.n_bits, store.model) == (16, "sha256:abc")
+        assert store.get([4]).metadata == [{"a": "b"}]
+        assert store.search(np.array([[1, 2]], np.uint8), 1).ids.tolist() == [[4]]
+    open_store(url, n_bits=16, model="sha256:abc").close()
+
+
+def test_codes_of_another_length_or_model_are_refused(new_url):
+    url = new_url()
+    with pytest.raises(StoreError, match="pass n_bits"):
+        open_store(url)
+    with open_store(url, n_bits=16, model="one") as store:
+        for codes in (np.zeros((1, 3), np.uint8), np.zeros((1, 1), np.uint8)):
+            with pytest.raises(ValueError, match="16 bits must have 2 bytes a row"):
+                store.upsert([1], codes)
+            with pytest.raises(ValueError, match="16 bits must have 2 bytes a row"):
+                store.search(codes, 1)
+    with pytest.raises(StoreError, match="keeps codes of 16 bits"):
+        open_store(url, n_bits=15)
+    with pytest.raises(StoreError, match=r"codes of model 'one': .* for model 'two'"):
+        open_store(url, n_bits=16, model="two")
+    url = new_url()
+    open_store(url, n_bits=16).close()
+    with pytest.raises(StoreError, match="no model's identity"):
+        open_store(url, model="one")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda s, c: s.upsert([1, 1], c), ValueError, "1 comes more than once"),
+        (lambda s, c: s.upsert([1], c), ValueError, "1 ids for 2 codes"),
+        (lambda s, c: s.upsert([0.5, 1], c), TypeError, "ids must be integers"),
+        (lambda s, c: s.upsert(np.array([2**63, 1], np.uint64), c), ValueError, "64 bits"),
+        (lambda s, c: s.upsert([[1, 2]], c), ValueError, "list of integers"),
+        (lambda s, c: s.upsert([1, 2], c, [{}]), ValueError, "got 1 for 2 items"),
+        (lambda s, c: s.upsert([1, 2], c, {"a": 1}), TypeError, "Is it missing its brackets"),
+        (lambda s, c: s.upsert([1, 2], c, [{}, 3]), TypeError, r"metadata\[1\] must be a JSON"),
+        (lambda s, c: s.upsert([1, 2], c, [{}, {"a": np.nan}]), ValueError, "must be finite"),
+        (lambda s, c: s.upsert([1, 2], c, [{}, {"a": 2**63}]), ValueError, "fit into 64 bits"),
+        (lambda s, c: s.upsert([1, 2], c, [{}, {"a": "\0"}]), ValueError, r"U\+0000"),
+        (lambda s, c: s.upsert([1, 2], c, [{}, {"\ud800": 1}]), ValueError, "surrogates"),
+        (lambda s, c: s.upsert([1, 2], c, [{}, {1: 1}]), TypeError, "names of fields"),
+        (lambda s, c: s.upsert([1, 2], c, [{}, {"a": {1}}]), TypeError, "got set"),
+        (lambda s, c: s.search(c, 0), ValueError, "k must be at least 1"),
+        (lambda s, c: s.radius(c, -1), ValueError, "r must be at least 0"),
+        (lambda s, c: s.search(c, 1, where={"a": [1]}), TypeError, 'Is it "in"'),
+    ],
+)
+def test_what_cannot_be_kept_or_asked_is_named_and_changes_nothing(store, call, error, message):
+    store.upsert([1], np.zeros((1, 2), np.uint8), [{"kept": True}])
+    with pytest.raises(error, match=message):
+        call(store, np.ones((2, 2), np.uint8))
+    assert store.count() == 1
+    assert store.get([1]).metadata == [{"kept": True}]
+
+
+def test_a_closed_store_says_so_and_can_be_closed_again(new_url):
+    store = open_store(new_url(), n_bits=16)
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="is closed"):
+        store.count()
+    with pytest.raises(StoreError, match="is closed"):
+        store.upsert([1], np.zeros((1, 2), np.uint8))
+
+
+def test_loading_reports_each_durable_batch_and_can_go_on_after_an_interruption(new_url):
+    class InterruptedLoadError(Exception):
+        pass
+
+    rng = np.random.default_rng(4)
+    ids = np.arange(1000)
+    codes, metadata = random_items(rng, ids)
+    done = []
+
+    def stop_at_600(number):
+        done.append(number)
+        if number == 600:
+            raise InterruptedLoadError
+
+    url = new_url()
+    with open_store(url, n_bits=16) as store, pytest.raises(InterruptedLoadError):
+        store.load(ids, codes, iter(metadata), batch_size=300, progress=stop_at_600)
+    assert done == [300, 600]
+    with open_store(url) as store:
+        assert store.count() == 600
+        store.load(ids[600:], codes[600:], iter(metadata[600:]), batch_size=300)
+        items = store.get(ids)
+    np.testing.assert_array_equal(items.codes, codes)
+    assert items.metadata == metadata
+
+
+def test_two_stores_of_one_engine_do_not_mix(new_url):
+    with open_store(new_url(), n_bits=16) as one, open_store(new_url(), n_bits=8) as two:
+        one.upsert([1], np.zeros((1, 2), np.uint8))
+        two.upsert([2, 3], np.zeros((2, 1), np.uint8))
+        assert (one.count(), two.count()) == (1, 2)
+
+
+# ------------------------------------------------------------------------ opening by URL
+
+
+@pytest.mark.parametrize(
+    ("url", "target", "options"),
+    [
+        ("sqlite:///codes.db", "codes.db", {}),
+        ("sqlite:////data/a%3Fb%23c.db?timeout=3", "/data/a?b#c.db", {"timeout": "3"}),
+        ("milvus:///codes.db?collection=x", "codes.db", {"collection": "x"}),
+        ("milvus+http://host:19530", "http://host:19530", {}),
+        ("milvus+https://host?token=a:b", "https://host", {"token": "a:b"}),
+        ("postgresql://u:p@host:5433/db", "postgresql://u:p@host:5433/db", {}),
+        (
+            "postgres:///db?host=/tmp/x&table=a%22b&sslmode=require",
+            "postgresql:///db?host=/tmp/x&sslmode=require",
+            {"table": 'a"b'},
+        ),
+    ],
+)
+def test_a_url_is_split_into_the_address_of_the_engine_and_our_options(url, target, options):
+    address = parse_url(url)
+    assert (address.target, address.options) == (target, options)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("codes.db", "does not name a store"),
+        ("mysql://host/db", "sqlite:///codes.db, postgresql://"),
+        ("sqlite://codes.db", "sqlite:///beside-the-program.db"),
+        ("sqlite:///", "must name a file"),
+        ("sqlite:///:memory:", "must name a file"),
+        ("sqlite:///a.db?table=x", "'table' is not an option of sqlite stores"),
+        ("sqlite:///a.db?timeout=soon", "timeout must be seconds"),
+        ("milvus:///codes.sqlite", "must end in .db"),
+        ("milvus+http://", "host:port"),
+        ("milvus+http://host/x", "host:port"),
+    ],
+)
+def test_a_url_that_names_no_store_is_explained(url, message):
+    with pytest.raises(ValueError, match=message):
+        open_store(url, n_bits=8)
+
+
+def test_passwords_are_not_shown():
+    assert "secret" not in parse_url("postgresql://user:secret@host/db?password=secret").shown
+    assert "secret" not in parse_url("milvus+http://user:secret@host?token=secret").shown
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "extra"),
+    [
+        ("postgresql://host/db", "psycopg", "postgres"),
+        ("milvus:///x.db", "pymilvus", "milvus"),
+    ],
+)
+def test_a_missing_extra_is_named(monkeypatch, url, module, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(StoreError, match=rf"pip install 'antipodal\[{extra}\]'"):
+        open_store(url, n_bits=8)
+
+
+def test_the_stores_do_not_import_torch():
+    code = "import sys, antipodal.stores.sqlite; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# ---------------------------------------------------------------------------- PostgreSQL
+
+
+def test_postgres_stays_exact_beside_an_approximate_index(engines):  # noqa: F811
+    rng = np.random.default_rng(5)
+    codes = np.repeat(rng.integers(0, 256, (20, 2), dtype=np.uint8), 150, axis=0)
+    model = Model()
+    model.upsert(range(3000), codes, [{}] * 3000)
+    url = engines.url("postgresql", "indexed")
+    with open_store(url, n_bits=16) as store:
+        store.load(np.arange(3000), codes)
+        with psycopg.connect(parse_url(url).target, autocommit=True) as connection:
+            connection.execute("CREATE INDEX ON indexed USING hnsw (code bit_hamming_ops)")
+            connection.execute("ANALYZE indexed")
+            connection.execute("ALTER DATABASE postgres SET enable_seqscan = off")
+        try:
+            with open_store(url) as again:
+                assert_same_answers(again, model, codes[[0, 1000]], 200, 3, None)
+        finally:
+            with psycopg.connect(parse_url(url).target, autocommit=True) as connection:
+                connection.execute("ALTER DATABASE postgres RESET enable_seqscan")
+
+
+def test_postgres_names_are_quoted(engines):  # noqa: F811
+    table = 'a"; DROP TABLE codes; --{x}'
+    url = engines.url("postgresql", quote(table))
+    for _ in range(2):
+        with open_store(url, n_bits=16) as store:
+            store.upsert([1], np.zeros((1, 2), np.uint8), [{"a": 1}])
+            assert store.count({"a": 1}) == 1
+            assert store.search(np.zeros((1, 2), np.uint8), 2).ids.tolist() == [[1]]
+    with psycopg.connect(parse_url(url).target) as connection:
+        row = connection.execute("SELECT count(*) FROM pg_tables WHERE tablename = %s", [table])
+        assert row.fetchone() == (1,)
+    for name in ("x" * 58, "", "a%25s"):
+        with pytest.raises(ValueError, match="1 to 57 bytes"):
+            open_store(engines.url("postgresql", name), n_bits=16)
+
+
+def test_postgres_keeps_to_the_schema_it_is_given(engines):  # noqa: F811
+    url = engines.url("postgresql", "codes")
+    with psycopg.connect(parse_url(url).target, autocommit=True) as connection:
+        connection.execute('CREATE SCHEMA "my schema"')
+    with (
+        open_store(url, n_bits=16) as here,
+        open_store(f"{url}&schema=my%20schema", n_bits=8) as there,
+    ):
+        there.upsert([1], np.zeros((1, 1), np.uint8))
+        assert (here.count(), there.count()) == (0, 1)
+    with pytest.raises(StoreError, match="nowhere"):
+        open_store(f"{url}&schema=nowhere", n_bits=8)
+
+
+def test_postgres_refuses_a_table_of_others(engines):  # noqa: F811
+    url = engines.url("postgresql", "foreign_table")
+    with psycopg.connect(parse_url(url).target, autocommit=True) as connection:
+        connection.execute("CREATE TABLE foreign_table (id bigint)")
+    with pytest.raises(StoreError, match="was not made by antipodal"):
+        open_store(url, n_bits=16)
+
+
+def test_postgres_comes_back_after_a_lost_connection(engines):  # noqa: F811
+    url = engines.url("postgresql", "lost")
+    with open_store(url, n_bits=16) as store:
+        store.upsert([1], np.zeros((1, 2), np.uint8))
+        with psycopg.connect(parse_url(url).target, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE application_name = 'antipodal'"
+            )
+        with pytest.raises(StoreError, match="terminating connection"):
+            store.count()
+        assert store.count() == 1
+
+
+def test_postgres_out_of_reach_is_a_store_error():
+    with pytest.raises(StoreError, match=r"cannot connect to postgresql://127\.0\.0\.1:1/db"):
+        open_store("postgresql://user:secret@127.0.0.1:1/db", n_bits=8)
+
+
+# -------------------------------------------------------------------------------- Milvus
+
+
+def test_milvus_finds_all_ties_beyond_the_hits_a_query_may_have(engines):  # noqa: F811
+    n_items = MAX_HITS + 1_000
+    ids = np.random.default_rng(6).permutation(n_items)
+    with open_store(engines.url("milvus", "ties"), n_bits=8) as store:
+        store.load(ids, np.zeros((n_items, 1), np.uint8))
+        query = np.array([[3]], np.uint8)
+        assert store.search(query, 4).ids.tolist() == [[0, 1, 2, 3]]
+        np.testing.assert_array_equal(store.radius(query, 2).ids, np.arange(n_items))
+        assert len(store.radius(query, 1).ids) == 0
+        np.testing.assert_array_equal(store.search(query, n_items).ids[0], np.arange(n_items))
+
+
+def test_milvus_joins_what_it_must_ask_for_in_parts(engines, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(milvus, "MAX_HITS", 20)
+    monkeypatch.setattr(milvus, "_MAX_IDS", 30)
+    monkeypatch.setattr(milvus, "_MAX_ANSWERS", 30)
+    monkeypatch.setattr(milvus, "_BATCH", 40)
+    rng = np.random.default_rng(7)
+    ids = rng.permutation(1000)[:200]
+    codes, metadata = random_items(rng, ids)
+    model = Model()
+    model.upsert(ids, codes, metadata)
+    with open_store(engines.url("milvus", "parts"), n_bits=16) as store:
+        store.upsert(ids, codes, metadata)
+        assert sorted(store.get(ids).ids) == sorted(ids)
+        for where in FILTERS:
+            for k, r in ((3, 3), (20, 7), (21, 8)):
+                assert_same_answers(store, model, codes[:3], k, r, where)
+        assert store.delete(ids[:90]) == 90
+        assert store.count() == 110
+
+
+def test_milvus_refuses_a_collection_of_others(engines):  # noqa: F811
+    url = engines.url("milvus", "foreign")
+    client = MilvusClient(parse_url(url).target)
+    client.create_collection("foreign", dimension=4)
+    client.close()
+    with pytest.raises(StoreError, match="was not made by antipodal"):
+        open_store(url, n_bits=8)
+
+
+def test_milvus_out_of_reach_is_a_store_error():
+    with pytest.raises(StoreError, match=r"milvus\+http://127.0.0.1:1"):
+        open_store("milvus+http://user:secret@127.0.0.1:1", n_bits=8)
+
+
+# ----------------------------------------------------------------------------- the page
+
+
+def test_the_example_of_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parent.parent / "docs" / "stores.md"
+    assert doctest.testfile(str(page), module_relative=False).failed == 0

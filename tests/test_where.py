@@ -1,0 +1,325 @@
+"""The filter language: what it says, what it refuses, and that every engine says the same."""
+
+import json
+import operator
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antipodal.stores import open_store
+from antipodal.stores.dialects import milvus_narrowing, postgres_condition, sqlite_condition
+from antipodal.stores.metadata import clean, metadata_texts, parse_metadata
+from antipodal.stores.where import And, Compare, Exists, Not, OneOf, Or, matches, parse_where
+from engines import ENGINES, engines  # noqa: F401
+
+ITEM = {
+    "label": 3,
+    "half": 0.5,
+    "big": 2**53 + 1,
+    "name": "ä",
+    "digit": "3",
+    "yes": True,
+    "none": None,
+    "list": [1],
+    "camera": {"maker": "x", "0": 7},
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "passes"),
+    [
+        ({}, True),
+        ({"label": 3}, True),
+        ({"label": 3.0}, True),
+        ({"label": "3"}, False),
+        ({"digit": 3}, False),
+        ({"label": 3, "half": 0.25}, False),
+        ({"label": {"in": [1, 3]}}, True),
+        ({"label": {"in": []}}, False),
+        ({"big": 2**53}, False),
+        ({"big": {"gt": 2.0**53}}, True),
+        ({"half": {"gt": 0, "lt": 1}}, True),
+        ({"half": {"gte": 0.5, "lte": 0.5}}, True),
+        ({"half": {"gt": 0.5}}, False),
+        ({"half": {"gt": "0"}}, False),
+        ({"yes": True}, True),
+        ({"yes": 1}, False),
+        ({"yes": {"gt": 0}}, False),
+        ({"label": True}, False),
+        ({"none": None}, True),
+        ({"missing": None}, False),
+        ({"none": {"exists": True}}, True),
+        ({"missing": {"exists": True}}, False),
+        ({"missing": {"exists": False}}, True),
+        ({"missing": {"lt": 3}}, False),
+        ({"not": {"missing": 3}}, True),
+        ({"not": {"missing": {"lt": 3}}}, True),
+        ({"not": {"label": 3}}, False),
+        ({"list": {"gt": 0}}, False),
+        ({"list": {"exists": True}}, True),
+        ({"name": {"gt": "z"}}, True),  # by code points, not by any alphabet
+        ({"name": {"lt": "𝄞"}}, True),
+        ({"camera.maker": "x"}, True),
+        ({"camera.0": 7}, True),
+        ({"list.0": 1}, False),
+        ({"label.maker": "x"}, False),
+        ({"or": [{"label": 4}, {"digit": "3"}]}, True),
+        ({"and": [{"label": 3}, {"digit": "4"}]}, False),
+        ({"not": {"or": [{"label": 4}, {"digit": "4"}]}}, True),
+    ],
+    ids=str,
+)
+def test_the_meaning_by_example(where, passes):
+    assert matches(parse_where(where), ITEM) is passes
+
+
+def test_parsing_gives_a_typed_tree():
+    tree = parse_where({"a.b": 1, "or": [{"c": {"lt": "x"}}, {"not": {"d": {"exists": True}}}]})
+    assert tree == And(
+        (OneOf(("a", "b"), (1,)), Or((Compare(("c",), "lt", "x"), Not(Exists(("d",))))))
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "message"),
+    [
+        ([], TypeError, "where must be an object"),
+        ({"or": []}, TypeError, "at least one"),
+        ({"or": {"a": 1}}, TypeError, "list of filters"),
+        ({"not": [{"a": 1}]}, TypeError, "where must be an object"),
+        ({"a": [1]}, TypeError, 'Is it "in"'),
+        ({"a": {}}, ValueError, "no operator"),
+        ({"a": {"b": 1}}, ValueError, "unknown operator 'b'.*\"outer.inner\""),
+        ({"a": {"in": 1}}, TypeError, "takes a list"),
+        ({"a": {"in": [[1]]}}, TypeError, "single values"),
+        ({"a": {"lt": None}}, TypeError, "number or a string"),
+        ({"a": {"lt": True}}, TypeError, "number or a string"),
+        ({"a": {"exists": 1}}, TypeError, "true or false"),
+        ({"a": float("nan")}, ValueError, "finite"),
+        ({"a": 2**63}, ValueError, "64 bits"),
+        ({"a": {1, 2}}, TypeError, "got set"),
+        ({"a": "\0"}, ValueError, r"U\+0000"),
+        ({"": 1}, ValueError, "words with dots between"),
+        ({"a..b": 1}, ValueError, "words with dots between"),
+        ({'a"b': 1}, ValueError, "quotes"),
+        ({"a\\b": 1}, ValueError, "backslashes"),
+        ({3: 1}, TypeError, "must be strings"),
+        ({"or": [{"a": 1}] * 1000}, ValueError, "at most 500 conditions"),
+    ],
+    ids=str,
+)
+def test_what_is_no_filter_is_named(where, error, message):
+    with pytest.raises(error, match=message):
+        parse_where(where)
+
+
+def test_a_filter_nested_too_deep_is_refused_and_not_a_recursion_error():
+    where = {"a": 1}
+    for _ in range(5000):
+        where = {"not": where}
+    with pytest.raises(ValueError, match="at most 50 deep"):
+        parse_where(where)
+
+
+# ------------------------------------------------------------------------------ metadata
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+scalars = st.none() | st.booleans() | numbers | texts
+objects = st.dictionaries(
+    texts, st.recursive(scalars, lambda x: st.lists(x) | st.dictionaries(texts, x), max_leaves=8)
+)
+
+
+@settings(max_examples=60)
+@given(objects)
+def test_metadata_keep_their_values_and_numbers_take_one_form(fields):
+    (text,) = metadata_texts([fields], 1)
+    again = parse_metadata(text)
+    assert again == fields
+    assert metadata_texts([again], 1) == [text]
+    assert json.loads(text) == fields
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_whole_double_of_64_bits_becomes_that_integer(x):
+    cleaned = clean(x)
+    assert cleaned == x
+    assert isinstance(cleaned, int) == (x == round(x) and -(2**63) <= x < 2**63)
+
+
+def test_numpy_numbers_are_numbers():
+    assert clean({"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True)}) == {
+        "a": 3,
+        "b": 0.5,
+        "c": True,
+    }
+
+
+# ----------------------------------------------------------- the same in every engine
+
+POOL = [
+    None, True, False, 0, 1, -1, 3, 3.5, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), 1 - 2**63,
+    0.1, 0.30000000000000004, 0.3, 1e300, -1e300, 5e-324, 9007199254740993.0, 1e19, 2.0**63,
+    123456.78901234567, 1.7976931348623157e308, 2.2250738585072014e-308,
+    "", "3", "true", "null", "é", "e\u0301", "𝄞", "\uffff", "Z", "a", "a'b", 'a"b', "a\\", "%s",
+    "' OR 1=1 --", '"] == 1 or metadata["a', "{x}", "a\nb", "$.a",
+]  # fmt: skip
+NAMES = ["a", "b", "a.b", "b.c", "0", "x y", "é", "$", "a[0]", "%s", "it's", "{x}", "#", "-"]
+
+
+def documents():
+    """Items with few fields of many kinds, such that equal and nearly equal values are common."""
+    rng = np.random.default_rng(0)
+    floats = (rng.standard_normal(40) * 10.0 ** rng.integers(-20, 25, 40)).tolist()
+    values = [*POOL, *floats, *(np.nextafter(x, np.inf).item() for x in floats)]
+
+    def one():
+        return values[rng.integers(len(values))]
+
+    items = [{"a": value} for value in values]
+    items += [{"a": [value], "b": {"c": value}} for value in values]
+    items += [{name.split(".")[0]: one() for name in NAMES} for _ in range(60)]
+    items += [{"a": {"b": one()}, "b": {"c": {}}, "a.b": one()} for _ in range(30)]
+    return [clean(item) for item in [*items, {}]], values
+
+
+DOCUMENTS, VALUES = documents()
+names = st.sampled_from(NAMES)
+values = st.sampled_from(VALUES) | scalars
+ordered = st.sampled_from([v for v in VALUES if not (v is None or isinstance(v, bool))])
+leaves = (
+    st.builds(lambda n, v: {n: v}, names, values)
+    | st.builds(lambda n, v: {n: {"in": v}}, names, st.lists(values, max_size=4))
+    | st.builds(lambda n, v: {n: {"exists": v}}, names, st.booleans())
+    | st.builds(
+        lambda n, o, v: {n: {o: v}}, names, st.sampled_from(["lt", "lte", "gt", "gte"]), ordered
+    )
+)
+filters = st.recursive(
+    leaves,
+    lambda inner: (
+        st.builds(lambda f: {"not": f}, inner)
+        | st.builds(lambda f: {"and": f}, st.lists(inner, min_size=1, max_size=3))
+        | st.builds(lambda f: {"or": f}, st.lists(inner, min_size=1, max_size=3))
+    ),
+    max_leaves=5,
+)
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def store(request, engines):  # noqa: F811
+    with open_store(engines.url(request.param, "filtered"), n_bits=8) as opened:
+        opened.upsert(np.arange(len(DOCUMENTS)), np.zeros((len(DOCUMENTS), 1), np.uint8), DOCUMENTS)
+        yield opened
+
+
+def assert_engine_agrees(store, where):
+    tree = parse_where(where)
+    expected = [number for number, fields in enumerate(DOCUMENTS) if matches(tree, fields)]
+    assert store.radius(np.zeros((1, 1), np.uint8), 0, where=where).ids.tolist() == expected
+
+
+@settings(max_examples=120)
+@given(where=filters)
+def test_an_engine_lets_through_what_the_reference_does(store, where):
+    assert_engine_agrees(store, where)
+
+
+@pytest.mark.parametrize("relation", ["eq", "lt", "lte", "gt", "gte"])
+def test_an_engine_compares_with_every_value_as_the_reference_does(store, relation):
+    pool = POOL if relation == "eq" else [v for v in POOL if kind_is_ordered(v)]
+    for value in pool:
+        assert_engine_agrees(store, {"a": value if relation == "eq" else {relation: value}})
+
+
+def kind_is_ordered(value):
+    return not (value is None or isinstance(value, bool))
+
+
+def test_a_filter_for_true_is_not_answered_by_one_for_1(store):
+    for value in (1, True, 1, True):
+        assert_engine_agrees(store, {"a": value})
+
+
+def test_many_values_are_fine(store):
+    assert_engine_agrees(store, {"a": {"in": [*range(50_000), *VALUES]}})
+
+
+def test_as_many_conditions_as_are_allowed_are_fine(store):
+    assert_engine_agrees(store, {"or": [{"a": float(x) + 0.5} for x in range(480)]})
+    deep = {"a": 1}
+    for _ in range(24):
+        deep = {"not": {"and": [deep]}}
+    assert_engine_agrees(store, deep)
+
+
+# -------------------------------------------------------- nothing is pasted into a query
+
+
+@given(where=filters)
+def test_sql_is_made_of_constants_and_everything_else_is_a_parameter(where):
+    words = (
+        r"[()?]|%s|::(text|jsonb|numeric)(\[\])?|->|#>>|'(\{\}|text|integer|real|number|string)'|"
+        r"\"C\"|<=?|>=?|=|,|\b(TRUE|FALSE|AND|OR|NOT|IS|NULL|IN|SELECT|FROM|ANY|CASE|WHEN|THEN|ELSE|"
+        r"END|COLLATE|metadata|value|json_type|json_extract|json_each|exact_real|jsonb_typeof)\b|\s"
+    )
+    for condition, mark in ((sqlite_condition, "?"), (postgres_condition, "%s")):
+        text, parameters = condition(parse_where(where))
+        assert re.sub(words, "", text) == ""
+        assert text.count(mark) == len(parameters)
+
+
+@given(name=st.text(), value=st.text() | numbers | st.booleans())
+def test_what_milvus_is_told_can_be_read_in_one_way_only(name, value):
+    string = r'"[A-Za-z0-9_ .:/+-]*"'
+    literal = rf"({string}|-?[0-9]+(\.[0-9]+)?|true|false)"
+    grammar = rf"(\()?metadata(\[{string}\])+ (==|<=|>=) {literal}(\))?"
+    for tree in (OneOf((name,), (value,)), Compare((name,), "lt", value)):
+        told = milvus_narrowing(tree)
+        assert told == "" or re.fullmatch(grammar, told)
+
+
+@given(where=filters)
+def test_what_milvus_is_told_holds_for_every_item_that_passes(where):
+    told = milvus_narrowing(parse_where(where))
+    tree = parse_where(where)
+    if told:
+        python = re.sub(r"\bmetadata((?:\[\"[^\"]*\"\])+)", r"_Field(item)\1", told)
+        names = {"_Field": _Field, "true": True, "false": False}
+        for item in DOCUMENTS:
+            if matches(tree, item):
+                assert eval(python, {**names, "item": item})  # our own grammar, see above
+
+
+class _Field:
+    """Compares as Milvus does: only values of one kind, and never what is missing."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __getitem__(self, name):
+        return _Field(self.value.get(name) if isinstance(self.value, dict) else None)
+
+    def _compare(self, relation, other):
+        kinds = [(bool,), (int, float), (str,)]
+        for kind in kinds:
+            if isinstance(self.value, kind) and isinstance(other, kind):
+                return isinstance(self.value, bool) == isinstance(other, bool) and relation(
+                    self.value, other
+                )
+        return False
+
+    def __eq__(self, other):
+        return self._compare(operator.eq, other)
+
+    def __le__(self, other):
+        return self._compare(operator.le, other)
+
+    def __ge__(self, other):
+        return self._compare(operator.ge, other)
+
+    __hash__ = None
