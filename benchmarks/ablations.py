@@ -68,16 +68,16 @@ class Ablated(DeepLinf):
 # Known to `make_hasher` by this, in worker processes too: they import this file again.
 HASHERS["Ablated"] = Ablated
 
-MARGINS = [f"{scale * math.sqrt(128):.2f}" for scale in (0.6, 0.8, 1.1, 1.3)]  # × √(2N), N = 64
+MARGINS = [f"{scale * math.sqrt(128):.2f}" for scale in (0.7, 1.2)]  # × √(2N), N = 64
 METHODS = [
     "DeepLinf",
-    *(f"Ablated:neuron={name}" for name in UNIT_NEURONS),
+    *(f"Ablated:neuron={name}" for name in UNIT_NEURONS if name != "BLU"),
     *(f"DeepLinf:n_stages={k}" for k in (0, 1, 3, 4, 5, 6)),
     "DeepLinf:tied=true",
     "DeepLinf:init=ksvd",
     "Ablated:learn_bound=false",
     *(f"DeepLinf:margin={margin}" for margin in ("5", *MARGINS)),
-    *(f"DeepLinf:similar_weight={w}" for w in (0.02, 0.05, 0.2, 0.5, 1.0)),
+    "DeepLinf:similar_weight=1",
     "DeepLinf:kernel=linear",
     "DeepLinf:dropout=0",
     "DeepLinf:weight_decay=0",

@@ -1,4 +1,4 @@
-"""Write docs/results.md, and the tables of README.md, from the recorded runs.
+"""Write docs/cli.md, and the tables of README.md and other pages from the recorded runs.
 
 python benchmarks/render.py            # or: make results
 python benchmarks/render.py --check    # fail if a page is not what the records say
@@ -10,12 +10,17 @@ import sys
 from pathlib import Path
 from statistics import mean
 
+import typer
+from typer.cli import get_docs_for_click
+from typer.main import get_command
+
+from antipodal.cli import app
 from antipodal.records import Record, read_records
 from antipodal.summary import published_scores, spread, table
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-README, PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"
+PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "method.md"]
 
 
 def markdown(rows: list[list[str]]) -> str:
@@ -126,7 +131,19 @@ def ablations(runs: list[Record]) -> str:
     return markdown(rows)
 
 
+def choices(runs: list[Record]) -> str:
+    """Lay out a row a setting and a column a set."""
+    sets = list(dict.fromkeys(r["data"] for r in runs))
+    rows = [["setting", *sets]]
+    for method in dict.fromkeys(r["method"] for r in runs):
+        found = {r["data"]: f"{r['map']:.1f} ± {r['map_sd']:.1f}" for r in runs
+                 if r["method"] == method}  # fmt: skip
+        rows.append([named(method), *(found.get(name, "–") for name in sets)])
+    return markdown(rows)
+
+
 TABLES = {
+    "choices": lambda: choices(read_records(RESULTS / "validation.jsonl")),
     "ablations": lambda: ablations(read_records(RESULTS / "ablations.jsonl")),
     "cifar10": lambda: by_length(records("cifar10")),
     "cifar10-full": lambda: full(records("cifar10")),
@@ -148,14 +165,27 @@ def render(text: str) -> str:
     return BLOCK.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
 
 
+def command_line() -> str:
+    """Describe every command and option, as --help does."""
+    command = get_command(app)
+    return get_docs_for_click(obj=command, ctx=typer.Context(command), name="antipodal")
+
+
+def current_pages() -> dict[Path, str]:
+    """Return every page as it should be."""
+    pages = {page: render(page.read_text()) for page in PAGES}
+    return pages | {ROOT / "docs" / "cli.md": command_line()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
-    stale = [page for page in (README, PAGE) if render(page.read_text()) != page.read_text()]
+    pages = current_pages()
+    stale = [page for page in pages if not page.exists() or page.read_text() != pages[page]]
     for page in stale:
         if not check:
-            page.write_text(render(page.read_text()))
+            page.write_text(pages[page])
         print(f"{page.relative_to(ROOT)} {'is not what the records say' if check else 'written'}")
     if check and stale:
         sys.exit("run `make results`")

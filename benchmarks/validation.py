@@ -1,38 +1,55 @@
-"""Compare settings of `DeepLinf` by cross-validation, on labelled rows that are not queries.
+"""Compare settings by cross-validation, on labelled rows that are no queries.
 
-Each file holds training rows only, as X and y. A fold is held out, a hasher is fitted on the
-others, and one half of the held-out rows retrieves the other, and the other way round: their
-codes were not trained on, like nearly all of a real database, and no row finds itself, which
-would favour codes that are all different. Settings are JSON objects, one a line.
+A fold is held out, a hasher is fitted on the others, and each half of the held-out rows retrieves
+the other: their codes were not trained on, like nearly all of a real database,
+and no row finds itself, which would favour codes that are all different. Settings are methods with
+their parameters, one a line, as `antipodal bench --methods` takes them. Of each set some rows a
+class are used; those of CIFAR10-GIST are queries of no seed from 0 to 9 of the paper's protocol.
 
-python benchmarks/validation.py digits banking77.npz --settings settings.jsonl --bits 64
+python benchmarks/validation.py cifar10:DIR digits banking77_minilm.npz \
+    --settings benchmarks/settings.txt > benchmarks/results/validation.jsonl
 """
 
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import StratifiedKFold
 
-from antipodal import DeepLinf, evaluate
+from antipodal import evaluate
+from antipodal.datasets import arrays, cifar10
+from antipodal.methods import make_hasher
 
 
-def rows_of(source: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return X and y of a file, or of the digits that scikit-learn ships."""
+def rows_of(source: str, per_class: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return X and y of a source, at most so many rows a class, drawn by one seed for all time."""
     if source == "digits":
-        return load_digits(return_X_y=True)
-    with np.load(source) as data:
-        return np.asarray(data["X"], np.float32), data["y"]
+        X, y = load_digits(return_X_y=True)
+        allowed = np.ones(len(y), bool)
+    elif source.startswith("cifar10:"):
+        dataset = cifar10(source.removeprefix("cifar10:")).with_gist()
+        X, y = np.asarray(dataset.features), dataset.labels
+        allowed = np.ones(len(y), bool)
+        for seed in range(10):
+            allowed[dataset.split("paper", seed).query] = False
+    else:
+        dataset = arrays(source)
+        X, y = np.asarray(dataset.features, np.float32), dataset.labels
+        allowed = np.ones(len(y), bool)
+    rng = np.random.default_rng(0)
+    chosen = [rng.permutation(np.flatnonzero(allowed & (y == c)))[:per_class] for c in np.unique(y)]
+    rows = np.sort(np.concatenate(chosen))
+    return X[rows], y[rows]
 
 
 def scores(
-    X: np.ndarray, y: np.ndarray, settings: dict, bits: int, folds: int, use: int
+    X: np.ndarray, y: np.ndarray, method: str, bits: int, folds: int, use: int
 ) -> Iterator[dict]:
     """Yield the scores of each held-out fold."""
     splitter = StratifiedKFold(folds, shuffle=True, random_state=0)
@@ -40,7 +57,7 @@ def scores(
         if i == use:
             return
         began = time.perf_counter()
-        hasher = DeepLinf(bits, random_state=i, **settings).fit(X[train], y[train])
+        hasher = make_hasher(method, bits, i).fit(X[train], y[train])
         seconds = time.perf_counter() - began
         codes, labels = hasher.encode(X[held_out]), y[held_out]
         halves = StratifiedKFold(2, shuffle=True, random_state=i).split(codes, labels)
@@ -56,23 +73,23 @@ def scores(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sources", nargs="+", help="digits, or .npz files with X and y")
+    parser.add_argument("sources", nargs="+", help="cifar10:DIR, digits, or .npz files")
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--bits", type=int, default=64)
+    parser.add_argument("--per-class", type=int, default=200)
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--use", type=int, default=3, help="how many of the folds to run")
     options = parser.parse_args()
-    for line in options.settings.read_text().splitlines():
-        settings = json.loads(line)
-        for source in options.sources:
-            runs = list(
-                scores(*rows_of(source), settings, options.bits, options.folds, options.use)
-            )
-            means = {k: round(statistics.mean(r[k] for r in runs), 2) for k in runs[0]}
+    torch.set_num_threads(1)
+    data = {source: rows_of(source, options.per_class) for source in options.sources}
+    for method in options.settings.read_text().split():
+        for source, (X, y) in data.items():
+            runs = list(scores(X, y, method, options.bits, options.folds, options.use))
+            means = {key: round(statistics.mean(r[key] for r in runs), 2) for key in runs[0]}
             spread = round(statistics.stdev(r["map"] for r in runs), 2) if len(runs) > 1 else 0.0
-            record = {"data": Path(source).stem, "bits": options.bits, "settings": settings}
-            print(json.dumps(record | means | {"map_sd": spread}))
-            sys.stdout.flush()
+            name = "cifar10-gist" if source.startswith("cifar10:") else Path(source).stem
+            record = {"data": name, "rows": len(y), "bits": options.bits, "method": method}
+            print(json.dumps(record | means | {"map_sd": spread}), flush=True)
 
 
 if __name__ == "__main__":

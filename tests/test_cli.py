@@ -1,8 +1,10 @@
 """The commands as a user runs them: in a process of their own, by files and exit codes."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -186,3 +188,19 @@ def test_arrays_go_through_pipes(folder):
     assert done.returncode == 1
     assert "cannot read standard input: not a NumPy file" in done.stderr
     assert not (folder / "c.npy").exists()
+
+
+def test_an_interrupted_command_leaves_no_file_behind(folder, tmp_path):
+    rows = np.lib.format.open_memmap(tmp_path / "big.npy", "w+", np.float32, (4_000_000, 64))
+    del rows  # a sparse file: nothing is written
+    command = [sys.executable, "-m", "antipodal", "encode", str(folder / "m"), "big.npy", "--out"]
+    process = subprocess.Popen([*command, "c.npy"], cwd=tmp_path, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)  # until it writes
+    assert len(list(tmp_path.iterdir())) == 2
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["big.npy"]

@@ -1,0 +1,251 @@
+"""Time the service on loopback: searches a second and their latency, while items are written.
+
+python benchmarks/service.py --json benchmarks/results/service.json
+
+One worker, 100,000 codes of 64 bits in a SQLite store. Clients in a process of their own keep a
+fixed number of connections busy; a writer puts batches of items in the background. Every answer is
+compared with brute force: of the items that were there from the beginning it must hold the nearest,
+in order, and of the written ones what was written.
+"""
+
+import argparse
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+N_BITS, K = 64, 10
+FIRST_WRITTEN = 10**9  # ids of items that are written during the run
+HEADERS = {"Content-Type": "application/json"}
+
+
+def random_codes(n: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (n, N_BITS // 8), dtype=np.uint8)
+
+
+def written_codes(ids: np.ndarray) -> np.ndarray:
+    """Return codes that follow from the ids, so that every answer can be checked."""
+    mixed = (ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(0xD1B54A32D192ED03)
+    return mixed.view(np.uint8).reshape(-1, N_BITS // 8)
+
+
+def distances(codes: np.ndarray, query: np.ndarray) -> np.ndarray:
+    return np.bitwise_count(codes ^ query).sum(axis=1, dtype=np.int64)
+
+
+# ---------------------------------------------------------------------------------- the clients
+
+
+async def connection(port: int, bodies: list[bytes], stop: float, out: list[Any]) -> None:
+    """Send one search after the other over one connection, until the time is over."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    turn = 0
+    while time.perf_counter() < stop:
+        number = turn % len(bodies)
+        body, turn = bodies[number], turn + 1
+        began = time.perf_counter()
+        writer.write(
+            b"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        answer = await reader.readexactly(length)
+        status = int(head.split(b" ", 2)[1])
+        out.append((time.perf_counter() - began, number, status, answer))
+    writer.close()
+
+
+def is_right(answer: dict[str, Any], query: np.ndarray, expected: tuple[Any, Any]) -> bool:
+    """Compare with brute force over the first items; what was written is known by its id."""
+    ids = np.array([result["id"] for result in answer["results"]], np.int64)
+    found = np.array([result["distance"] for result in answer["results"]])
+    is_written = ids >= FIRST_WRITTEN
+    order = np.lexsort((ids, found))
+    n_first = int((~is_written).sum())
+    return (
+        len(ids) == K
+        and bool((order == np.arange(K)).all())
+        and np.array_equal(ids[~is_written], expected[0][:n_first])
+        and np.array_equal(found[~is_written], expected[1][:n_first])
+        and np.array_equal(found[is_written], distances(written_codes(ids[is_written]), query))
+    )
+
+
+def clients(port: int, n_connections: int, seconds: float, n_items: int, seed: int) -> None:
+    """Run the clients and print what they saw; this is a process of its own."""
+    codes, queries = random_codes(n_items, 0), random_codes(256, seed)
+    bodies = [json.dumps({"code": query.tobytes().hex(), "k": K}).encode() for query in queries]
+    out: list[Any] = []
+
+    async def everyone() -> None:
+        stop = time.perf_counter() + seconds
+        shares = [bodies[i:] + bodies[:i] for i in range(n_connections)]
+        lists: list[list[Any]] = [[] for _ in shares]
+        await asyncio.gather(
+            *(connection(port, *pair) for pair in zip(shares, [stop] * len(shares), lists))
+        )
+        for shift, answers in enumerate(lists):
+            out.extend((t, (n + shift) % len(bodies), s, a) for t, n, s, a in answers)
+
+    began = time.perf_counter()
+    asyncio.run(everyone())
+    taken = time.perf_counter() - began
+    expected = []
+    for query in queries:
+        distance = distances(codes, query)
+        nearest = np.lexsort((np.arange(n_items), distance))[:K]
+        expected.append((nearest, distance[nearest]))
+    failed = sum(status != 200 for _, _, status, _ in out)
+    wrong = sum(
+        not is_right(json.loads(answer), queries[number], expected[number])
+        for _, number, status, answer in out
+        if status == 200
+    )
+    times = np.array([t for t, *_ in out]) * 1e3
+    record = {
+        "searches": len(out),
+        "searches_per_second": round(len(out) / taken, 1),
+        "p50_ms": round(float(np.percentile(times, 50)), 2),
+        "p99_ms": round(float(np.percentile(times, 99)), 2),
+        "max_ms": round(float(times.max()), 2),
+        "failed": failed,
+        "wrong": wrong,
+    }
+    print(json.dumps(record))
+
+
+# ----------------------------------------------------------------------- the service, the writer
+
+
+def write(port: int, stop: threading.Event, batch: int, pause: float, done: list[int]) -> None:
+    """Put batches of new items, and delete each a few batches later."""
+    client = http.client.HTTPConnection("127.0.0.1", port)
+    first = FIRST_WRITTEN
+    while not stop.wait(pause):
+        ids = np.arange(first, first + batch)
+        codes = written_codes(ids)
+        items = [
+            {"id": int(i), "code": code.tobytes().hex(), "metadata": {"batch": first}}
+            for i, code in zip(ids, codes)
+        ]
+        client.request("PUT", "/v1/items", json.dumps({"items": items}), HEADERS)
+        response = client.getresponse()
+        response.read()
+        done.append(response.status)
+        if first >= FIRST_WRITTEN + 10 * batch:
+            old = list(range(first - 10 * batch, first - 9 * batch))
+            client.request("DELETE", "/v1/items", json.dumps({"ids": old}), HEADERS)
+            response = client.getresponse()
+            response.read()
+            done.append(response.status)
+        first += batch
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(folder: Path, port: int, log: Any) -> subprocess.Popen[bytes]:
+    """Start `antipodal serve` and wait until it is ready."""
+    command = [sys.executable, "-m", "antipodal", "serve", "--model", str(folder / "model")]
+    command += ["--store", f"sqlite:///{folder}/codes.db", "--port", str(port)]
+    process = subprocess.Popen(command, stderr=log)
+    for _ in range(600):
+        try:
+            client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            client.request("GET", "/readyz")
+            if client.getresponse().status == 200:
+                return process
+        except OSError:
+            time.sleep(0.1)
+        if process.poll() is not None:
+            raise SystemExit("the service did not start")
+    process.terminate()
+    raise SystemExit("the service was not ready within a minute")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--items", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=10, help="items of one write")
+    parser.add_argument("--pause", type=float, default=0.1, help="seconds between writes")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.clients is not None:
+        clients(options.clients, options.connections, options.seconds, options.items, options.seed)
+        return
+    from antipodal import LSH, open_store
+
+    runs = []
+    statuses: list[int] = []
+    with tempfile.TemporaryDirectory() as name, open(Path(name) / "log", "wb") as log:
+        folder = Path(name)
+        LSH(N_BITS, random_state=0).fit(np.random.default_rng(0).standard_normal((500, 32))).save(
+            folder / "model"
+        )
+        from antipodal.modelfile import model_identity
+
+        url, identity = f"sqlite:///{folder}/codes.db", model_identity(folder / "model")
+        with open_store(url, n_bits=N_BITS, model=identity) as store:
+            store.load(np.arange(options.items), random_codes(options.items, 0))
+        port = free_port()
+        process = start(folder, port, log)
+        stop = threading.Event()
+        try:
+            writer = threading.Thread(
+                target=write, args=(port, stop, options.batch, options.pause, statuses)
+            )
+            writer.start()
+            for seed in range(1, options.repeats + 1):
+                command = [sys.executable, __file__, "--clients", str(port), "--seed", str(seed)]
+                for option in ("items", "seconds", "connections"):
+                    command += [f"--{option}", str(getattr(options, option))]
+                done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+                runs.append(json.loads(done.stdout))
+        finally:
+            stop.set()
+            writer.join()
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+    middle = sorted(runs, key=lambda run: run["searches_per_second"])[len(runs) // 2]
+    record = {
+        "items": options.items,
+        "bits": N_BITS,
+        "k": K,
+        "workers": 1,
+        "connections": options.connections,
+        "seconds": options.seconds,
+        "cpus": os.cpu_count(),
+        "writes": len(statuses),
+        "failed_writes": sum(status != 200 for status in statuses),
+        "items_a_write": options.batch,
+        "median_run": middle,
+        "runs": runs,
+    }
+    text = json.dumps(record, indent=1)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
