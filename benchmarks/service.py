@@ -94,7 +94,10 @@ def clients(port: int, n_connections: int, seconds: float, n_items: int, seed: i
         shares = [bodies[i:] + bodies[:i] for i in range(n_connections)]
         lists: list[list[Any]] = [[] for _ in shares]
         await asyncio.gather(
-            *(connection(port, *pair) for pair in zip(shares, [stop] * len(shares), lists))
+            *(
+                connection(port, *one)
+                for one in zip(shares, [stop] * len(shares), lists, strict=True)
+            )
         )
         for shift, answers in enumerate(lists):
             out.extend((t, (n + shift) % len(bodies), s, a) for t, n, s, a in answers)
@@ -138,7 +141,7 @@ def write(port: int, stop: threading.Event, batch: int, pause: float, done: list
         codes = written_codes(ids)
         items = [
             {"id": int(i), "code": code.tobytes().hex(), "metadata": {"batch": first}}
-            for i, code in zip(ids, codes)
+            for i, code in zip(ids, codes, strict=True)
         ]
         client.request("PUT", "/v1/items", json.dumps({"items": items}), HEADERS)
         response = client.getresponse()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from antipodal import LSH, AntipodalError, load
-from antipodal.modelfile import read_model_file, write_model_file
+from antipodal.errors import ModelFileError
+from antipodal.modelfile import model_identity, read_model_file, write_model_file
 
 ROWS = np.random.default_rng(0).standard_normal((20, 6))
 
@@ -182,3 +183,16 @@ def test_the_random_state_is_kept_only_if_it_is_a_number(tmp_path):
     assert load(tmp_path / "m").random_state is None
     header, _ = read_model_file(tmp_path / "m", "hasher")
     assert json.dumps(header)
+
+
+def test_equal_models_have_one_identity_and_others_another(tmp_path):
+    rows = np.random.default_rng(0).standard_normal((50, 6))
+    identities = set()
+    for i in range(5):
+        LSH(8, random_state=0).fit(rows).save(tmp_path / str(i))
+        identities.add(model_identity(tmp_path / str(i)))
+    assert len(identities) == 1
+    LSH(8, random_state=1).fit(rows).save(tmp_path / "other")
+    assert model_identity(tmp_path / "other") not in identities
+    with pytest.raises(ModelFileError, match="cannot read"):
+        model_identity(tmp_path / "missing")

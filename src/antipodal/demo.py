@@ -1,10 +1,16 @@
 """The demonstration: learn codes of handwritten digits, score them, look at neighbours."""
 
+import base64
+import socket
+import struct
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +18,15 @@ from numpy.typing import NDArray
 from antipodal.arrays import write_codes
 from antipodal.benchmark import Rows
 from antipodal.datasets import digits
+from antipodal.files import replacing
 from antipodal.hashers import HASHERS, NetworkHasher
 from antipodal.methods import make_hasher
 from antipodal.metrics import Evaluation, evaluate, hamming_distances
+from antipodal.modelfile import model_identity
+from antipodal.stores import open_store
+
+if TYPE_CHECKING:
+    from antipodal.siamese import Progress
 
 SHADES = " ░▒▓█"
 
@@ -44,26 +56,34 @@ class Demo:
     def __init__(self, n_bits: int, n_epochs: int | None, seed: int) -> None:
         data = digits()
         self.images, self.labels = np.asarray(data.features), data.labels
+        self.pixels = np.asarray(data.images)
         self.n_bits = n_bits
         self.split = data.split("paper", seed, n_train=50, n_query=20)
         self.hashers = {name: make_hasher(name, n_bits, seed) for name in HASHERS}
         for hasher in self.hashers.values():
             if isinstance(hasher, NetworkHasher) and n_epochs is not None:
                 hasher.n_epochs = n_epochs
-        self.deep = self.hashers["DeepLinf"]
+        self.deep: NetworkHasher = self.hashers["DeepLinf"]
 
     def scores(self) -> Iterator[Score]:
         """Fit and score one method after the other."""
-        X, y, rows = self.images, self.labels, self.split
         for name, hasher in self.hashers.items():
             began = time.perf_counter()
-            Rows(X, y, rows).fit(hasher)
-            seconds = time.perf_counter() - began
-            queries, database = hasher.encode(X[rows.query]), hasher.encode(X[rows.database])
-            result = evaluate(
-                queries, database, y[rows.query], y[rows.database], n_bits=self.n_bits
-            )
-            yield Score(name, hasher.uses_labels, seconds, result)
+            Rows(self.images, self.labels, self.split).fit(hasher)
+            yield self._score(name, time.perf_counter() - began)
+
+    def score_deep(self, progress: "Progress | None" = None) -> Score:
+        """Fit and score the deep network alone."""
+        began = time.perf_counter()
+        rows = self.split.train
+        self.deep.fit(self.images[rows], self.labels[rows], progress=progress)
+        return self._score("DeepLinf", time.perf_counter() - began)
+
+    def _score(self, name: str, seconds: float) -> Score:
+        X, y, rows, hasher = self.images, self.labels, self.split, self.hashers[name]
+        queries, database = hasher.encode(X[rows.query]), hasher.encode(X[rows.database])
+        result = evaluate(queries, database, y[rows.query], y[rows.database], n_bits=self.n_bits)
+        return Score(name, hasher.uses_labels, seconds, result)
 
     def save(self, directory: Path) -> tuple[Path, Path]:
         """Write model and database codes; return their paths."""
@@ -73,6 +93,58 @@ class Demo:
         packed = self.deep.encode(self.images[self.split.database])
         write_codes(codes, [packed], *packed.shape)
         return model, codes
+
+    def fill_store(self, directory: Path, model: Path) -> str:
+        """Keep the database in a new store, each item with label and picture; return its address.
+
+        The store of an earlier demonstration goes: it keeps the codes of another model.
+        """
+        path = directory / "digits.db"
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        identity = model_identity(model)
+        url = f"sqlite:///{quote(str(path))}"
+        rows = self.split.database
+        metadata = [
+            {"label": int(self.labels[row]), "thumbnail": data_url(self.pixels[row])}
+            for row in rows
+        ]
+        with open_store(url, n_bits=self.n_bits, model=identity) as store:
+            store.upsert(rows, self.deep.encode(self.images[rows]), metadata)
+        return url
+
+    def write_queries(self, directory: Path) -> Path:
+        """Write an image of each digit that the network has not seen; return their folder."""
+        folder = directory / "unseen"
+        folder.mkdir(parents=True, exist_ok=True)
+        queries = self.split.query
+        for label in range(10):
+            row = queries[self.labels[queries] == label][0]
+            with replacing(folder / f"{label}.png") as file:
+                file.write(png(self.pixels[row]))
+        return folder
+
+    def serve(self, directory: Path, score: Score, opened: Callable[[str], object]) -> None:
+        """Answer on a free port of this machine, until Ctrl-C; `opened` gets the address.
+
+        It is called when connections are accepted already, and may open a browser.
+        """
+        import uvicorn
+
+        from antipodal.service import Engine, create_app
+
+        model, _ = self.save(directory)
+        self.write_queries(directory)
+        names = ("map", "map_worst", "map_best", "precision_r2", "recall_r2")
+        scores = {name: score.evaluation.to_dict()[name] for name in names}
+        engine = Engine.open(
+            model, self.fill_store(directory, model), images="pixels:8x8", scores=scores
+        )
+        app = create_app(engine, hosts={"127.0.0.1", "localhost"})
+        with socket.create_server(("127.0.0.1", 0)) as listening, suppress(KeyboardInterrupt):
+            opened(f"http://127.0.0.1:{listening.getsockname()[1]}/")
+            config = uvicorn.Config(app, log_config=None, access_log=False, ws="none")
+            uvicorn.Server(config).run(sockets=[listening])
 
     def neighbours(self, n_queries: int, k: int) -> list[Neighbours]:
         """Ask the first query of each of some classes for its k nearest database items."""
@@ -99,3 +171,28 @@ class Demo:
                 cells.append("".join(2 * SHADES[round(p * (len(SHADES) - 1))] for p in pixels))
             lines.append("   ".join(cells))
         return [line.rstrip() for line in lines]
+
+
+def png(image: NDArray[np.uint8]) -> bytes:
+    r"""Write a grey image (height, width) as a PNG file.
+
+    Examples
+    --------
+    >>> png(np.zeros((2, 3), np.uint8))[:8]
+    b'\x89PNG\r\n\x1a\n'
+    """
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        crc = zlib.crc32(kind + data)
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc)
+
+    height, width = image.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)  # eight bits, grey
+    lines = b"".join(b"\0" + row.tobytes() for row in image)  # each behind its filter: none
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(lines, 9)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def data_url(image: NDArray[np.uint8]) -> str:
+    """Return a grey image as the address of a picture that a page can show as it is."""
+    return "data:image/png;base64," + base64.b64encode(png(image)).decode()

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from antipodal.codes import check_codes, unpack
+from antipodal.codes import Codes, check_codes, unpack
 from antipodal.ranking import (
     Counts,
     Divisor,
@@ -172,6 +172,25 @@ def evaluate(
     )
 
 
+def bit_correlations(
+    codes: Codes, n_bits: int, block_bytes: int = BLOCK_BYTES
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the share of ones of each bit, and the absolute correlations of all pairs of bits.
+
+    A constant bit correlates with nothing, itself included.
+    """
+    n = len(codes)
+    both_set = np.zeros((n_bits, n_bits))
+    for rows in blocks(n, min(2**24, block_bytes // (32 * n_bits))):  # more would not be exact
+        bits = unpack(codes[rows], n_bits).astype(np.float32)
+        both_set += bits.T @ bits
+    share = both_set.diagonal() / n
+    covariance = both_set / n - np.outer(share, share)
+    deviation = np.sqrt(share * (1 - share))
+    deviation[deviation == 0] = np.inf
+    return share, np.abs(covariance) / np.outer(deviation, deviation)
+
+
 def bit_health(
     codes: ArrayLike,
     n_bits: int,
@@ -205,15 +224,7 @@ def bit_health(
     n = len(codes)
     if not n:
         raise ValueError("codes must have at least one row: got none")
-    both_set = np.zeros((n_bits, n_bits))
-    for rows in blocks(n, min(2**24, block_bytes // (32 * n_bits))):  # more would not be exact
-        bits = unpack(codes[rows], n_bits).astype(np.float32)
-        both_set += bits.T @ bits
-    share = both_set.diagonal() / n
-    covariance = both_set / n - np.outer(share, share)
-    deviation = np.sqrt(share * (1 - share))
-    deviation[deviation == 0] = np.inf  # a constant bit correlates with nothing
-    correlation = np.abs(covariance) / np.outer(deviation, deviation)
+    share, correlation = bit_correlations(codes, n_bits, block_bytes)
     n_pairs = n_bits * (n_bits - 1) / 2
     words = to_words(codes)
     in_order = np.sort(words) if len(words) == 1 else words[:, np.lexsort(words)]

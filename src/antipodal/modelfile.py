@@ -42,10 +42,7 @@ def write_model_file(
 
 def read_model_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], Arrays]:
     """Read what `write_model_file` wrote, or raise ModelFileError saying what is wrong with it."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
+    data = _read(path)
     metadata = _metadata(path, data)
     if metadata.get("format") != "antipodal":
         raise ModelFileError(f"{path} is a safetensors file, but was not written by antipodal")
@@ -73,10 +70,16 @@ def read_model_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, 
 
 
 def model_identity(path: str | os.PathLike[str]) -> str:
-    """Return what tells one model from another: the SHA-256 of its file."""
+    """Return what tells one model from another: the SHA-256 of what its file says.
+
+    Equal models have equal identities, although their files may order their parts differently.
+    """
+    return _metadata(path, _read(path)).get("sha256", "")
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return Path(path).read_bytes()
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
 

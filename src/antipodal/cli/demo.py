@@ -1,16 +1,20 @@
 """`antipodal demo`."""
 
 import sys
+import webbrowser
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from antipodal.cli.app import AsJson, Bits, Seed, app, print_json, print_table
-from antipodal.cli.progress import bar
+from antipodal.cli.progress import bar, training_progress
+from antipodal.errors import AntipodalError
 
 if TYPE_CHECKING:
-    from antipodal.demo import Score
+    from antipodal.demo import Demo, Score
 
 
 @app.command()
@@ -21,9 +25,17 @@ def demo(
     ] = None,
     seed: Seed = 0,
     out: Annotated[Path, typer.Option(help="Where model and codes go.")] = Path("antipodal-demo"),
+    open_page: Annotated[
+        bool,
+        typer.Option(
+            "--open", help="DeepLinf alone, then a page to search by, in the browser; till Ctrl-C."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Learn codes of handwritten digits, score them beside rivals, show nearest images."""
+    if open_page:
+        require_service()  # before the training
     from antipodal.demo import Demo
 
     show = Demo(bits, epochs, seed)
@@ -37,6 +49,9 @@ def demo(
         f"{len(show.labels)} images of handwritten digits, 8 × 8 pixels: {len(rows.train)} labelled"
         f" for training, {len(rows.query)} queries, {len(rows.database)} in the database.\n"
     )
+    if open_page:
+        _open_page(show, out, seed, as_json)
+        return
     scores = []
     with bar(f"{bits} bits") as progress:
         for score in show.scores():
@@ -58,6 +73,36 @@ def demo(
             for row, distance in zip(found.nearest, found.distances, strict=True)
         ]
         say("\n" + "\n".join(show.picture([found.query, *found.nearest.tolist()], captions)))
+
+
+def require_service() -> None:
+    """Say what to install if the service cannot be loaded."""
+    try:
+        import_module("antipodal.service")
+    except ImportError as error:
+        raise AntipodalError(
+            f"the page needs {error.name}: pip install 'antipodal[serve]'"
+        ) from error
+
+
+def _open_page(show: "Demo", out: Path, seed: int, as_json: bool) -> None:
+    with training_progress(f"DeepLinf, {show.n_bits} bits") as progress:
+        score = show.score_deep(progress)
+
+    def opened(address: str) -> None:
+        if as_json:
+            record = {"method": score.method, "bits": show.n_bits, "seed": seed}
+            record |= score.evaluation.to_dict() | {"fit_seconds": score.fit_seconds}
+            print_json(record | {"page": address})
+        else:
+            _print_scores([score], show.n_bits)
+            typer.echo(f"\nModel and store are in {out}, digits to upload in {out / 'unseen'}.")
+            typer.echo(f"The page is at {address} until Ctrl-C.")
+        sys.stdout.flush()
+        # In a thread: some browsers only return when they are closed.
+        Thread(target=webbrowser.open, args=[address], daemon=True).start()
+
+    show.serve(out, score, opened)
 
 
 def _print_scores(scores: "list[Score]", bits: int) -> None:

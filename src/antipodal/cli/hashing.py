@@ -98,7 +98,9 @@ def fit(
 def encode(
     model: Annotated[Path, typer.Argument(help="Written by `antipodal fit`.")],
     features: Annotated[str, typer.Argument(help=f"Rows to encode: {ARRAY}.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where the codes go, .npy.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Where the codes go, .npy, or - for a pipe.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Turn features into packed binary codes, a block of rows at a time."""
@@ -121,6 +123,8 @@ def encode(
 
         write_codes(out, blocks(), len(rows), width)
     seconds = time.perf_counter() - began
+    if str(out) == "-":  # standard output holds the codes
+        return
     if as_json:
         print_json(
             {
@@ -146,21 +150,29 @@ def evaluate(
     top: Annotated[
         list[int] | None, typer.Option(min=1, help="Also mAP@k and MP@k; may be repeated.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write a report with charts and examples, one file.")
+    ] = None,
+    examples: Annotated[int, typer.Option(min=0, help="Queries that the report shows.")] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Score how well codes retrieve: mAP under every tie order, balls, bit health."""
     from antipodal.arrays import read_array
     from antipodal.metrics import evaluate as score
 
-    result = score(
-        read_array(queries),
-        read_array(database),
-        read_array(query_labels),
-        read_array(database_labels),
-        n_bits=bits,
-        radii=tuple(radius or (0, 2)),
-        top=tuple(top or ()),
-    ).to_dict()
+    arrays = [read_array(name) for name in (queries, database, query_labels, database_labels)]
+    options: dict[str, Any] = {
+        "n_bits": bits,
+        "radii": tuple(radius or (0, 2)),
+        "top": tuple(top or ()),
+    }
+    if html is None:
+        result = score(*arrays, **options).to_dict()
+    else:
+        from antipodal.report import write_report
+
+        about = {"codes of the queries": queries, "codes of the database": database}
+        result = write_report(html, *arrays, **options, n_examples=examples, about=about).to_dict()
     if as_json:
         print_json(result)
         return
@@ -169,3 +181,5 @@ def evaluate(
         for name, value in result.items()
     ]
     print_table("values in percent, counts where whole", ["measure", "value"], rows)
+    if html is not None:
+        typer.echo(f"The report is in {html}.")

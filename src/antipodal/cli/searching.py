@@ -147,14 +147,17 @@ def search(
         except ValueError as error:
             raise typer.BadParameter(f"--where must be JSON: {error}") from error
     from antipodal.arrays import read_array
-    from antipodal.hashers import load
     from antipodal.index import HammingIndex
     from antipodal.modelfile import model_identity
     from antipodal.rescore import Vectors
     from antipodal.stores import open_store
 
     rows = read_array(queries)
-    hasher: BaseHasher | None = None if model is None else load(model)
+    hasher: BaseHasher | None = None
+    if model is not None:
+        from antipodal.hashers import load  # PyTorch comes along: seconds that codes need not wait
+
+        hasher = load(model)
     vectors = None if rescore in (None, "project") else read_array(str(rescore))
     with ExitStack() as stack:
         target: Store | HammingIndex

@@ -1,0 +1,12 @@
+"""The library over HTTP: `antipodal serve`, its API and the page that uses it.
+
+`engine` answers, in plain Python; `app` maps the routes onto it; `gate` and `observe` stand before
+them (keys, sizes; logs, metrics); `server` listens. It needs the extra `serve`.
+"""
+
+from antipodal.service.app import create_app
+from antipodal.service.engine import Engine
+from antipodal.service.keys import Keys
+from antipodal.service.limits import Limits
+
+__all__ = ["Engine", "Keys", "Limits", "create_app"]

@@ -1,0 +1,53 @@
+"""What one request may ask for."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on a request, each an option of `antipodal serve`.
+
+    Parameters
+    ----------
+    body : int
+        Bytes of a body; it is refused while it is read, whatever length it declared.
+    batch : int
+        Vectors, images, items or ids in one request.
+    k : int
+        Neighbours of one search, and items of one sample.
+    results : int
+        Items that a radius search returns, the nearest first; all of them are counted.
+    histogram : int
+        Items over which a histogram of distances is counted.
+    pixels : int
+        Of one image, as it was encoded.
+    seconds : float
+        For reading the body, and then for answering.
+    threads : int
+        Searches and encodings at a time, in one worker.
+    waiting : int
+        Requests that wait for a thread, in one worker; more are sent away.
+    """
+
+    body: int = 8 << 20
+    batch: int = 1_000
+    k: int = 1_000
+    results: int = 1_000
+    histogram: int = 1_000_000
+    pixels: int = 16_000_000
+    seconds: float = 30.0
+    threads: int = 4
+    waiting: int = 256
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not 0 < value < float("inf"):
+                raise ValueError(f"the limit {field.name} must be more than 0: got {value}")
+
+    def check_batch(self, n: int, what: str) -> None:
+        """Refuse a request for more than one batch."""
+        if n > self.batch:
+            raise ValueError(
+                f"a request may have at most {self.batch} {what}: got {n}. Send them in parts"
+            )

@@ -1,0 +1,139 @@
+"""Listen: from the options of `antipodal serve` to processes that answer."""
+
+import ipaddress
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+
+from antipodal.errors import AntipodalError
+from antipodal.service.app import create_app
+from antipodal.service.engine import Engine
+from antipodal.service.keys import Keys
+from antipodal.service.limits import Limits
+from antipodal.service.logs import CONFIG
+
+_VARIABLE = "ANTIPODAL_SERVICE"
+_LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a worker needs to know; it is sent to other processes, so it holds no keys."""
+
+    model: Path
+    store: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: int = 1
+    keys: Path | None = None
+    images: str | None = None
+    scores: Path | None = None
+    allow_anyone: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+    def to_json(self) -> str:
+        """Return the settings as text, paths from the root."""
+        return json.dumps(asdict(self), default=lambda path: str(path.absolute()))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Undo `to_json`."""
+        values = json.loads(text)
+        for name in ("model", "keys", "scores"):
+            values[name] = None if values[name] is None else Path(values[name])
+        return cls(**values | {"limits": Limits(**values["limits"])})
+
+
+def serve(settings: Settings) -> None:
+    """Answer until a signal says to stop; then finish what was accepted."""
+    if Keys.find(settings.keys) is None:
+        check_host(settings.host, settings.allow_anyone)
+    _open(settings).store.close()  # what is wrong is said once, before any worker starts
+    # Workers are processes of their own: they read this, and where to add up their metrics.
+    variables = {_VARIABLE: settings.to_json()}
+    with ExitStack() as stack:
+        if settings.workers > 1:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="antipodal-metrics-"))
+            variables["PROMETHEUS_MULTIPROC_DIR"] = folder
+        for name, value in variables.items():
+            os.environ[name] = value
+            stack.callback(os.environ.pop, name)
+        uvicorn.run(
+            "antipodal.service.server:worker",
+            factory=True,
+            host=settings.host,
+            port=settings.port,
+            workers=settings.workers,
+            log_config=CONFIG,
+            access_log=False,  # the service has lines of its own
+            proxy_headers=False,
+            server_header=False,
+            ws="none",
+            # A request may take the time for its body and that for its answer.
+            timeout_graceful_shutdown=int(2 * settings.limits.seconds) + 5,
+            timeout_worker_healthcheck=60,
+        )
+
+
+def worker() -> FastAPI:
+    """Return the application of one worker, as the environment describes it."""
+    settings = Settings.from_json(os.environ[_VARIABLE])
+    torch.set_num_threads(1)  # requests are small, and run beside each other
+    keys = Keys.find(settings.keys)
+    guarded = keys is not None or settings.allow_anyone
+    hosts = None if guarded else _LOCAL_NAMES | {_bracketed(settings.host)}
+    return create_app(_open(settings), keys=keys, hosts=hosts)
+
+
+def check_host(host: str, allow_anyone: bool) -> None:
+    """Refuse to listen without keys where other machines could reach the service."""
+    if not allow_anyone and not is_loopback(host):
+        raise AntipodalError(
+            f"without keys anyone who reaches {host or 'this machine'} could read and write the "
+            "store: give --keys FILE, listen on 127.0.0.1, or say --allow-anyone"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can connect to the address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name may come to mean anything
+
+
+def _open(settings: Settings) -> Engine:
+    return Engine.open(
+        settings.model,
+        settings.store,
+        images=settings.images,
+        scores=_read_scores(settings.scores),
+        limits=settings.limits,
+    )
+
+
+def _read_scores(path: Path | None) -> Mapping[str, Any] | None:
+    if path is None:
+        return None
+    try:
+        scores = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AntipodalError(f"cannot read the scores in {path}: {error}") from error
+    if not isinstance(scores, dict):
+        raise AntipodalError(f"{path} must hold one JSON object, as `antipodal evaluate --json`")
+    return scores
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,456 @@
+"""The page in a real browser: what a person sees, against brute force over the same codes."""
+
+import base64
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from io import BytesIO
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+import uvicorn
+from PIL import Image
+from playwright.sync_api import expect, sync_playwright
+
+from antipodal import LSH, load, open_store
+from antipodal.codes import unpack
+from antipodal.datasets import digits
+from antipodal.demo import Demo, data_url, png
+from antipodal.service import Engine, Keys, create_app
+
+CHROMIUM = "/usr/bin/chromium"
+BITS = 20
+HOSTILE = 5000  # the id of an item whose metadata attack the page
+ATTACK = "<img src=x onerror=alert(1)>"
+
+
+def install_chromium():
+    """Get Debian's browser where it is missing, or say why it cannot be had."""
+    if os.path.exists(CHROMIUM):
+        return
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        pytest.fail(f"the tests of the page need {CHROMIUM}: apt-get install chromium, as root")
+    for command in (["update", "-qq"], ["install", "-y", "-qq", "chromium"]):
+        done = subprocess.run(["apt-get", *command], capture_output=True, text=True)
+        if done.returncode:
+            pytest.fail(f"{CHROMIUM} is missing and cannot be installed: {done.stderr[-500:]}")
+
+
+class Data:
+    """Digits and their codes, by brute force."""
+
+    def __init__(self):
+        data = digits()
+        self.X, self.y = np.asarray(data.features), data.labels
+        self.images = np.asarray(data.images)
+        self.hasher = LSH(BITS, random_state=0).fit(self.X)
+        self.codes = self.hasher.encode(self.X)
+        self.bits = unpack(self.codes, BITS)
+        self.n_stored = 1700  # the others are new to the store
+
+    def distances(self, row):
+        return (self.bits[: self.n_stored] != self.bits[row]).sum(axis=1)
+
+    def nearest(self, row, k):
+        distances = self.distances(row)
+        order = sorted(range(self.n_stored), key=lambda i: (distances[i], i))[:k]
+        return [(i, int(distances[i])) for i in order]
+
+
+@pytest.fixture(scope="module")
+def data():
+    return Data()
+
+
+@contextmanager
+def serving(data, folder, keys=None):
+    """Run the service on a free port."""
+    store = open_store(f"sqlite:///{folder}/codes.db", n_bits=BITS)
+    rows = range(data.n_stored)
+    metadata = [{"label": int(data.y[i]), "thumbnail": data_url(data.images[i])} for i in rows]
+    store.upsert(np.array(rows), data.codes[: data.n_stored], metadata)
+    engine = Engine(
+        data.hasher, store, identity="0" * 64, images="pixels:8x8", scores={"map": 12.5}
+    )
+    server = uvicorn.Server(uvicorn.Config(create_app(engine, keys=keys), log_config=None))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def address(data, tmp_path_factory):
+    with serving(data, tmp_path_factory.mktemp("page")) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser():
+    install_chromium()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A tab of its own; at the end, nothing may have gone wrong in its script or its rules."""
+    with tab(browser) as page:
+        yield page
+
+
+@contextmanager
+def tab(browser, **options):
+    wrong = []
+    context = browser.new_context(**options)
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on(
+        "console",
+        # An answer that is an error is logged by the browser itself.
+        lambda line: (
+            wrong.append(line.text)
+            if line.type == "error" and "Failed to load resource" not in line.text
+            else None
+        ),
+    )
+    yield page
+    context.close()
+    assert wrong == []
+
+
+def shown(page):
+    """Ids and distances of the results, in order."""
+    found = []
+    for text in page.locator("#results small").all_text_contents():
+        item, distance = re.fullmatch(r"#(-?\d+) · (\d+) bits? off", text).groups()
+        found.append((int(item), int(distance)))
+    return found
+
+
+def opened(page, address):
+    page.goto(address)
+    expect(page.locator("#results li").first).to_be_visible()
+    return page
+
+
+def search_by_id(page, data, item):
+    page.get_by_label("or its id").fill(str(item))
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(page.locator("#query code")).to_have_text(data.codes[item].tobytes().hex())
+
+
+def test_opening_the_page_shows_neighbours_of_an_item_and_the_model(page, address):
+    opened(page, address)
+    expect(page.locator("#summary")).to_have_text("LSH · 20 bits · 1,700 items")
+    expect(page.locator(".sample img")).to_have_count(24)
+    assert page.locator("#results li").count() == 24
+    card = page.locator("#card").inner_text()
+    for text in "LSH", "64", "1,700", "balance", "correlation", "distinct codes", "12.5":
+        assert text in card
+    page.get_by_text("Parameters").click()
+    expect(page.get_by_text("random_state")).to_be_visible()
+
+
+def test_picking_an_item_shows_its_nearest_with_the_bits_that_differ(page, address, data):
+    opened(page, address)
+    button = page.locator(".sample button").nth(3)
+    row = int(re.search(r"id (\d+)", button.get_attribute("aria-label"))[1])
+    with page.expect_response("**/v1/search"):
+        button.click()
+    expect(page.locator("#query b")).to_have_text(str(data.y[row]))
+    expect(page.locator("#query code")).to_have_text(data.codes[row].tobytes().hex())
+    assert shown(page) == data.nearest(row, 24)
+    strips = page.locator("#results .strip")
+    for place, (item, distance) in enumerate(data.nearest(row, 24)):
+        different = np.flatnonzero(data.bits[item] != data.bits[row]) + 1
+        said = strips.nth(place).get_attribute("aria-label")
+        assert [int(n) for n in re.findall(r"\d+", said)] == different.tolist()
+        black = strips.nth(place).locator(".one").get_attribute("d")
+        assert [int(x) for x in re.findall(r"M(\d+) ", black)] == np.flatnonzero(
+            data.bits[item]
+        ).tolist()
+        assert strips.nth(place).locator(".off").get_attribute("d").count("M") == distance
+    same = sum(data.y[item] == data.y[row] for item, _ in data.nearest(row, 24))
+    expect(page.locator("#status")).to_contain_text(f"{same} of 24 have the label {data.y[row]}")
+
+
+def test_a_result_is_searched_by_in_turn_with_the_keyboard_alone(page, address, data):
+    opened(page, address)
+    search_by_id(page, data, 17)
+    second = data.nearest(17, 24)[1][0]
+    button = page.locator("#results button").nth(1)
+    button.focus()
+    with page.expect_response("**/v1/search"):
+        page.keyboard.press("Enter")
+    expect(page.locator("#query code")).to_have_text(data.codes[second].tobytes().hex())
+    assert shown(page) == data.nearest(second, 24)
+    expect(page.locator("#status")).to_be_focused()
+
+
+def test_an_uploaded_image_finds_what_its_pixels_find(page, address, data):
+    opened(page, address)
+    row = data.n_stored + 5
+    page.get_by_text("image", exact=True).click()
+    upload = {"name": "digit.png", "mimeType": "image/png", "buffer": png(data.images[row])}
+    with page.expect_response("**/v1/search"):
+        page.get_by_label("An image file").set_input_files(upload)
+    expect(page.locator("#query b")).to_have_text("digit.png")
+    expect(page.locator("#query img")).to_have_attribute("src", data_url(data.images[row]))
+    # Eight bits of grey hold a pixel's 17 levels up to rounding, so bits near zero may flip.
+    code = np.frombuffer(bytes.fromhex(page.locator("#query code").inner_text()), np.uint8)
+    bits = unpack(code[None], BITS)[0]
+    assert (bits != data.bits[row]).sum() <= 1
+    distances = (data.bits[: data.n_stored] != bits).sum(axis=1)
+    nearest = sorted(range(data.n_stored), key=lambda i: (distances[i], i))[:24]
+    assert shown(page) == [(i, distances[i]) for i in nearest]
+
+
+@pytest.mark.parametrize("form", ["json", "commas"])
+def test_a_pasted_vector_finds_its_nearest(page, address, data, form):
+    opened(page, address)
+    row = data.n_stored + 9
+    text = str(data.X[row].tolist())
+    page.get_by_text("vector", exact=True).click()
+    page.get_by_label("Numbers").fill(text if form == "json" else text.strip("[]"))
+    with page.expect_response("**/v1/search"):
+        page.get_by_role("button", name="Search", exact=True).click()
+    expect(page.locator("#query b")).to_have_text("a pasted vector")
+    assert shown(page) == data.nearest(row, 24)
+
+
+def test_dragging_the_radius_counts_at_once_and_searches_when_it_is_let_go(page, address, data):
+    opened(page, address)
+    search_by_id(page, data, 42)
+    distances = data.distances(42)
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    slider = page.get_by_label("Radius")
+    box = slider.bounding_box()
+    page.mouse.move(box["x"] + 8, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    counts = set()
+    for share in 0.1, 0.2, 0.25:
+        page.mouse.move(box["x"] + share * box["width"], box["y"] + box["height"] / 2)
+        radius = int(slider.input_value())
+        inside = int((distances <= radius).sum())
+        counts.add(inside)
+        items = f"{inside:,} item{'' if inside == 1 else 's'} of 1,700"
+        bits = f"{radius} bit{'' if radius == 1 else 's'}"
+        expect(page.locator("#within")).to_have_text(f"{bits}: {items}")
+        assert page.locator("#histogram rect.in").count() == radius + 1
+    assert len(counts) > 1
+    assert asked == []
+    with page.expect_response("**/v1/search"):
+        page.mouse.up()
+    expect(page.locator("#status")).to_contain_text(f"{inside:,} items within {radius} bits")
+    drawn = min(inside, 96)
+    assert shown(page) == data.nearest(42, inside)[:drawn]
+    if inside > drawn:
+        page.get_by_role("button", name="Show more").click()
+        assert shown(page) == data.nearest(42, inside)[: min(inside, 2 * 96)]
+
+
+def test_the_histogram_is_that_of_all_distances(page, address, data):
+    opened(page, address)
+    search_by_id(page, data, 7)
+    titles = page.locator("#histogram title").all_text_contents()
+    counts = [int(t.split()[0].replace(",", "")) for t in titles]
+    assert counts == np.bincount(data.distances(7), minlength=BITS + 1).tolist()
+
+
+def test_a_filter_leaves_only_items_that_pass(page, address, data):
+    opened(page, address)
+    search_by_id(page, data, 7)
+    page.get_by_text("Filter").click()
+    page.get_by_label("Only items").fill('{"label": 3}')
+    with page.expect_response("**/v1/search"):
+        page.keyboard.press("Enter")
+    expect(page.locator("#results b").first).to_have_text("3")
+    assert {data.y[item] for item, _ in shown(page)} == {3}
+
+
+def test_what_goes_wrong_is_told_to_the_person_and_goes_away(page, address):
+    opened(page, address)
+    alert = page.get_by_role("alert")
+    expect(alert).to_be_hidden()
+    page.get_by_text("vector", exact=True).click()
+    for text, message in (
+        ("[1, 2, 3]", "vectors must have 64 values"),
+        ("1, two", "number 2 is “two”"),
+        ("", "Paste a vector first"),
+    ):
+        page.get_by_label("Numbers").fill(text)
+        page.get_by_role("button", name="Search", exact=True).click()
+        expect(alert).to_contain_text(message)
+    page.get_by_text("image", exact=True).click()
+    broken = {"name": "x.png", "mimeType": "image/png", "buffer": b"no image"}
+    page.get_by_label("An image file").set_input_files(broken)
+    expect(alert).to_contain_text("is not a PNG")
+    page.get_by_text("item", exact=True).click()
+    page.get_by_label("or its id").fill("987654")
+    page.keyboard.press("Enter")
+    expect(alert).to_contain_text("no item 987654")
+    page.locator(".sample button").first.click()
+    expect(alert).to_be_hidden()
+    page.route("**/v1/search", lambda route: route.abort())
+    page.locator(".sample button").first.click()
+    expect(alert).to_contain_text("does not answer")
+
+
+def test_metadata_is_shown_as_text_and_loads_nothing_from_elsewhere(page, data, tmp_path):
+    with serving(data, tmp_path) as address:
+        with open_store(f"sqlite:///{tmp_path}/codes.db") as store:
+            evil = {"label": ATTACK, "title": ATTACK, "thumbnail": "https://evil.example/x.png"}
+            store.upsert([HOSTILE, HOSTILE + 1], data.codes[:2], [evil, {"label": {"a": [1]}}])
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("dialog", lambda dialog: asked.append(dialog.message))
+        opened(page, address)
+        page.get_by_label("or its id").fill(str(HOSTILE))
+        page.keyboard.press("Enter")
+        expect(page.locator("#query b")).to_have_text(f"{ATTACK} · {ATTACK}")
+        page.get_by_label("or its id").fill(str(HOSTILE + 1))
+        page.keyboard.press("Enter")
+        expect(page.locator("#query b")).to_have_text(f"item {HOSTILE + 1}")
+        assert all(url.startswith((address, "data:")) for url in asked)
+
+
+def test_a_key_is_asked_for_once_and_a_wrong_one_is_refused(page, data, tmp_path):
+    with serving(data, tmp_path, Keys.parse("read the-right-key-of-the-page\n", "test")) as address:
+        page.goto(address)
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("This service wants one")
+        page.get_by_label("API key").fill("a-wrong-key-of-the-page")
+        page.get_by_role("button", name="Use it").click()
+        expect(dialog).to_contain_text("refused that key")
+        page.get_by_label("API key").fill("the-right-key-of-the-page")
+        page.keyboard.press("Enter")
+        expect(page.locator("#results li")).to_have_count(24)
+        opened(page, address)  # kept for the tab
+        expect(dialog).to_be_hidden()
+
+
+@pytest.mark.parametrize("width", [320, 375])
+def test_on_a_phone_everything_fits_the_width(browser, address, width):
+    with tab(browser, viewport={"width": width, "height": 700}, has_touch=True) as page:
+        opened(page, address)
+        for by in "vector", "image", "item":
+            page.get_by_text(by, exact=True).tap()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.get_by_text("Parameters").tap()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for box in page.locator("button:visible, input:visible, .item:visible, svg:visible").all():
+            place = box.bounding_box()
+            assert place["x"] >= 0
+            assert place["x"] + place["width"] <= width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_and_every_control_has_a_name(browser, address, scheme):
+    def luminance(colour):
+        c = np.array([int(n) for n in re.findall(r"\d+", colour)[:3]]) / 255
+        c = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+        return c @ [0.2126, 0.7152, 0.0722]
+
+    with tab(browser, color_scheme=scheme) as page:
+        opened(page, address)
+        for selector in (
+            "h1", "#summary", "#status", "dt", "dd", "#within", "#query code", "label", "summary",
+            "button.quiet", "#ask button:not([class])", ".tabs :checked + span", "#results small",
+        ):  # fmt: skip
+            ink, paper = page.locator(selector).first.evaluate(
+                """node => {
+                    const ink = getComputedStyle(node).color;
+                    let colour;
+                    for (let n = node; n; n = n.parentElement) {
+                        colour = getComputedStyle(n).backgroundColor;
+                        if (colour !== "rgba(0, 0, 0, 0)") break;
+                    }
+                    return [ink, colour];
+                }"""
+            )
+            a, b = sorted((luminance(ink), luminance(paper)))
+            assert (b + 0.05) / (a + 0.05) >= 4.5, (selector, ink, paper)
+        unnamed = page.evaluate(
+            """[...document.querySelectorAll("button, input, select, textarea")].filter(
+                node => !node.labels?.length && !node.textContent.trim()
+                    && !node.getAttribute("aria-label")
+            ).length"""
+        )
+        assert unnamed == 0
+
+
+def test_the_demonstration_opens_a_browser_on_its_page_and_ends_with_ctrl_c(tmp_path):
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/visited\n')
+    browser.chmod(0o755)
+    command = [sys.executable, "-m", "antipodal", "demo", "--open", "--epochs", "2", "--json"]
+    with subprocess.Popen(
+        [*command, "--bits", "16", "--out", "a b"],  # a folder that a URL cannot hold as it is
+        cwd=tmp_path,
+        env=os.environ | {"BROWSER": str(browser)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            record = json.loads(process.stdout.readline())
+            assert record.items() >= {"method": "DeepLinf", "bits": 16}.items()
+            address = record["page"]
+            with urlopen(address + "v1/items?limit=1000") as answer:
+                items = json.load(answer)["items"]
+            with urlopen(address + "v1/model") as answer:
+                card = json.load(answer)
+        finally:
+            process.send_signal(signal.SIGINT)
+            errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    assert (tmp_path / "visited").read_text().strip() == address
+    assert card["scores"]["map"] == record["map"]
+    hasher = load(tmp_path / "a b" / "digits.antipodal")
+    data = digits()
+    assert len(items) == 1000
+    for item in items[:50]:
+        row = item["id"]
+        assert item["metadata"]["label"] == data.labels[row]
+        assert item["code"] == hasher.encode(data.features[row : row + 1]).tobytes().hex()
+        picture = base64.b64decode(item["metadata"]["thumbnail"].partition(",")[2])
+        np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(picture))), data.images[row])
+    again = Demo(16, 1, 0)
+    again.score_deep()
+    model, _ = again.save(tmp_path / "a b")
+    with open_store(again.fill_store(tmp_path / "a b", model)) as store:  # in the old one's place
+        assert store.count() == 1597
+        assert store.model != card["identity"]
+    assert sorted(p.name for p in (tmp_path / "a b" / "unseen").iterdir()) == [
+        f"{digit}.png" for digit in range(10)
+    ]
+
+
+def test_the_page_is_small_and_of_one_origin():
+    from antipodal.service import app
+
+    folder = app._PAGE
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 30_000
+    html = (folder / "index.html").read_text()
+    assert "style=" not in html
+    assert not re.search(r"\son\w+=", html)
+    assert not re.search(r"<(script|link)[^>]*(src|href)=.https?:", html)
+    assert "innerHTML" not in (folder / "app.js").read_text()

@@ -1,0 +1,207 @@
+"""The HTML report says what `evaluate` and brute force say, and stands on its own."""
+
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+from antipodal import evaluate, pack
+from antipodal.charts import bar_chart, bit_strip, line_chart
+from antipodal.codes import unpack
+from antipodal.errors import AntipodalError
+from antipodal.metrics import bit_health
+from antipodal.report import bits_of, write_report
+
+BITS = 12
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Three classes, each around a centre of its own; bit 5 is constant."""
+    rng = np.random.default_rng(0)
+    centres = rng.random((3, BITS)) < 0.5
+
+    def draw(n):
+        labels = rng.integers(0, 3, n)
+        bits = centres[labels] ^ (rng.random((n, BITS)) < 0.15)
+        bits[:, 5] = False
+        return bits, labels
+
+    (query, query_labels), (database, database_labels) = draw(30), draw(200)
+    return pack(query), pack(database), query_labels, database_labels
+
+
+@pytest.fixture(scope="module")
+def report(data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write_report(path, *data, n_bits=BITS, radii=(0, 1), top=(7,), about={"file": "<q>.npy"})
+    return path.read_text()
+
+
+def parse(text):
+    return ET.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
+
+
+def tables(text):
+    """Rows of text of each table, and its caption."""
+    found = []
+    for table in parse(text).iter("table"):
+        rows = [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
+        caption = table.find("caption")
+        found.append(("" if caption is None else "".join(caption.itertext()), rows))
+    return found
+
+
+def row(text, name):
+    return next(r for _, rows in tables(text) for r in rows if r[0] == name)
+
+
+def test_the_report_is_well_formed_and_refers_to_nothing_outside(report):
+    page = parse(report)
+    assert page.find("head/title").text == "Retrieval report"
+    assert "http://" not in report
+    assert "https://" not in report
+    assert not re.search(r"url\(|@import", report)
+    for element in page.iter():
+        assert element.tag not in ("script", "link", "img", "iframe", "object")
+        assert not {"src", "href", "style"} & set(element.keys())
+
+
+def test_the_tables_hold_what_evaluate_measures(data, report):
+    expected = evaluate(*data, n_bits=BITS, radii=(0, 1), top=(7,)).to_dict()
+
+    def written(*names):
+        return [f"{expected[name]:.2f}" for name in names]
+
+    assert row(report, "mAP")[1:4] == written("map", "map_worst", "map_best")
+    assert row(report, "MP@7")[1:4] == written("mp_at_7", "mp_at_7_worst", "mp_at_7_best")
+    for r in 0, 1:
+        names = (f"{name}_r{r}" for name in ("precision", "recall", "f1", "empty"))
+        assert row(report, f"≤ {r}")[1:] == written(*names)
+    assert row(report, "distinct codes")[1] == str(expected["distinct_codes"])
+    assert row(report, "file")[1] == "<q>.npy"
+
+
+def test_the_report_returns_exactly_what_evaluate_returns(data, tmp_path):
+    options = {"n_bits": BITS, "radii": (3, 1), "top": (2,)}
+    assert write_report(tmp_path / "r.html", *data, **options) == evaluate(*data, **options)
+
+
+def test_the_curve_of_precision_and_recall_is_that_of_counting_pairs(data, report):
+    q, d = unpack(data[0], BITS), unpack(data[1], BITS)
+    distance = (q[:, None] != d).sum(axis=2)
+    relevant = data[2][:, None] == data[3]
+    expected = []
+    for r in range(BITS + 1):
+        inside = distance <= r
+        if (inside & relevant).any():
+            recall = (inside & relevant).sum() / relevant.sum()
+            expected.append((recall, (inside & relevant).sum() / inside.sum()))
+    paths = [p for p in parse(report).iter("path") if p.get("class") == "line c0"]
+    numbers = [tuple(map(float, point.split())) for point in paths[0].get("d")[1:].split("L")]
+    # Undo the drawing: x from 46 to 508 is recall 0 to 1, y from 238 to 12 precision.
+    drawn = [((x - 46) / (508 - 46), (238 - y) / (238 - 12)) for x, y in numbers]
+    np.testing.assert_allclose(drawn, expected, atol=5e-4)
+
+
+def test_the_health_of_each_bit_averages_to_that_of_all_and_is_numpys(data):
+    ones, correlation = bits_of(data[1], BITS)
+    bits = unpack(data[1], BITS).astype(float)
+    np.testing.assert_allclose(ones, 100 * bits.mean(axis=0))
+    with np.errstate(invalid="ignore"):
+        theirs = np.abs(np.nan_to_num(np.corrcoef(bits.T)))
+    np.fill_diagonal(theirs, 0)
+    np.testing.assert_allclose(correlation, 100 * theirs.sum(axis=1) / (BITS - 1), atol=1e-9)
+    health = bit_health(data[1], BITS)
+    assert np.minimum(ones, 100 - ones).mean() == pytest.approx(health.bit_balance)
+    assert correlation.mean() == pytest.approx(health.bit_correlation)
+
+
+def test_the_examples_are_the_nearest_items_by_distance_and_row(data, report):
+    q, d = unpack(data[0], BITS), unpack(data[1], BITS)
+    shown = [(caption, rows) for caption, rows in tables(report) if caption.startswith("query ")]
+    assert [int(caption.split()[1].rstrip(",")) for caption, _ in shown] == [0, 7, 14, 22, 29]
+    for caption, rows in shown:
+        query = int(caption.split()[1].rstrip(","))
+        distance = (q[query] != d).sum(axis=1)
+        nearest = sorted(range(len(d)), key=lambda item: (distance[item], item))[:10]
+        assert [(int(r[0]), int(r[2])) for r in rows[1:]] == [(i, distance[i]) for i in nearest]
+        for r, item in zip(rows[1:], nearest, strict=True):
+            same = data[2][query] == data[3][item]
+            assert r[1] == f"{'✓ ' if same else ''}{data[3][item]}"
+
+
+def test_labels_are_text_whatever_they_hold(data, tmp_path):
+    names = np.array(["<script>alert(1)</script>", "\"&'", "\x00\ud800\u202e"])
+    path = tmp_path / "r.html"
+    write_report(path, *data[:2], names[data[2]], names[data[3]], n_bits=BITS)
+    text = path.read_text()
+    assert "<script" not in text
+    labels = {r[1].removeprefix("✓ ") for c, rows in tables(text) if c for r in rows[1:]}
+    assert {names[0], names[1], "\ufffd\ufffd\ufffd"} >= labels & {names[0], names[1]} != set()
+
+
+def test_concepts_are_shown_by_number_and_count_as_shared(data, tmp_path):
+    hot = np.eye(3)
+    hot[0, 1] = 1
+    path = tmp_path / "r.html"
+    result = write_report(path, *data[:2], hot[data[2]], hot[data[3]], n_bits=BITS, n_examples=2)
+    assert result.chance == pytest.approx(100 * (hot[data[2]] @ hot[data[3]].T > 0).mean())
+    for caption, rows in tables(path.read_text()):
+        if caption.startswith("query "):
+            mine = set(caption.split("label ")[1].strip().split(", "))
+            for r in rows[1:]:
+                theirs = set(r[1].removeprefix("✓ ").split(", "))
+                assert r[1].startswith("✓") == bool(mine & theirs)
+
+
+def test_a_strip_marks_the_bits_that_differ_line_by_line():
+    rng = np.random.default_rng(1)
+    bits, query = rng.integers(0, 2, (2, 100))
+    one, off = (path.get("d") for path in ET.fromstring(bit_strip(bits, query)).iter("path"))
+    for path, top, wanted in (one, 0, bits == 1), (off, 9, bits != query):
+        cells = [tuple(map(int, c.split("h")[0].split())) for c in path.split("M")[1:]]
+        assert cells == [(i % 64, 13 * (i // 64) + top) for i in np.flatnonzero(wanted)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 64, 1000])
+def test_charts_of_any_size_are_well_formed(n):
+    ET.fromstring(bar_chart([50.0] * n, x_axis="bit", y_axis="<%>", level=50))
+    points = [(float(x), 1.0) for x in range(n + 1)]
+    chart = ET.fromstring(line_chart({"a": points}, x_axis="&", y_axis="y", x_max=n))
+    assert 8 <= len(chart.findall("text")) <= 21
+
+
+def test_one_bit_and_one_item_make_a_report(tmp_path):
+    write_report(tmp_path / "r.html", pack([[1]]), pack([[0]]), ["a"], ["a"], n_bits=1)
+    parse((tmp_path / "r.html").read_text())
+
+
+def test_a_report_that_cannot_be_scored_or_written_leaves_what_was_there(data, tmp_path):
+    path = tmp_path / "r.html"
+    path.write_text("before")
+    with pytest.raises(ValueError, match="no query has a relevant item"):
+        write_report(path, *data[:2], data[2] + 9, data[3], n_bits=BITS)
+    assert path.read_text() == "before"
+    with pytest.raises(AntipodalError, match="cannot write"):
+        write_report(tmp_path / "no" / "r.html", *data, n_bits=BITS)
+    assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
+
+
+def test_the_command_writes_the_report_and_prints_the_same_scores(data, tmp_path):
+    for name, array in zip(("q", "d", "ql", "dl"), data, strict=True):
+        np.save(tmp_path / f"{name}.npy", array)
+    command = [
+        sys.executable, "-m", "antipodal", "evaluate", "q.npy", "d.npy", "--query-labels", "ql.npy",
+        "--database-labels", "dl.npy", "--bits", str(BITS), "--html", "r.html", "--examples", "3",
+    ]  # fmt: skip
+    done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == evaluate(*data, n_bits=BITS).to_dict()
+    text = (tmp_path / "r.html").read_text()
+    assert sum(caption.startswith("query ") for caption, _ in tables(text)) == 3
+    assert row(text, "codes of the queries")[1] == "q.npy"

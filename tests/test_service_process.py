@@ -1,0 +1,284 @@
+"""The service as processes: signals, several workers, logs as they are written."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from antipodal import LSH, open_store
+
+N_BITS = 32
+HEADERS = {"Content-Type": "application/json"}
+SERVE = "import antipodal.cli.serve, antipodal.cli; antipodal.cli.main()"
+SEARCH = json.dumps({"code": "00000000"})
+READ, WRITE = "r3ad-k3y-of-the-web-site", "wr1te-k3y-of-the-import"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "model"
+    LSH(N_BITS, random_state=0).fit(np.random.default_rng(0).standard_normal((50, 6))).save(path)
+    return path
+
+
+def command(model, folder, *options, timeout=10):
+    url = f"sqlite:///{folder}/codes.db?timeout={timeout}"
+    return [sys.executable, "-c", SERVE, "serve", "--model", str(model), "--store", url, *options]
+
+
+def environment(**extra):
+    plain = {name: value for name, value in os.environ.items() if name != "ANTIPODAL_KEYS"}
+    return plain | {"OMP_NUM_THREADS": "1"} | extra
+
+
+@contextmanager
+def running(model, folder, *options, timeout=10, **variables):
+    """Run the service until the block ends; give its process and its port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(
+            command(model, folder, "--port", str(port), *options, timeout=timeout),
+            stdout=log,
+            stderr=log,
+            env=environment(**variables),
+        )
+    try:
+        wait_until(lambda: is_ready(process, port, folder), 60)
+        yield process, port
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def is_ready(process, port, folder):
+    assert process.poll() is None, (folder / "log").read_text()
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def wait_until(condition, seconds):
+    last_moment = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < last_moment, "it did not come to pass"
+        time.sleep(0.05)
+
+
+def ask(port, method, path, body=None, **headers):
+    """Send one request over a connection of its own; return status and body."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, body, HEADERS | headers)
+        response = connection.getresponse()
+        text = response.read().decode()
+        is_json = "json" in response.headers["content-type"]
+        return response.status, json.loads(text) if is_json else text
+    finally:
+        connection.close()
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "log").read_text().splitlines()]
+
+
+def code_of(number, version=0):
+    """Return a code that follows from an item's id and version."""
+    mixed = (number * 0x9E3779B1 + version * 0x85EBCA6B + 12345) & 0xFFFFFFFF
+    return f"{mixed ^ (mixed >> 15):08x}"
+
+
+def distance(one, other):
+    return (int(one, 16) ^ int(other, 16)).bit_count()
+
+
+def run_all(targets):
+    """Run functions beside each other; raise what the first of them raised."""
+    errors = []
+
+    def guarded(target):
+        try:
+            target()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(target,)) for target in targets]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_two_workers_write_and_read_one_store_and_no_answer_is_wrong(model, tmp_path):
+    """Writers keep the newest version that was acknowledged; readers check against it.
+
+    Ids are each writer's own. A search for the code of an acknowledged version must find that
+    item at distance 0, whichever worker answers, and everything it returns must be of a version
+    that was sent, in the right order, at its true distance.
+    """
+    stop = threading.Event()
+    acknowledged = {}  # id -> version
+    sent = set()  # (id, code)
+    n_checked, n_writes = [0, 0], [0, 0, 0]  # of each reader, of each writer
+
+    def write(writer, port):
+        rng = np.random.default_rng(writer)
+        while not stop.is_set():
+            turn = n_writes[writer]
+            ids = 1_000 * writer + rng.choice(60, 5, replace=False)
+            items = []
+            for number in ids.tolist():
+                code = code_of(number, turn)
+                sent.add((number, code))
+                items.append({"id": number, "code": code, "metadata": {"turn": turn}})
+                acknowledged.pop(number, None)  # neither version is certain while it is written
+            body = json.dumps({"items": items})
+            assert ask(port, "PUT", "/v1/items", body) == (200, {"upserted": 5})
+            acknowledged.update((number, turn) for number in ids.tolist())
+            n_writes[writer] += 1
+
+    def read(reader, port):
+        rng = np.random.default_rng(100 + reader)
+        while n_checked[reader] < 50:
+            known = list(acknowledged.items())
+            if not known:
+                continue
+            number, version = known[rng.integers(len(known))]
+            code = code_of(number, version)
+            body = json.dumps({"code": code, "k": 20})
+            _, answer = ask(port, "POST", "/v1/search", body)
+            still = acknowledged.get(number) == version
+            results = answer["results"]
+            keys = [(hit["distance"], hit["id"]) for hit in results]
+            assert keys == sorted(keys)
+            assert len(set(keys)) == len(keys)
+            for hit in results:
+                assert (hit["id"], hit["code"]) in sent
+                assert hit["code"] == code_of(hit["id"], hit["metadata"]["turn"])
+                assert hit["distance"] == distance(hit["code"], code)
+            if still:
+                assert (0, number) in keys
+                n_checked[reader] += 1
+
+    with running(model, tmp_path, "--workers", "2") as (_, port):
+
+        def all_readers():
+            try:
+                run_all([lambda r=r: read(r, port) for r in range(2)])
+            finally:
+                stop.set()
+
+        run_all([all_readers, *(lambda w=w: write(w, port) for w in range(3))])
+        # Afterwards every item is of its last version, and a search agrees with brute force.
+        for query in ("00000000", "ffffffff", "1234abcd"):
+            body = json.dumps({"code": query, "k": 50})
+            _, answer = ask(port, "POST", "/v1/search", body)
+            now = [
+                (distance(code_of(number, version), query), number)
+                for number, version in acknowledged.items()
+            ]
+            found = [(hit["distance"], hit["id"]) for hit in answer["results"]]
+            assert found == sorted(now)[:50]
+        _, text = ask(port, "GET", "/metrics")  # of both workers together
+        counted = f'{{method="PUT",route="/v1/items",status="200"}} {float(sum(n_writes))}'
+        assert f"antipodal_requests_total{counted}\n" in text
+    writers = {line["pid"] for line in lines(tmp_path) if line.get("method") == "PUT"}
+    assert len(writers) == 2
+
+
+def test_a_guarded_service_finishes_what_it_accepted_and_logs_no_key(model, tmp_path):
+    """Writes wait for a lock that this test holds: they surely run when the signal comes."""
+    keys = tmp_path / "keys"
+    keys.write_text(f"read {READ}\nwrite {WRITE}\n")
+    answers, refused = [], []
+    reading = {"Authorization": f"Bearer {READ}"}
+    options = ("--keys", str(keys), "--max-body", "100000")
+    with running(model, tmp_path, *options, timeout=60) as (process, port):
+
+        def put(number, key=WRITE):
+            body = json.dumps({"items": [{"id": number, "code": code_of(number)}]})
+            headers = {} if key is None else {"X-API-Key": key}
+            return ask(port, "PUT", "/v1/items", body, **headers)
+
+        assert [put(7, key)[0] for key in (None, "wrong-k3y", READ, WRITE)] == [401, 401, 403, 200]
+        too_large = b" " * 300_000
+        assert ask(port, "PUT", "/v1/items", too_large, **{"X-API-Key": WRITE})[0] == 413
+        chunks = iter([too_large[:50_000]] * 6)
+        assert ask(port, "PUT", "/v1/items", chunks, **{"X-API-Key": WRITE})[0] == 413
+
+        def search():
+            """Search all the time: a request is answered in full, or its connection is closed."""
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            while True:
+                try:
+                    connection.request("POST", "/v1/search", SEARCH, HEADERS | reading)
+                    response = connection.getresponse()
+                except (OSError, http.client.HTTPException) as error:
+                    refused.append(error)
+                    return
+                body = response.read()  # raises if it is cut off
+                assert response.status == 200
+                assert json.loads(body)["results"][0]["id"] == 7
+
+        lock = sqlite3.connect(tmp_path / "codes.db", isolation_level=None)
+        lock.execute("BEGIN IMMEDIATE")
+        writers = [lambda i=i: answers.append(put(i)) for i in range(5)]
+
+        def stop():
+            wait_until(lambda: in_progress(port, reading) >= 6, 30)  # the writes and this one
+            process.send_signal(signal.SIGTERM)
+            wait_until(lambda: is_refused(port), 30)
+            assert process.poll() is None  # it waits for the writes
+            lock.execute("ROLLBACK")
+
+        # The lock belongs to this thread.
+        others = threading.Thread(target=run_all, args=([*writers, *[search] * 3],))
+        others.start()
+        stop()
+        lock.close()
+        others.join()
+        process.wait(30)
+    assert answers == [(200, {"upserted": 1})] * 5
+    assert len(refused) == 3
+    with open_store(f"sqlite:///{tmp_path}/codes.db") as store:
+        assert store.get(range(5)).ids.tolist() == list(range(5))
+    text = (tmp_path / "log").read_text()
+    assert not any(key in text for key in ("wrong-k3y", READ, WRITE))
+    puts = [line["status"] for line in lines(tmp_path) if line.get("method") == "PUT"]
+    assert puts == [401, 401, 403, 200, 413, 413, *[200] * 5]
+
+
+def in_progress(port, headers):
+    _, text = ask(port, "GET", "/metrics", **headers)
+    return float(text.split("\nantipodal_requests_in_progress ")[1].split()[0])
+
+
+def is_refused(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return True
+    return False
