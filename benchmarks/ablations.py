@@ -81,7 +81,6 @@ METHODS = [
     "DeepLinf:kernel=linear",
     "DeepLinf:dropout=0",
     "DeepLinf:weight_decay=0",
-    "DeepLinf:pairs=sampled",
     "DeepLinf.paper",
     "DeepLinf.paper:init=random",
 ]
