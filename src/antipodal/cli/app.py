@@ -1,11 +1,13 @@
 """The command line's application, the options that commands share, and how they print."""
 
 import json
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from antipodal import __version__
+from antipodal.errors import AntipodalError
 
 app = typer.Typer(
     help="Learn binary codes that survive quantisation, and search them.",
@@ -54,3 +56,13 @@ def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:
 def print_json(record: dict[str, Any]) -> None:
     """Print one record a line."""
     typer.echo(json.dumps(record))
+
+
+def require_service() -> None:
+    """Say what to install if the service cannot be loaded."""
+    try:
+        import_module("antipodal.service.server")
+    except ImportError as error:
+        raise AntipodalError(
+            f"the service needs {error.name}: pip install 'antipodal[serve]'"
+        ) from error

@@ -2,16 +2,14 @@
 
 import sys
 import webbrowser
-from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from antipodal.cli.app import AsJson, Bits, Seed, app, print_json, print_table
+from antipodal.cli.app import AsJson, Bits, Seed, app, print_json, print_table, require_service
 from antipodal.cli.progress import bar, training_progress
-from antipodal.errors import AntipodalError
 
 if TYPE_CHECKING:
     from antipodal.demo import Demo, Score
@@ -73,16 +71,6 @@ def demo(
             for row, distance in zip(found.nearest, found.distances, strict=True)
         ]
         say("\n" + "\n".join(show.picture([found.query, *found.nearest.tolist()], captions)))
-
-
-def require_service() -> None:
-    """Say what to install if the service cannot be loaded."""
-    try:
-        import_module("antipodal.service")
-    except ImportError as error:
-        raise AntipodalError(
-            f"the page needs {error.name}: pip install 'antipodal[serve]'"
-        ) from error
 
 
 def _open_page(show: "Demo", out: Path, seed: int, as_json: bool) -> None:

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from antipodal.cli.app import app
-from antipodal.errors import AntipodalError
+from antipodal.cli.app import app, require_service
 
 
 @app.command()
@@ -44,14 +43,10 @@ def serve(
     threads: Annotated[int, typer.Option(min=1, help="Searches at a time, in a worker.")] = 4,
 ) -> None:
     """Answer over HTTP: encode, search, keep items; with a page to look at."""
-    try:
-        from antipodal.service.server import Settings
-        from antipodal.service.server import serve as listen
-    except ImportError as error:
-        raise AntipodalError(
-            f"the service needs {error.name}: pip install 'antipodal[serve]'"
-        ) from error
+    require_service()
     from antipodal.service.limits import Limits
+    from antipodal.service.server import Settings
+    from antipodal.service.server import serve as listen
 
     limits = Limits(
         body=max_body,

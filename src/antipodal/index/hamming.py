@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from antipodal.checks import check_whole
 from antipodal.codes import Codes, check_codes, code_width
 from antipodal.errors import IndexFileError
 from antipodal.index import scan
@@ -209,7 +210,8 @@ class HammingIndex:
             Candidates for each result of a rescored search.
         """
         items, queries = self._items, self._queries(codes)
-        k, oversample = _at_least(1, k, "k"), _at_least(1, oversample, "oversample")
+        check_whole(k, "k", 1)
+        check_whole(oversample, "oversample", 1)
         rows = None if allowed is None else _allowed_rows(items, allowed)
         n_wanted = k if rescore is None else k * oversample
         found, distances = self._nearest(queries, items, rows, n_wanted)
@@ -230,7 +232,8 @@ class HammingIndex:
         same. `allowed` is as in `search`.
         """
         items, queries = self._items, self._queries(codes)
-        radius = min(_at_least(0, r, "r"), self.n_bits)
+        check_whole(r, "r", 0)
+        radius = min(int(r), self.n_bits)
         if allowed is not None:
             rows = _allowed_rows(items, allowed)
             hits = scan.within(queries, take_rows(items.rows, rows), radius)
@@ -248,7 +251,7 @@ class HammingIndex:
         items at that distance is returned does not matter.
         """
         items, queries = self._items, self._queries(codes)
-        k = _at_least(1, k, "k")
+        check_whole(k, "k", 1)
         if not len(items) or not len(queries):
             raise ValueError("recall needs items in the index and queries")
         exact = scan.nearest(queries, items.rows, min(k, len(items)))[1]
@@ -341,13 +344,6 @@ def _check_ids(ids: ArrayLike, name: str) -> Ids:
 
 def _increasing(numbers: NDArray[np.int64]) -> bool:
     return bool((numbers[1:] > numbers[:-1]).all())
-
-
-def _at_least(least: int, value: int, name: str) -> int:
-    number = operator.index(value)
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}: got {value}")
-    return number
 
 
 def _some(ids: Ids) -> str:
