@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
@@ -236,16 +236,17 @@ def test_a_guarded_service_finishes_what_it_accepted_and_logs_no_key(model, tmp_
         def search():
             """Search all the time: a request is answered in full, or its connection is closed."""
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            while True:
-                try:
-                    connection.request("POST", "/v1/search", SEARCH, HEADERS | reading)
-                    response = connection.getresponse()
-                except (OSError, http.client.HTTPException) as error:
-                    refused.append(error)
-                    return
-                body = response.read()  # raises if it is cut off
-                assert response.status == 200
-                assert json.loads(body)["results"][0]["id"] == 7
+            with closing(connection):
+                while True:
+                    try:
+                        connection.request("POST", "/v1/search", SEARCH, HEADERS | reading)
+                        response = connection.getresponse()
+                    except (OSError, http.client.HTTPException) as error:
+                        refused.append(error)
+                        return
+                    body = response.read()  # raises if it is cut off
+                    assert response.status == 200
+                    assert json.loads(body)["results"][0]["id"] == 7
 
         lock = sqlite3.connect(tmp_path / "codes.db", isolation_level=None)
         lock.execute("BEGIN IMMEDIATE")
