@@ -1,10 +1,14 @@
 """The commands as a user runs them: in a process of their own, by files and exit codes."""
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -167,6 +171,27 @@ def test_help_does_not_wait_for_torch():
         "assert 'torch' not in sys.modules and 'sklearn' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_colours_are_for_terminals():
+    assert "\x1b" not in antipodal("--help").stdout
+    ours, theirs = pty.openpty()
+    environment = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"}
+    command = [sys.executable, "-m", "antipodal", "--help"]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment):
+        os.close(theirs)
+        assert b"\x1b[" in os.read(ours, 100)
+        with suppress(OSError):  # the other end is closed
+            while os.read(ours, 10_000):
+                pass
+    os.close(ours)
+
+
+def test_the_shell_completes_commands():
+    asked = {"_ANTIPODAL_COMPLETE": "complete_bash", "COMP_WORDS": "antipodal e", "COMP_CWORD": "1"}
+    command = [str(Path(sys.executable).with_name("antipodal"))]
+    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True)
+    assert done.stdout.split() == ["encode", "evaluate"]
 
 
 def test_the_version_is_printed():

@@ -45,6 +45,18 @@ def test_tables_and_the_reference_of_commands_are_not_stale():
         assert page.read_text() == text, page
 
 
+def test_the_speed_of_the_service_is_what_was_recorded():
+    record = json.loads((RESULTS / "service.json").read_text())
+    median = record["median_run"]
+    text = " ".join((ROOT / "docs" / "service.md").read_text().split())
+    assert (
+        f"one worker and {record['connections']} connections: "
+        f"{median['searches_per_second']:.0f} searches a second, 99 of 100 answered within "
+        f"{median['p99_ms']:.0f} ms, none wrong."
+    ) in text
+    assert all(run["wrong"] == run["failed"] == 0 for run in record["runs"])
+
+
 def test_the_table_of_speed_is_what_was_recorded():
     text = (ROOT / "README.md").read_text()
     solvers = json.loads((RESULTS / "solver.json").read_text())["solvers"]

@@ -1,10 +1,7 @@
 """The demonstration: learn codes of handwritten digits, score them, look at neighbours."""
 
-import base64
 import socket
-import struct
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +20,7 @@ from antipodal.hashers import HASHERS, NetworkHasher
 from antipodal.methods import make_hasher
 from antipodal.metrics import Evaluation, evaluate, hamming_distances
 from antipodal.modelfile import model_identity
+from antipodal.png import data_url, png
 from antipodal.stores import open_store
 
 if TYPE_CHECKING:
@@ -171,28 +169,3 @@ class Demo:
                 cells.append("".join(2 * SHADES[round(p * (len(SHADES) - 1))] for p in pixels))
             lines.append("   ".join(cells))
         return [line.rstrip() for line in lines]
-
-
-def png(image: NDArray[np.uint8]) -> bytes:
-    r"""Write a grey image (height, width) as a PNG file.
-
-    Examples
-    --------
-    >>> png(np.zeros((2, 3), np.uint8))[:8]
-    b'\x89PNG\r\n\x1a\n'
-    """
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        crc = zlib.crc32(kind + data)
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc)
-
-    height, width = image.shape
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)  # eight bits, grey
-    lines = b"".join(b"\0" + row.tobytes() for row in image)  # each behind its filter: none
-    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(lines, 9)), chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
-def data_url(image: NDArray[np.uint8]) -> str:
-    """Return a grey image as the address of a picture that a page can show as it is."""
-    return "data:image/png;base64," + base64.b64encode(png(image)).decode()

@@ -40,7 +40,7 @@ def serve(
     ] = 1_000_000,
     max_pixels: Annotated[int, typer.Option(min=1, help="Of an image.")] = 16_000_000,
     seconds: Annotated[float, typer.Option(min=0.1, help="For one request.")] = 30.0,
-    threads: Annotated[int, typer.Option(min=1, help="Searches at a time, in a worker.")] = 4,
+    threads: Annotated[int, typer.Option(min=1, help="Searches at a time, in a worker.")] = 2,
 ) -> None:
     """Answer over HTTP: encode, search, keep items; with a page to look at."""
     require_service()

@@ -36,7 +36,7 @@ class Limits:
     histogram: int = 1_000_000
     pixels: int = 16_000_000
     seconds: float = 30.0
-    threads: int = 4
+    threads: int = 2
     waiting: int = 256
 
     def __post_init__(self) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from antipodal.service.problems import problem
@@ -60,7 +59,8 @@ class Observe:
     """Log and count each request; what fails inside is a 500 that says nothing of the inside."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, headers: dict[str, str]) -> None:
-        self._app, self._metrics, self._headers = app, metrics, headers
+        self._app, self._metrics = app, metrics
+        self._headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -73,10 +73,8 @@ class Observe:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-ID"] = request_id
-                for name, value in self._headers.items():
-                    headers[name] = value
+                of_request = (b"x-request-id", request_id.encode())
+                message["headers"] = [*message["headers"], of_request, *self._headers]
             await send(message)
 
         with self._metrics.running.track_inprogress():

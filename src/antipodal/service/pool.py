@@ -29,8 +29,6 @@ class Pool:
             raise UnavailableError("too many requests are waiting: try again in a moment")
         future = self._executor.submit(call, *args, **kwargs)
         self._busy += 1
-        loop = asyncio.get_running_loop()
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._one_less))
         try:
             async with asyncio.timeout(self._seconds):
                 return await asyncio.wrap_future(future)
@@ -39,6 +37,12 @@ class Pool:
             raise UnavailableError(
                 f"the request was not finished within {self._seconds:g} s: {done}"
             ) from None
+        finally:
+            if future.done():
+                self._one_less()
+            else:
+                loop = asyncio.get_running_loop()
+                future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._one_less))
 
     def close(self) -> None:
         """Finish what runs and take back what waits."""

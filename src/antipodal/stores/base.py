@@ -240,9 +240,10 @@ def check_ids(ids: ArrayLike, n: int | None = None) -> Ids:
     if array.size and array.max() >= 2**63:
         raise ValueError(f"ids must fit into 64 bits with a sign: got {array.max()}")
     numbers: Ids = array.astype(np.int64)
-    distinct, times = np.unique(numbers, return_counts=True)
-    if len(distinct) < len(numbers):
-        raise ValueError(f"ids must be different: {distinct[times > 1][0]} comes more than once")
+    ordered = np.sort(numbers)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(repeated):
+        raise ValueError(f"ids must be different: {repeated[0]} comes more than once")
     return numbers
 
 

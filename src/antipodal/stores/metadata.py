@@ -35,7 +35,7 @@ def metadata_texts(metadata: Iterable[Any] | None, n: int) -> list[str]:
 
 def parse_metadata(text: str | bytes) -> dict[str, Any]:
     """Undo `metadata_texts` for one item; raise ValueError if it is not an object."""
-    value = json.loads(text, parse_int=_parse_int)
+    value = _decode(text if isinstance(text, str) else text.decode())
     if not isinstance(value, dict):
         raise ValueError(f"metadata must be a JSON object: got {text!r}")
     return value
@@ -114,3 +114,6 @@ def _parse_int(digits: str) -> int | float:
     """Read an integer; one beyond 64 bits was a double that jsonb has written in full."""
     number = int(digits)
     return number if number in INT64 else float(number)
+
+
+_decode = json.JSONDecoder(parse_int=_parse_int).decode

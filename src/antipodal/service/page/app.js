@@ -325,6 +325,9 @@ $("ask").addEventListener("change", (event) => {
   if (event.target.name !== "by") return;
   for (const part of document.querySelectorAll("[data-by]")) part.hidden = part.dataset.by !== event.target.value;
 });
+$("image").addEventListener("click", () => {
+  $("image").value = ""; // so that the same file can be chosen again
+});
 $("image").addEventListener("change", () => {
   const [file] = $("image").files;
   if (file) attempt(() => searchImage(file));
