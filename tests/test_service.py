@@ -36,6 +36,7 @@ from antipodal.errors import AntipodalError, StoreError
 from antipodal.service import Engine, Keys, Limits, create_app
 from antipodal.service.logs import JsonFormatter
 from antipodal.service.server import Settings, check_host, is_loopback
+from engines import ENGINES, engines  # noqa: F401
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "Using `httpx` with `starlette.testclient`")
@@ -114,6 +115,36 @@ def is_problem(response, *statuses):
 
 
 # ---------------------------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_answers_behind_the_service(engine, engines):  # noqa: F811
+    store = open_store(engines.url(engine, "service"), n_bits=N_BITS)
+    with TestClient(create_app(Engine(HASHER, store, limits=LIMITS))) as client:
+        for start in range(0, N_ITEMS, LIMITS.batch):
+            part = range(start, min(start + LIMITS.batch, N_ITEMS))
+            items = [
+                {
+                    "id": int(IDS[i]),
+                    "vector": ROWS[i].tolist(),
+                    "metadata": {"label": label(IDS[i])},
+                }
+                for i in part
+            ]
+            assert client.put("/v1/items", json={"items": items}).json() == {"upserted": len(part)}
+        code, asked = CODES[3:4], {"id": int(IDS[3])}
+        for where, wanted in ((None, None), ({"label": 2}, 2)):
+            ids, near = nearest(code, wanted)
+            for bound in ({"k": 9}, {"radius": 8}):
+                answer = client.post("/v1/search", json=asked | bound | {"where": where}).json()
+                within = min(int(np.searchsorted(near, 8, side="right")), LIMITS.results)
+                n = bound.get("k", within)
+                assert [hit["id"] for hit in answer["results"]] == ids[:n]
+                assert [hit["distance"] for hit in answer["results"]] == near[:n]
+        gone = {"ids": [int(IDS[3]), int(IDS[5]), 10**9]}
+        assert client.request("DELETE", "/v1/items", json=gone).json() == {"deleted": 2}
+        is_problem(client.post("/v1/search", json=asked), 404)
+        assert client.get(f"/v1/items/{IDS[4]}").json()["metadata"] == {"label": label(IDS[4])}
 
 
 def test_encoding_gives_the_hashers_codes(client):
