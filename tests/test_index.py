@@ -307,7 +307,7 @@ def test_wrong_arguments_are_refused_and_change_nothing():
         index.add(codes[:2], [1.0, 2.0])
     with pytest.raises(TypeError, match="allowed must be integers: got bool"):
         index.search(codes, 1, allowed=np.ones(12, dtype=bool))
-    with pytest.raises(ValueError, match="list of ids"):
+    with pytest.raises(ValueError, match="list of integers"):
         index.remove([[100]])
     with pytest.raises(ValueError, match="at most 9223372036854775807"):
         index.add(codes[:1], np.array([2**63], dtype=np.uint64))

@@ -1,6 +1,12 @@
 """Checks of arguments that several parts make alike."""
 
+from typing import TypeAlias
+
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Ids: TypeAlias = NDArray[np.int64]
+MAX_ID = 2**63 - 1
 
 
 def check_whole(value: object, name: str, least: int) -> None:
@@ -9,3 +15,17 @@ def check_whole(value: object, name: str, least: int) -> None:
         raise TypeError(f"{name} must be a whole number: got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}: got {value}")
+
+
+def check_ids(ids: ArrayLike, name: str = "ids") -> Ids:
+    """Return ids as a row of int64, or say what is wrong with them."""
+    array = np.asarray(ids)
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be a list of integers: got shape {array.shape}")
+    if not array.size:
+        return np.empty(0, dtype=np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers: got {array.dtype}")
+    if array.dtype.kind == "u" and array.max() > MAX_ID:
+        raise ValueError(f"{name} must be at most {MAX_ID}, the last of 64 bits: got {array.max()}")
+    return array.astype(np.int64, copy=False)

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from antipodal.checks import Ids
 from antipodal.codes import Codes, unpack
 
 Floats = NDArray[np.float64]
-Ids = NDArray[np.int64]
 
 _VALUES_AT_ONCE = 2**22
 

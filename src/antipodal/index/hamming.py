@@ -7,18 +7,16 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from antipodal.checks import check_whole
+from antipodal.checks import MAX_ID, Ids, check_ids, check_whole
 from antipodal.codes import Codes, check_codes, code_width
 from antipodal.errors import IndexFileError
 from antipodal.index import scan
 from antipodal.index.approximate import ENGINES, Approximate
 from antipodal.index.bands import Bands
 from antipodal.index.indexfile import read_index_file, write_index_file
-from antipodal.index.items import MAX_ITEMS, Ids, Items, RowNumbers, take_rows, to_rows
+from antipodal.index.items import MAX_ITEMS, Items, RowNumbers, take_rows, to_rows
 from antipodal.index.scan import MAX_BITS, Distances
 from antipodal.rescore import Vectors, best_first, projection_scores
-
-_MAX_ID = 2**63 - 1
 
 
 class Neighbours(NamedTuple):
@@ -126,7 +124,7 @@ class HammingIndex:
     def codes(self, ids: ArrayLike) -> Codes:
         """Return the packed codes of ids, in their order."""
         items = self._items
-        rows = _known_rows(items, _check_ids(ids, "ids"))
+        rows = _known_rows(items, check_ids(ids))
         return items.rows[rows, : code_width(self.n_bits)]
 
     def add(self, codes: ArrayLike, ids: ArrayLike | None = None) -> None:
@@ -151,11 +149,11 @@ class HammingIndex:
             raise ValueError(f"an index holds at most {MAX_ITEMS} items")
         if ids is None:
             first = items.next_id()
-            if first + len(new) > _MAX_ID + 1:
+            if first + len(new) > MAX_ID + 1:
                 raise ValueError(f"no ids are left after {first - 1}: give ids")
             self._change_to(items.added(to_rows(new, self.n_bits), range(first, first + len(new))))
             return
-        given = _check_ids(ids, "ids")
+        given = check_ids(ids)
         if len(given) != len(new):
             raise ValueError(f"there must be an id for each of {len(new)} codes: got {len(given)}")
         if not _increasing(given):
@@ -178,7 +176,7 @@ class HammingIndex:
             If some ids are not in the index; it names them, and nothing is removed.
         """
         items = self._items
-        rows = _known_rows(items, _check_ids(ids, "ids"))
+        rows = _known_rows(items, check_ids(ids))
         if len(rows):
             self._change_to(items.removed(rows))
 
@@ -309,7 +307,7 @@ class HammingIndex:
 
 def _allowed_rows(items: Items, allowed: ArrayLike) -> RowNumbers:
     """Return the rows of the allowed ids that there are, increasing."""
-    rows = items.rows_of(_check_ids(allowed, "allowed"))
+    rows = items.rows_of(check_ids(allowed, "allowed"))
     rows = rows[rows >= 0]
     if _increasing(rows):
         return rows
@@ -327,19 +325,6 @@ def _known_rows(items: Items, ids: Ids) -> RowNumbers:
     if len(unknown):
         raise ValueError(f"ids {_some(unknown)} are not in the index")
     return rows
-
-
-def _check_ids(ids: ArrayLike, name: str) -> Ids:
-    array = np.asarray(ids)
-    if array.ndim != 1:
-        raise ValueError(f"{name} must be a list of ids: got shape {array.shape}")
-    if not array.size:
-        return np.empty(0, dtype=np.int64)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers: got {array.dtype}")
-    if array.dtype.kind == "u" and array.max() > _MAX_ID:
-        raise ValueError(f"{name} must be at most {_MAX_ID}: got {array.max()}")
-    return array.astype(np.int64, copy=False)
 
 
 def _increasing(numbers: NDArray[np.int64]) -> bool:

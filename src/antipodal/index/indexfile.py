@@ -25,10 +25,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from antipodal.checks import Ids
 from antipodal.codes import Codes
 from antipodal.errors import IndexFileError
 from antipodal.files import replacing
-from antipodal.index.items import MAX_ITEMS, Ids, Items, row_width, without_gaps
+from antipodal.index.items import MAX_ITEMS, Items, row_width, without_gaps
 
 FORMAT_VERSION = 1
 

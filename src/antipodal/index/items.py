@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from antipodal.checks import Ids
 from antipodal.codes import Codes, code_width
 
-Ids = NDArray[np.int64]
 RowNumbers = NDArray[np.int64]
 
 MAX_ITEMS = 2**32 - 1  # row numbers fit into 32 bits, which `bands` and `scan` make use of

@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from antipodal.checks import Ids
 from antipodal.codes import Codes, code_width, from_hex, to_hex
 from antipodal.hashers import BaseHasher, load
 from antipodal.metrics import bit_health
@@ -17,7 +18,7 @@ from antipodal.service.limits import Limits
 from antipodal.service.problems import UnavailableError
 from antipodal.service.schemas import DeleteRequest, EncodeRequest, SearchRequest, UpsertRequest
 from antipodal.stores import Store, open_store
-from antipodal.stores.base import Distances, Ids, Items
+from antipodal.stores.base import Distances, Items
 from antipodal.stores.where import matches, parse_where
 
 _OVERSAMPLE = 4  # candidates for each result of a rescored search, as in `HammingIndex.search`

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from antipodal.checks import check_whole
+from antipodal.checks import Ids, check_ids, check_whole
 from antipodal.codes import Codes, check_codes, code_width
 from antipodal.errors import StoreError
 from antipodal.index import Ball, Neighbours
@@ -21,7 +21,6 @@ from antipodal.rescore import Vectors, projection_scores
 from antipodal.stores.metadata import metadata_texts
 from antipodal.stores.where import Where, parse_where
 
-Ids: TypeAlias = NDArray[np.int64]
 Distances: TypeAlias = NDArray[np.int32]
 Hits: TypeAlias = list[tuple[Ids, Distances]]  # of each query, ordered by (distance, id)
 
@@ -84,7 +83,11 @@ class Store(ABC):
         When it returns the items are durable. An item without metadata has the object {}.
         """
         packed = check_codes(codes, self.n_bits)
-        numbers = check_ids(ids, len(packed))
+        numbers = _check_different(ids)
+        if len(numbers) != len(packed):
+            raise ValueError(
+                f"there must be one id a code: got {len(numbers)} ids for {len(packed)} codes"
+            )
         texts = metadata_texts(metadata, len(packed))
         if len(packed):
             self._upsert(numbers, packed, texts)
@@ -120,12 +123,12 @@ class Store(ABC):
 
     def delete(self, ids: ArrayLike) -> int:
         """Remove the items with these ids and return how many there were."""
-        numbers = check_ids(ids)
+        numbers = _check_different(ids)
         return self._delete(numbers) if len(numbers) else 0
 
     def get(self, ids: ArrayLike) -> Items:
         """Return the items with these ids, in this order; ids that are not there are left out."""
-        numbers = check_ids(ids)
+        numbers = _check_different(ids)
         found = self._get(numbers) if len(numbers) else {}
         kept = [number for number in numbers.tolist() if number in found]
         codes = b"".join(found[number][0] for number in kept)
@@ -228,18 +231,8 @@ class Store(ABC):
     def _count(self, where: Where | None) -> int: ...
 
 
-def check_ids(ids: ArrayLike, n: int | None = None) -> Ids:
-    """Return `ids` as int64, all different, as many as there are codes; or say what is wrong."""
-    array = np.asarray(ids)
-    if array.ndim != 1:
-        raise ValueError(f"ids must be a list of integers: got shape {array.shape}")
-    if array.size and not np.issubdtype(array.dtype, np.integer):
-        raise TypeError(f"ids must be integers: got {array.dtype}")
-    if n is not None and len(array) != n:
-        raise ValueError(f"there must be one id a code: got {len(array)} ids for {n} codes")
-    if array.size and array.max() >= 2**63:
-        raise ValueError(f"ids must fit into 64 bits with a sign: got {array.max()}")
-    numbers: Ids = array.astype(np.int64)
+def _check_different(ids: ArrayLike) -> Ids:
+    numbers = check_ids(ids)
     ordered = np.sort(numbers)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(repeated):

@@ -15,6 +15,7 @@ import numpy as np
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
+from antipodal.checks import Ids
 from antipodal.codes import Codes, code_width, to_bytes
 from antipodal.errors import StoreError
 from antipodal.index import Ball, Neighbours
@@ -22,7 +23,6 @@ from antipodal.stores.base import (
     About,
     Distances,
     Hits,
-    Ids,
     Store,
     by_distance_and_id,
     nearest,

@@ -14,10 +14,11 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
+from antipodal.checks import Ids
 from antipodal.codes import Codes, from_bit_strings, to_bit_strings
 from antipodal.errors import StoreError
 from antipodal.index import Ball, Neighbours
-from antipodal.stores.base import About, Hits, Ids, Store, nearest, within
+from antipodal.stores.base import About, Hits, Store, nearest, within
 from antipodal.stores.dialects import postgres_condition
 from antipodal.stores.metadata import parse_metadata
 from antipodal.stores.url import Address

@@ -18,10 +18,11 @@ from typing import Any, LiteralString
 import numpy as np
 from numpy.typing import NDArray
 
+from antipodal.checks import Ids
 from antipodal.codes import Codes, from_bytes, to_bytes
 from antipodal.errors import StoreError
 from antipodal.index import Ball, HammingIndex, Neighbours
-from antipodal.stores.base import Ids, Store
+from antipodal.stores.base import Store
 from antipodal.stores.dialects import sqlite_condition
 from antipodal.stores.locks import SharedLock
 from antipodal.stores.metadata import parse_metadata

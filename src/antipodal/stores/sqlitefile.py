@@ -18,8 +18,9 @@ from zlib import crc32
 
 import numpy as np
 
+from antipodal.checks import Ids
 from antipodal.errors import StoreError
-from antipodal.stores.base import About, Ids
+from antipodal.stores.base import About
 from antipodal.stores.dialects import EXACT_REAL
 from antipodal.stores.url import Address
 
