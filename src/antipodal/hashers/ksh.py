@@ -67,7 +67,7 @@ class KSH(SupervisedHasher):
         self,
         n_bits: int = 64,
         *,
-        n_anchors: int = 300,
+        n_anchors: int = 1000,
         n_labelled: int = 5000,
         bandwidth: float | None = None,
         ridge: float = 0.1,

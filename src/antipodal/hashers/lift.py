@@ -53,8 +53,10 @@ def learn_lift(Y: Float32Array, n_anchors: int, seed: int) -> Lift:
     Z = np.exp(-gamma * squared) @ root
     mean = Z.mean(axis=0)
     Z -= mean
-    variances, V = eigh(Z.T @ Z / len(Z))
-    kept = np.flatnonzero(variances >= _RANK * variances[-1])[: -_MOST_COMPONENTS - 1 : -1]
+    last = Z.shape[1] - 1
+    widest = (max(0, last + 1 - _MOST_COMPONENTS), last)
+    variances, V = eigh(Z.T @ Z / len(Z), subset_by_index=widest)
+    kept = np.flatnonzero(variances >= _RANK * variances[-1])[::-1]
     V = V[:, kept]  # the widest first
     scale = np.sqrt(len(kept) / (float(variances[kept].sum()) or 1.0))
     return Lift(

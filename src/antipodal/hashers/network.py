@@ -44,7 +44,7 @@ class NetworkHasher(SupervisedHasher):
     n_stages: int = 2
     tied: bool = False
     kernel: Literal["linear", "rbf"] = "rbf"
-    n_anchors: int = 1000
+    n_anchors: int = 2000
     margin: float | None = None
     similar_weight: float = 0.1
     pairs: Literal["batch", "sampled"] = "batch"
