@@ -53,8 +53,8 @@ def learn_lift(Y: Float32Array, n_anchors: int, seed: int) -> Lift:
     Z = np.exp(-gamma * squared) @ root
     mean = Z.mean(axis=0)
     Z -= mean
-    last = Z.shape[1] - 1
-    widest = (max(0, last + 1 - _MOST_COMPONENTS), last)
+    n = Z.shape[1]
+    widest = (max(n - _MOST_COMPONENTS, 0), n - 1)
     variances, V = eigh(Z.T @ Z / len(Z), subset_by_index=widest)
     kept = np.flatnonzero(variances >= _RANK * variances[-1])[::-1]
     V = V[:, kept]  # the widest first
