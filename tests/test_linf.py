@@ -142,7 +142,7 @@ def test_constant_and_huge_features_are_harmless():
         ({"bound": -1.0}, "bound must be positive"),
         ({"margin": 0.0}, "margin must be positive"),
         ({"n_epochs": 0}, "n_epochs must be positive"),
-        ({"batch_size": 1}, "a pair: got 1"),
+        ({"batch_size": 1}, "a pair, or None: got 1"),
         ({"learning_rate": float("nan")}, "learning_rate must be positive"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\)"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative"),

@@ -49,6 +49,18 @@ def test_the_loss_of_a_batch_is_the_mean_over_all_its_pairs(labels):
     assert ours.item() == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("n_classes", "size"), [(2, 256), (10, 256), (21, 256), (22, 264), (85, 1020), (86, 1024)]
+)
+def test_batches_grow_with_the_classes_up_to_a_limit(n_classes, size):
+    assert InBatchPairs(torch.arange(2000) % n_classes).usual_batch_size() == size
+
+
+def test_batches_of_concepts_and_of_listed_pairs_do_not_grow():
+    assert InBatchPairs(torch.eye(300).bool()).usual_batch_size() == 256
+    assert sample_pairs(torch.arange(600) % 300, 50, torch.Generator()).usual_batch_size() == 256
+
+
 def test_the_loss_of_listed_pairs_is_their_mean():
     z = torch.randn(8, 4, dtype=torch.float64)
     similar = torch.tensor([True, False, False, True])

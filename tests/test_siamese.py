@@ -54,6 +54,16 @@ def test_a_stopped_run_resumes_to_the_very_same_weights(tmp_path, digits, settin
         np.testing.assert_array_equal(weights(resumed)[name], value)
 
 
+def test_batches_are_larger_where_classes_are_many():
+    X, y = np.random.default_rng(0).normal(size=(360, 5)), np.arange(360) % 30
+
+    def curve(**settings):
+        return DeepLinf(8, n_epochs=2, random_state=0, **settings).fit(X, y).loss_curve_
+
+    np.testing.assert_array_equal(curve(), curve(batch_size=360))
+    assert not np.array_equal(curve(), curve(batch_size=256))
+
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, digits):
     X, y = digits
     file = tmp_path / "run.checkpoint"

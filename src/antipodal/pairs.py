@@ -14,6 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 _MOST_DRAWS = 1000  # rounds in which to look for dissimilar pairs
+_BATCH, _LARGEST_BATCH = 256, 1024
+_ROWS_A_CLASS = 12
 
 
 def pairwise_loss(
@@ -52,6 +54,10 @@ class Batch(Protocol):
 
 class PairSource(Protocol):
     """Something that deals out the batches of an epoch, in an order set by the generator."""
+
+    def usual_batch_size(self) -> int:
+        """Return how large batches should be where nothing else is asked for."""
+        ...
 
     def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
         """Yield the batches of one epoch."""
@@ -100,6 +106,14 @@ class InBatchPairs:
     def __init__(self, labels: Tensor) -> None:
         self.labels = labels
 
+    def usual_batch_size(self) -> int:
+        """Return 256, or up to 1,024 so that a class has 12 rows in a batch.
+
+        With few rows of each class, a batch would have hardly any similar pairs.
+        """
+        n_classes = int(self.labels.max()) + 1 if self.labels.ndim == 1 else 0
+        return min(max(_BATCH, _ROWS_A_CLASS * n_classes), _LARGEST_BATCH)
+
     def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[AllPairsBatch]:
         """Shuffle, cut into batches of nearly equal size, pair all."""
         order = torch.randperm(len(self.labels), generator=generator, device=generator.device)
@@ -112,6 +126,10 @@ class ListedPairs:
 
     def __init__(self, pairs: Tensor, similar: Tensor) -> None:
         self.pairs, self.similar = pairs, similar
+
+    def usual_batch_size(self) -> int:
+        """Return 256 pairs."""
+        return _BATCH
 
     def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[ListedBatch]:
         """Shuffle and cut into batches."""

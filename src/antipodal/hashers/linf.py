@@ -53,8 +53,11 @@ class DeepLinf(NetworkHasher):
         similar.
     n_pairs : int
         How many, for pairs="sampled".
-    n_epochs, batch_size : int
-        Passes over the rows (or pairs), and how many of them make a step.
+    n_epochs : int
+        Passes over the rows (or pairs).
+    batch_size : int, optional
+        Rows (or pairs) that make a step. By default 256, but 12 rows a class, at most 1,024,
+        where that is more: else a batch would have hardly any similar pairs.
     optimizer : {"adamw", "sgd"}
         SGD is without momentum.
     learning_rate : float

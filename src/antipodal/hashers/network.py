@@ -50,7 +50,7 @@ class NetworkHasher(SupervisedHasher):
     pairs: Literal["batch", "sampled"] = "batch"
     n_pairs: int = 100_000
     n_epochs: int = 200
-    batch_size: int = 256
+    batch_size: int | None = None
     optimizer: Literal["adamw", "sgd"] = "adamw"
     learning_rate: float = 8e-3
     schedule: Literal["constant", "cosine"] = "cosine"
@@ -160,7 +160,7 @@ class NetworkHasher(SupervisedHasher):
         encoder = self._initial_encoder(Y, seed).to(device)
         settings = Training(
             n_epochs=self.n_epochs,
-            batch_size=self.batch_size,
+            batch_size=self.batch_size or pairs.usual_batch_size(),
             margin=self._margin(),
             similar_weight=self.similar_weight,
             optimizer=self.optimizer,
@@ -285,7 +285,6 @@ class NetworkHasher(SupervisedHasher):
         """Refuse settings that cannot work, before any time is spent."""
         positive = (
             "n_epochs",
-            "batch_size",
             "learning_rate",
             "similar_weight",
             "n_pairs",
@@ -296,8 +295,10 @@ class NetworkHasher(SupervisedHasher):
                 raise ValueError(f"{name} must be positive and finite: got {getattr(self, name)}")
         if self.margin is not None and not 0 < self.margin < math.inf:
             raise ValueError(f"margin must be positive and finite, or None: got {self.margin}")
-        if self.batch_size < 2:
-            raise ValueError(f"batch_size must be at least 2, a pair: got {self.batch_size}")
+        if self.batch_size is not None and not 2 <= self.batch_size < math.inf:
+            raise ValueError(
+                f"batch_size must be at least 2, a pair, or None: got {self.batch_size}"
+            )
         if self.n_stages < 0:
             raise ValueError(f"n_stages must not be negative: got {self.n_stages}")
         if not 0 <= self.dropout < 1:
