@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+import dataclasses
+import inspect
 import io
 import json
 import logging
@@ -31,6 +33,7 @@ from typer.testing import CliRunner
 
 from antipodal import LSH, HammingIndex, gist, open_store
 from antipodal.cli.serve import app as commands
+from antipodal.cli.serve import serve
 from antipodal.codes import from_hex, to_hex
 from antipodal.errors import AntipodalError, StoreError
 from antipodal.service import Engine, Keys, Limits, create_app
@@ -949,6 +952,14 @@ def test_limits_must_make_sense():
     for wrong in ({"k": 0}, {"seconds": float("inf")}, {"seconds": float("nan")}, {"body": -1}):
         with pytest.raises(ValueError, match="must be more than 0"):
             Limits(**wrong)
+
+
+def test_the_options_of_serve_have_the_defaults_of_the_limits():
+    options = inspect.signature(serve).parameters
+    for field in dataclasses.fields(Limits):
+        name = field.name if field.name in options else f"max_{field.name}"
+        if field.name != "waiting":  # the only one that is no option
+            assert options[name].default == field.default
 
 
 # ------------------------------------------------------------------------------------ page

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on a request, each an option of `antipodal serve`.
+    """Bounds on a request, all but `waiting` an option of `antipodal serve`.
 
     Parameters
     ----------
