@@ -155,6 +155,7 @@ TABLES = {
     "trade-off": lambda: full(records("trade-off")),
     "coco": lambda: full(records("coco_bow500")),
     "coco-without": lambda: full(records("coco_bow500-without-top-1")),
+    "corel16k": lambda: full(records("corel16k")),
     "digits": lambda: demo(records("demo")),
 }
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
