@@ -510,6 +510,13 @@ def test_milvus_joins_what_it_must_ask_for_in_parts(engines, monkeypatch):  # no
         assert store.count() == 110
 
 
+def test_embedded_milvus_is_not_pinged(tmp_path, engines):  # noqa: F811
+    engines.url("milvus", "imports it")
+    with open_store(f"milvus:///{tmp_path}/quiet.db", n_bits=8) as store:
+        options = store._client._handler._grpc_options  # to wait for a hang-up takes a minute
+    assert options == {"grpc.keepalive_time_ms": 2**31 - 1}
+
+
 def test_milvus_refuses_a_collection_of_others(engines):  # noqa: F811
     url = engines.url("milvus", "foreign")
     client = MilvusClient(parse_url(url).target)

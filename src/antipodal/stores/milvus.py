@@ -38,6 +38,9 @@ _MAX_ANSWERS = 500_000  # hits of all queries of a call: answers beyond 64 MB ar
 _BATCH = 5_000  # rows in one message to the server
 _MAX_IDS = 8_000  # ids written into one expression
 _LEAST = -(2**63)
+# The client asks every 10 s whether the server is still there. Milvus Lite takes that for an attack
+# and hangs up after some idle seconds; a call at that moment fails.
+_NO_PINGS = {"grpc.keepalive_time_ms": 2**31 - 1}
 
 
 class MilvusStore(Store):
@@ -46,11 +49,16 @@ class MilvusStore(Store):
     def __init__(self, address: Address, *, n_bits: int | None, model: str | None) -> None:
         self._collection = address.options.get("collection", "codes")
         self.place = f"{address.shown}, collection {self._collection}"
-        if address.scheme == "milvus" and not address.target.endswith(".db"):
+        embedded = address.scheme == "milvus"
+        if embedded and not address.target.endswith(".db"):
             raise ValueError(f"the file of Milvus Lite must end in .db: got {address.target!r}")
         self._client: MilvusClient | None = None
         with self._errors():
-            self._client = MilvusClient(address.target, token=address.options.get("token", ""))
+            self._client = MilvusClient(
+                address.target,
+                token=address.options.get("token", ""),
+                grpc_options=_NO_PINGS if embedded else {},
+            )
         try:
             about = self._open(n_bits, model)
             about.agree(self.place, n_bits, model)
