@@ -219,7 +219,13 @@ def test_an_interrupted_command_leaves_no_file_behind(folder, tmp_path):
     rows = np.lib.format.open_memmap(tmp_path / "big.npy", "w+", np.float32, (4_000_000, 64))
     del rows  # a sparse file: nothing is written
     command = [sys.executable, "-m", "antipodal", "encode", str(folder / "m"), "big.npy", "--out"]
-    process = subprocess.Popen([*command, "c.npy"], cwd=tmp_path, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*command, "c.npy"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        # In the background a shell has all that it starts ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 60
     while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)  # until it writes
