@@ -15,13 +15,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from antipodal.benchmark import Benchmark, grid, run_cells
+from antipodal.benchmark.cells import Benchmark, grid, run_cells
+from antipodal.benchmark.records import appending, read_records
+from antipodal.benchmark.workers import available_cores
 from antipodal.cli.progress import bar
 from antipodal.datasets import cifar10
 from antipodal.encoders import LinfEncoder
 from antipodal.hashers import HASHERS, DeepLinf
-from antipodal.records import appending, read_records
-from antipodal.workers import available_cores
 
 RECORDS = Path(__file__).parent / "results" / "ablations.jsonl"
 

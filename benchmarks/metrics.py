@@ -29,7 +29,7 @@ from pathlib import Path  # noqa: E402
 import numpy as np  # noqa: E402
 
 from antipodal.codes import pack  # noqa: E402
-from antipodal.metrics import evaluate  # noqa: E402
+from antipodal.evaluation.metrics import evaluate  # noqa: E402
 
 N_QUERIES, N_ITEMS, N_BITS, N_CLASSES, N_CONCEPTS = 1_000, 59_000, 64, 10, 21
 SIDES = ("query_codes", "database_codes", "query_labels", "database_labels")

@@ -14,9 +14,9 @@ import typer
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
+from antipodal.benchmark.records import Record, read_records
+from antipodal.benchmark.summary import published_scores, spread, table
 from antipodal.cli import app
-from antipodal.records import Record, read_records
-from antipodal.summary import published_scores, spread, table
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -205,7 +205,7 @@ def main() -> None:
         LSH(N_BITS, random_state=0).fit(np.random.default_rng(0).standard_normal((500, 32))).save(
             folder / "model"
         )
-        from antipodal.modelfile import model_identity
+        from antipodal.storage.modelfile import model_identity
 
         url, identity = f"sqlite:///{folder}/codes.db", model_identity(folder / "model")
         with open_store(url, n_bits=N_BITS, model=identity) as store:

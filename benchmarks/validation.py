@@ -24,7 +24,7 @@ from sklearn.model_selection import StratifiedKFold
 
 from antipodal import evaluate
 from antipodal.datasets import arrays, cifar10
-from antipodal.methods import make_hasher
+from antipodal.hashers.methods import make_hasher
 
 
 def rows_of(source: str, per_class: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import euclidean_distances
 
 from antipodal.hashers.agh import AGH, graph_functions, split_thresholds
-from antipodal.hashers.anchors import cluster_centres, distance_blocks
+from antipodal.hashers.parts.anchors import cluster_centres, distance_blocks
 
 X, Y = load_digits(return_X_y=True)
 SEEDS = st.integers(0, 2**32 - 1)

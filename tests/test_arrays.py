@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from antipodal import AntipodalError
-from antipodal.arrays import read_array, write_codes
+from antipodal.storage.arrays import read_array, write_codes
 
 ROWS = np.arange(12.0).reshape(4, 3)
 

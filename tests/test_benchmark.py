@@ -12,11 +12,11 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 from antipodal import ITQ, LSH, ClassifierLSH, DeepLinf, datasets, evaluate, gist, pack
-from antipodal.benchmark import Benchmark, Cell, grid, run_cell, run_cells
-from antipodal.methods import make_hasher
-from antipodal.published import PUBLISHED
-from antipodal.records import read_records
-from antipodal.summary import published_scores, spread, table
+from antipodal.benchmark.cells import Benchmark, Cell, grid, run_cell, run_cells
+from antipodal.benchmark.published import PUBLISHED
+from antipodal.benchmark.records import read_records
+from antipodal.benchmark.summary import published_scores, spread, table
+from antipodal.hashers.methods import make_hasher
 
 DIGITS = datasets.digits()
 SMALL = {"n_train": 20, "n_query": 10}

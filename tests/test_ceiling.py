@@ -6,7 +6,7 @@ from sklearn.metrics import average_precision_score
 
 import reference_metrics as reference
 from antipodal import evaluate, pack
-from antipodal.ceiling import evaluate_floats
+from antipodal.evaluation.ceiling import evaluate_floats
 
 
 def problem(rng, n_queries=20, n_items=150, d=5, n_labels=3):

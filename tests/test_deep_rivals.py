@@ -10,9 +10,9 @@ from sklearn.linear_model import Lasso
 
 from antipodal import DeepLinf, evaluate, load
 from antipodal.encoders import SparseBitEncoder
-from antipodal.hashers.nnh import NNHash
+from antipodal.hashers.nnhash import NNHash
 from antipodal.hashers.registry import HASHERS
-from antipodal.hashers.snnh import SparseHash
+from antipodal.hashers.sparsehash import SparseHash
 
 RIVALS = [NNHash, SparseHash]
 NETWORKS = [DeepLinf, *RIVALS]

@@ -21,7 +21,7 @@ import pytest
 
 from antipodal import AntipodalError
 from antipodal.datasets import cifar10, download, idx, nus_wide
-from antipodal.datasets.download import SOURCES, Source
+from antipodal.datasets.download import SOURCES, RemoteDataset
 from antipodal.datasets.fetch import RemoteFile
 
 RNG = np.random.default_rng(0)
@@ -110,7 +110,7 @@ def remote(url, data):
 
 def use_archive(monkeypatch, url, data=ARCHIVE):
     sizes = {name: len(content) for name, content in CONTENT.items()}
-    source = Source(FOLDER, (remote(f"{url}/a.tar.gz", data),), sizes)
+    source = RemoteDataset(FOLDER, (remote(f"{url}/a.tar.gz", data),), sizes)
     monkeypatch.setitem(SOURCES, "cifar10", source)
 
 
@@ -301,10 +301,11 @@ def test_a_killed_download_leaves_no_final_name_and_is_resumed(server, tmp_path)
     server.files["/a.tar.gz"] = ARCHIVE[:HALF]
     script = (
         "import sys\n"
-        "from antipodal.datasets.download import SOURCES, Source, download\n"
+        "from antipodal.datasets.download import SOURCES, RemoteDataset, download\n"
         "from antipodal.datasets.fetch import RemoteFile\n"
         "url, size, md5, dir = sys.argv[1:]\n"
-        "source = Source('cifar-10-batches-bin', (RemoteFile(url, int(size), md5),), {'x': 1})\n"
+        "files = (RemoteFile(url, int(size), md5),)\n"
+        "source = RemoteDataset('cifar-10-batches-bin', files, {'x': 1})\n"
         "SOURCES['cifar10'] = source\n"
         "download('cifar10', dir, progress=lambda *n: print(n[0], flush=True))\n"
     )
@@ -353,7 +354,7 @@ def mnist(server, monkeypatch):
         files[old.name] = gzip.compress(images if "images" in old.name else labels, mtime=0)
         server.files[f"/{old.name}"] = files[old.name]
     table = tuple(remote(f"{server.url}/{name}", data) for name, data in files.items())
-    monkeypatch.setitem(SOURCES, "mnist", Source("mnist", table))
+    monkeypatch.setitem(SOURCES, "mnist", RemoteDataset("mnist", table))
     return SimpleNamespace(files=files, total=sum(map(len, files.values())))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from antipodal.datasets import Dataset, arrays, idx
 from antipodal.features import gist
-from antipodal.modelfile import read_model_file, write_model_file
+from antipodal.storage.modelfile import read_model_file, write_model_file
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 16, 20, 3), dtype=np.uint8)
 SMALL = {"orientations": (4, 2), "grid": 2}

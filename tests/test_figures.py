@@ -15,24 +15,24 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from antipodal import DeepLinf, datasets
-from antipodal.benchmark import Benchmark
-from antipodal.cli import app
-from antipodal.errors import AntipodalError
-from antipodal.figures import (
+from antipodal.benchmark.cells import Benchmark
+from antipodal.benchmark.figures import (
     Values,
     antipodality,
     draw_figures,
+    drawing,
     initialisation,
     loss_curves,
     neurons,
     one_image,
     radius_lookup,
-    report,
     save_figure,
     trade_off,
 )
-from antipodal.figures.style import NETWORKS
-from antipodal.methods import make_hasher
+from antipodal.benchmark.figures.style import NETWORKS
+from antipodal.cli import app
+from antipodal.errors import AntipodalError
+from antipodal.hashers.methods import make_hasher
 
 DIGITS = datasets.digits()
 SMALL = {"n_train": 20, "n_query": 10}
@@ -55,7 +55,7 @@ def hashers():
 
 @pytest.fixture(scope="module")
 def fitted():
-    return report.representations(BENCHMARK, METHODS, N_BITS, 0, unheard)
+    return drawing.representations(BENCHMARK, METHODS, N_BITS, 0, unheard)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def short_training(monkeypatch):
         return paper(n_bits, **options).set_params(n_pairs=1000)
 
     monkeypatch.setattr(DeepLinf, "paper", quick)
-    monkeypatch.setattr(report, "make_hasher", partial(make_hasher, settings=["n_epochs=15"]))
+    monkeypatch.setattr(drawing, "make_hasher", partial(make_hasher, settings=["n_epochs=15"]))
 
 
 def bounds(hasher):
@@ -229,8 +229,8 @@ def test_histograms_count_every_value_of_the_database_once(hashers, fitted):
 
 
 def test_of_a_large_database_some_rows_are_drawn(monkeypatch, hashers):
-    monkeypatch.setattr(report, "MOST_ROWS", 30)
-    _, database = report.representations(BENCHMARK, METHODS[:1], N_BITS, 0, unheard)
+    monkeypatch.setattr(drawing, "MOST_ROWS", 30)
+    _, database = drawing.representations(BENCHMARK, METHODS[:1], N_BITS, 0, unheard)
     (values,) = database.values()
     rows = BENCHMARK.draw(0).database
     everything = hashers[METHODS[0]].project(DIGITS.features[rows])
@@ -243,7 +243,7 @@ def test_of_a_large_database_some_rows_are_drawn(monkeypatch, hashers):
 def test_mirrored_runs_show_the_mean_of_both_views():
     data = DIGITS.with_gist(orientations=(4,), grid=2)
     benchmark = Benchmark(data, **SMALL, mirrored=True)
-    query, _ = report.representations(benchmark, METHODS[:1], N_BITS, 0, unheard)
+    query, _ = drawing.representations(benchmark, METHODS[:1], N_BITS, 0, unheard)
     rows, X = benchmark.draw(0), data.features
     both = np.concatenate([X[rows.train], X[rows.train][:, data.mirror]])
     hasher = make_hasher(METHODS[0], N_BITS, 0).fit(both, np.tile(data.labels[rows.train], 2))
@@ -307,7 +307,7 @@ def test_the_command_writes_ten_files_and_prints_records_only(tmp_path, short_tr
 
 
 def test_what_cannot_be_drawn_is_said_and_the_rest_is_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "NETWORKS", {"NNHash:n_epochs=2": None})
+    monkeypatch.setattr(drawing, "NETWORKS", {"NNHash:n_epochs=2": None})
     wild = "DeepLinf:optimizer=sgd:learning_rate=1e20"
     said = []
     draw_figures(

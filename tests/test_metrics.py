@@ -14,8 +14,8 @@ from sklearn.metrics import average_precision_score
 
 import reference_metrics as reference
 from antipodal.codes import pack, unpack
-from antipodal.metrics import bit_health, evaluate, hamming_distances
-from antipodal.ranking import TiedRanking, _count_in_rows
+from antipodal.evaluation.metrics import bit_health, evaluate, hamming_distances
+from antipodal.evaluation.ranking import TiedRanking, _count_in_rows
 
 ORDERS = ("", "_worst", "_best")
 

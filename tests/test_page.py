@@ -21,10 +21,9 @@ from PIL import Image
 from playwright.sync_api import expect, sync_playwright
 
 from antipodal import LSH, load, open_store
+from antipodal.benchmark.demo import Demo, data_url, png
 from antipodal.codes import unpack
 from antipodal.datasets import digits
-from antipodal.demo import Demo
-from antipodal.png import data_url, png
 from antipodal.service import Engine, Keys, create_app
 
 CHROMIUM = "/usr/bin/chromium"

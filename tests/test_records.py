@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from antipodal import AntipodalError
-from antipodal.records import appending, read_records
+from antipodal.benchmark.records import appending, read_records
 
 
 def write(path, *records):
@@ -59,7 +59,7 @@ def test_a_full_disk_keeps_the_records_before(tmp_path):
     path = tmp_path / "r.jsonl"
     code = f"""
 import resource, signal
-from antipodal.records import appending
+from antipodal.benchmark.records import appending
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 with appending({str(path)!r}) as file:
     file.append({{"a": 1}})
@@ -74,7 +74,7 @@ with appending({str(path)!r}) as file:
 def test_a_killed_writer_loses_no_acknowledged_record(tmp_path):
     path = tmp_path / "r.jsonl"
     code = f"""
-from antipodal.records import appending
+from antipodal.benchmark.records import appending
 with appending({str(path)!r}) as file:
     for i in range(10**9):
         file.append({{"i": i}})

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from antipodal import evaluate, pack
-from antipodal.charts import bar_chart, bit_strip, line_chart
 from antipodal.codes import unpack
 from antipodal.errors import AntipodalError
-from antipodal.metrics import bit_health
-from antipodal.report import bits_of, write_report
+from antipodal.evaluation.charts import bar_chart, bit_strip, line_chart
+from antipodal.evaluation.metrics import bit_health
+from antipodal.evaluation.report import bits_of, write_report
 
 BITS = 12
 

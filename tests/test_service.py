@@ -345,7 +345,7 @@ def odd_images():
 
 @pytest.mark.parametrize("name", odd_images())
 def test_images_of_many_kinds_are_read(name):
-    from antipodal.service.images import ImageFeatures
+    from antipodal.service.imagefeatures import ImageFeatures
 
     text, level = odd_images()[name]
     features = ImageFeatures("pixels:2x4:255", 10_000)([text])

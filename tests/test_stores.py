@@ -15,8 +15,8 @@ from pymilvus import MilvusClient
 from antipodal import pack
 from antipodal.errors import StoreError
 from antipodal.stores import milvus, open_store
+from antipodal.stores.address import parse_url
 from antipodal.stores.milvus import MAX_HITS
-from antipodal.stores.url import parse_url
 from antipodal.stores.where import matches, parse_where
 from engines import ENGINES, engines  # noqa: F401
 

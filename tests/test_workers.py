@@ -7,7 +7,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 from antipodal import AntipodalError
-from antipodal.workers import available_cores, run_jobs
+from antipodal.benchmark.workers import available_cores, run_jobs
 
 
 def add(shared, job):

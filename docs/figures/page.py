@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from playwright.sync_api import sync_playwright
 
-from antipodal.demo import Demo
-from antipodal.metrics import hamming_distances
+from antipodal.benchmark.demo import Demo
+from antipodal.cli.demo import serve_demo
+from antipodal.evaluation.metrics import hamming_distances
 
 torch.set_num_threads(1)
 show = Demo(48, None, 0)
@@ -49,6 +50,6 @@ def photograph(address: str) -> None:
 
 
 with tempfile.TemporaryDirectory() as folder:
-    show.serve(
-        Path(folder), score, lambda address: Thread(target=photograph, args=[address]).start()
+    serve_demo(
+        show, Path(folder), score, lambda address: Thread(target=photograph, args=[address]).start()
     )

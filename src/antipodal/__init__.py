@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from antipodal.encoders import ListaEncoder as ListaEncoder
     from antipodal.encoders import PlainEncoder as PlainEncoder
     from antipodal.errors import AntipodalError as AntipodalError
+    from antipodal.evaluation import Evaluation as Evaluation
+    from antipodal.evaluation import evaluate as evaluate
+    from antipodal.features import Vocabulary as Vocabulary
     from antipodal.features import bag_of_words as bag_of_words
     from antipodal.features import gist as gist
+    from antipodal.features import learn_vocabulary as learn_vocabulary
     from antipodal.hashers import AGH as AGH
     from antipodal.hashers import BRE as BRE
     from antipodal.hashers import ITQ as ITQ
@@ -39,11 +43,11 @@ if TYPE_CHECKING:
     from antipodal.hashers import SpectralHash as SpectralHash
     from antipodal.hashers import load as load
     from antipodal.index import HammingIndex as HammingIndex
-    from antipodal.metrics import Evaluation as Evaluation
-    from antipodal.metrics import evaluate as evaluate
+    from antipodal.index import Vectors as Vectors
     from antipodal.neurons import BLU as BLU
     from antipodal.neurons import HELU as HELU
     from antipodal.neurons import SHeLU as SHeLU
+    from antipodal.service import create_app as create_app
     from antipodal.stores import open_store as open_store
 
 _HOME = {
@@ -53,7 +57,7 @@ _HOME = {
     "BRE": "hashers",
     "ClassifierLSH": "hashers",
     "DeepLinf": "hashers",
-    "Evaluation": "metrics",
+    "Evaluation": "evaluation",
     "HELU": "neurons",
     "HammingIndex": "index",
     "ITQ": "hashers",
@@ -72,10 +76,14 @@ _HOME = {
     "SignHash": "hashers",
     "SparseHash": "hashers",
     "SpectralHash": "hashers",
+    "Vectors": "index",
+    "Vocabulary": "features",
     "bag_of_words": "features",
-    "evaluate": "metrics",
+    "create_app": "service",
+    "evaluate": "evaluation",
     "gist": "features",
     "ksvd": "dictionary",
+    "learn_vocabulary": "features",
     "load": "hashers",
     "open_store": "stores",
     "pack": "codes",

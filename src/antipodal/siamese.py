@@ -14,8 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from antipodal.checkpoint import fingerprint, restore_checkpoint, save_checkpoint
 from antipodal.pairs import PairSource
+from antipodal.storage.checkpoint import fingerprint, restore_checkpoint, save_checkpoint
 from antipodal.threads import one_thread_if_small
 
 

@@ -12,11 +12,11 @@ from antipodal.cli.app import AsJson, app, print_json, print_table
 from antipodal.cli.progress import bar
 
 if TYPE_CHECKING:
+    from antipodal.benchmark.records import Record
     from antipodal.datasets import Dataset
-    from antipodal.records import Record
 
 
-class Source(StrEnum):
+class DataSource(StrEnum):
     """What can be benchmarked."""
 
     cifar10 = "cifar10"
@@ -43,7 +43,7 @@ class Protocol(StrEnum):
 
 @app.command()
 def bench(
-    source: Annotated[Source, typer.Argument(metavar="DATASET", help=" | ".join(Source))],
+    source: Annotated[DataSource, typer.Argument(metavar="DATASET", help=" | ".join(DataSource))],
     file: Annotated[
         Path | None, typer.Argument(help="For multilabel and arrays: .npz or .parquet.")
     ] = None,
@@ -95,17 +95,17 @@ def bench(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise typer.BadParameter("--methods: give at least one")
-    from antipodal.benchmark import Benchmark, grid, run_cells
+    from antipodal.benchmark.cells import Benchmark, grid, run_cells
+    from antipodal.benchmark.records import appending, read_records
+    from antipodal.benchmark.workers import available_cores
     from antipodal.datasets import Split
-    from antipodal.records import appending, read_records
-    from antipodal.workers import available_cores
 
     try:
         cells = grid(names, lengths, chosen)
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     if figures is not None:
-        from antipodal.figures import draw_figures, prepare_directory
+        from antipodal.benchmark.figures import draw_figures, prepare_directory
 
         prepare_directory(figures)  # now: what is missing should not show after hours
     dataset = _load(source, file, data, features, skip_concepts)
@@ -149,7 +149,7 @@ def bench(
 
 
 def _load(
-    source: Source, file: Path | None, data: Path | None, features: Features | None, skip: int
+    source: DataSource, file: Path | None, data: Path | None, features: Features | None, skip: int
 ) -> "Dataset":
     """Read the dataset, with the features it is to be benchmarked on."""
     from dataclasses import replace
@@ -158,7 +158,7 @@ def _load(
 
     from antipodal import datasets
 
-    if (file is None) == (source in (Source.multilabel, Source.arrays)):
+    if (file is None) == (source in (DataSource.multilabel, DataSource.arrays)):
         wanted = "needs a FILE" if file is None else "takes no FILE"
         raise typer.BadParameter(f"bench {source} {wanted}")
     dataset: Dataset
@@ -166,18 +166,18 @@ def _load(
         dataset = datasets.arrays(file)
     else:
         loaders = {
-            Source.cifar10: datasets.cifar10,
-            Source.nuswide: datasets.nus_wide,
-            Source.idx: datasets.idx,
+            DataSource.cifar10: datasets.cifar10,
+            DataSource.nuswide: datasets.nus_wide,
+            DataSource.idx: datasets.idx,
         }
-        dataset = datasets.digits() if source is Source.digits else loaders[source](data)
-    if source is Source.multilabel and dataset.labels.ndim == 1:
+        dataset = datasets.digits() if source is DataSource.digits else loaders[source](data)
+    if source is DataSource.multilabel and dataset.labels.ndim == 1:
         raise ValueError(f"{file} has one label a row: use `antipodal bench arrays {file}`")
     images = dataset.images
     if images is None:
         if features is not None:
             raise typer.BadParameter(f"--features is for images, and {dataset.name} has none")
-    elif features is Features.gist or (features is None and source is Source.cifar10):
+    elif features is Features.gist or (features is None and source is DataSource.cifar10):
         dataset = replace(dataset.with_gist(), name=f"{dataset.name}-gist")
     elif dataset.features is None:
         pixels = images.reshape(len(images), -1)
@@ -193,7 +193,7 @@ def _load(
 
 
 def _print_table(records: "list[Record]", path: Path) -> None:
-    from antipodal.summary import chance, table
+    from antipodal.benchmark.summary import chance, table
 
     title = (
         f"{records[0]['dataset']}, percent, mean ± standard deviation over seeds (paper); "

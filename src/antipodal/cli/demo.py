@@ -1,7 +1,9 @@
 """`antipodal demo`."""
 
+import socket
 import sys
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +14,9 @@ from antipodal.cli.app import AsJson, Bits, Seed, app, print_json, print_table, 
 from antipodal.cli.progress import bar, training_progress
 
 if TYPE_CHECKING:
-    from antipodal.demo import Demo, Score
+    from collections.abc import Callable
+
+    from antipodal.benchmark.demo import Demo, Score
 
 
 @app.command()
@@ -34,7 +38,7 @@ def demo(
     """Learn codes of handwritten digits, score them beside rivals, show nearest images."""
     if open_page:
         require_service()  # before the training
-    from antipodal.demo import Demo
+    from antipodal.benchmark.demo import Demo
 
     show = Demo(bits, epochs, seed)
     rows = show.split
@@ -90,7 +94,28 @@ def _open_page(show: "Demo", out: Path, seed: int, as_json: bool) -> None:
         # In a thread: some browsers only return when they are closed.
         Thread(target=webbrowser.open, args=[address], daemon=True).start()
 
-    show.serve(out, score, opened)
+    serve_demo(show, out, score, opened)
+
+
+def serve_demo(show: "Demo", out: Path, score: "Score", opened: "Callable[[str], object]") -> None:
+    """Answer on a free port of this machine, until Ctrl-C; `opened` gets the address.
+
+    It is called when connections are accepted already, and may open a browser.
+    """
+    import uvicorn
+
+    from antipodal.service import Engine, create_app
+
+    model, _ = show.save(out)
+    show.write_queries(out)
+    names = ("map", "map_worst", "map_best", "precision_r2", "recall_r2")
+    scores = {name: score.evaluation.to_dict()[name] for name in names}
+    engine = Engine.open(model, show.fill_store(out, model), images="pixels:8x8", scores=scores)
+    app = create_app(engine, hosts={"127.0.0.1", "localhost"})
+    with socket.create_server(("127.0.0.1", 0)) as listening, suppress(KeyboardInterrupt):
+        opened(f"http://127.0.0.1:{listening.getsockname()[1]}/")
+        config = uvicorn.Config(app, log_config=None, access_log=False, ws="none")
+        uvicorn.Server(config).run(sockets=[listening])
 
 
 def _print_scores(scores: "list[Score]", bits: int) -> None:

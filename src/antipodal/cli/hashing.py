@@ -39,9 +39,9 @@ def fit(
     """Learn a hasher from features and labels (or pairs), and save it."""
     from sklearn.utils import get_tags
 
-    from antipodal.arrays import read_array
     from antipodal.hashers import NetworkHasher
-    from antipodal.methods import make_hasher
+    from antipodal.hashers.methods import make_hasher
+    from antipodal.storage.arrays import read_array
 
     if paper and method != "DeepLinf":
         raise typer.BadParameter("--paper is a setting of DeepLinf")
@@ -104,9 +104,9 @@ def encode(
     as_json: AsJson = False,
 ) -> None:
     """Turn features into packed binary codes, a block of rows at a time."""
-    from antipodal.arrays import read_array, write_codes
     from antipodal.codes import code_width
     from antipodal.hashers import load
+    from antipodal.storage.arrays import read_array, write_codes
 
     hasher = load(model)
     rows = read_array(features)
@@ -157,8 +157,8 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score how well codes retrieve: mAP under every tie order, balls, bit health."""
-    from antipodal.arrays import read_array
-    from antipodal.metrics import evaluate as score
+    from antipodal.evaluation.metrics import evaluate as score
+    from antipodal.storage.arrays import read_array
 
     arrays = [read_array(name) for name in (queries, database, query_labels, database_labels)]
     options: dict[str, Any] = {
@@ -169,7 +169,7 @@ def evaluate(
     if html is None:
         result = score(*arrays, **options).to_dict()
     else:
-        from antipodal.report import write_report
+        from antipodal.evaluation.report import write_report
 
         about = {"codes of the queries": queries, "codes of the database": database}
         result = write_report(html, *arrays, **options, n_examples=examples, about=about).to_dict()

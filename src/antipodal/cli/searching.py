@@ -29,7 +29,7 @@ _STATS_QUERIES, _STATS_K = 1000, 10
 _URL = "sqlite:///FILE, postgresql://…, milvus:///FILE or milvus+http://…"
 
 
-class Engine(StrEnum):
+class IndexEngine(StrEnum):
     """How an index file is searched."""
 
     flat = "flat"
@@ -60,8 +60,8 @@ def index(
         bool, typer.Option("--resume", help="Pass over the items that are in the store already.")
     ] = False,
     engine: Annotated[
-        Engine, typer.Option(help="Of an index file: ivf and hnsw may miss items.")
-    ] = Engine.flat,
+        IndexEngine, typer.Option(help="Of an index file: ivf and hnsw may miss items.")
+    ] = IndexEngine.flat,
     stats: Annotated[
         bool, typer.Option("--stats", help="Measure the recall of searches in the index file.")
     ] = False,
@@ -72,11 +72,11 @@ def index(
         raise typer.BadParameter("give --store URL or --out FILE")
     if store is None and (metadata is not None or resume):
         raise typer.BadParameter("--metadata and --resume are for stores")
-    if store is not None and (stats or engine is not Engine.flat):
+    if store is not None and (stats or engine is not IndexEngine.flat):
         raise typer.BadParameter("--engine and --stats are for index files: stores are exact")
     import numpy as np
 
-    from antipodal.arrays import read_array
+    from antipodal.storage.arrays import read_array
 
     rows = read_array(codes)
     if rows.ndim != 2:
@@ -146,10 +146,10 @@ def search(
             condition = json.loads(where)
         except ValueError as error:
             raise typer.BadParameter(f"--where must be JSON: {error}") from error
-    from antipodal.arrays import read_array
     from antipodal.index import HammingIndex
-    from antipodal.modelfile import model_identity
-    from antipodal.rescore import Vectors
+    from antipodal.index.rescore import Vectors
+    from antipodal.storage.arrays import read_array
+    from antipodal.storage.modelfile import model_identity
     from antipodal.stores import open_store
 
     rows = read_array(queries)
@@ -202,7 +202,7 @@ def _described(
     if model is None:
         return None, bits or 8 * rows.shape[1]
     from antipodal.hashers import load
-    from antipodal.modelfile import model_identity
+    from antipodal.storage.modelfile import model_identity
 
     n_bits = load(model).n_bits
     if bits not in (None, n_bits):
@@ -272,7 +272,7 @@ def _write_index(
     rows: "NDArray[Any]",
     ids: "NDArray[np.int64]",
     n_bits: int,
-    engine: Engine,
+    engine: IndexEngine,
     stats: bool,
 ) -> dict[str, Any]:
     import numpy as np

@@ -1,8 +1,8 @@
 """Datasets in their official layouts, and the splits that results are reported on."""
 
-from antipodal.datasets.arrays import arrays
-from antipodal.datasets.base import Dataset
+from antipodal.datasets.arrayfiles import arrays
 from antipodal.datasets.cifar10 import cifar10
+from antipodal.datasets.dataset import Dataset
 from antipodal.datasets.digits import digits
 from antipodal.datasets.download import download
 from antipodal.datasets.idx import idx

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from antipodal.errors import AntipodalError, ModelFileError
 from antipodal.features import gist
-from antipodal.modelfile import read_model_file, write_model_file
+from antipodal.storage.modelfile import read_model_file, write_model_file
 
 FOLDER = ".antipodal"
 _DEFINITION = 1  # raised whenever `gist` gives other values for the same images

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.datasets.base import Dataset
+from antipodal.datasets.dataset import Dataset
 from antipodal.datasets.location import find_directory
 from antipodal.errors import AntipodalError
 

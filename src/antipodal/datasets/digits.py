@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from antipodal.datasets.base import Dataset
+from antipodal.datasets.dataset import Dataset
 
 
 def digits() -> Dataset:

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from antipodal.datasets.fetch import RemoteFile, fetch
 from antipodal.datasets.location import data_directory
 from antipodal.errors import AntipodalError
-from antipodal.files import replacing
+from antipodal.storage.files import replacing
 
 Progress = Callable[[int, int], None]
 
 
-class Source(NamedTuple):
+class RemoteDataset(NamedTuple):
     """Where a dataset comes from.
 
     Parameters
@@ -49,7 +49,7 @@ def _idx(base: str, *published: tuple[int, str]) -> tuple[RemoteFile, ...]:
 
 
 SOURCES = {
-    "cifar10": Source(
+    "cifar10": RemoteDataset(
         "cifar-10-batches-bin",
         (
             RemoteFile(
@@ -60,7 +60,7 @@ SOURCES = {
         ),
         {f"data_batch_{i}.bin": 30_730_000 for i in range(1, 6)} | {"test_batch.bin": 30_730_000},
     ),
-    "fashion-mnist": Source(
+    "fashion-mnist": RemoteDataset(
         "fashion-mnist",
         _idx(
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
@@ -70,7 +70,7 @@ SOURCES = {
             (5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
         ),
     ),
-    "mnist": Source(
+    "mnist": RemoteDataset(
         "mnist",
         _idx(
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -137,7 +137,7 @@ def _alone_in(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _get_files(source: Source, folder: Path, progress: Progress | None) -> None:
+def _get_files(source: RemoteDataset, folder: Path, progress: Progress | None) -> None:
     folder.mkdir(exist_ok=True)
     before, total = 0, sum(remote.size for remote in source.files)
     for remote in source.files:
@@ -147,7 +147,7 @@ def _get_files(source: Source, folder: Path, progress: Progress | None) -> None:
         before += remote.size
 
 
-def _get_archive(source: Source, folder: Path, progress: Progress | None) -> None:
+def _get_archive(source: RemoteDataset, folder: Path, progress: Progress | None) -> None:
     """Unpack beside `folder`, then rename."""
     (remote,) = source.files
     directory, first = folder.parent, min(source.members)
@@ -185,7 +185,7 @@ def _fetch(
         raise AntipodalError(f"{error}. Try again, or get it by hand {by_hand}") from error
 
 
-def _unpack(archive: Path, source: Source, folder: Path) -> None:
+def _unpack(archive: Path, source: RemoteDataset, folder: Path) -> None:
     """Copy the members to names that we give: no path, link or mode in the archive has a say."""
     missing = dict(source.members)
     try:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.datasets.base import Dataset
+from antipodal.datasets.dataset import Dataset
 from antipodal.datasets.location import find_directory
 from antipodal.errors import AntipodalError
 

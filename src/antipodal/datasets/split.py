@@ -7,9 +7,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.arrays import open_npz
 from antipodal.errors import AntipodalError
-from antipodal.files import replacing
+from antipodal.storage.arrays import open_npz
+from antipodal.storage.files import replacing
 
 Rows = NDArray[np.int64]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from antipodal.errors import AntipodalError
 
 ByteImage = NDArray[np.uint8]  # (h, w)
-Source = ByteImage | list[Path]  # (m, h, w) or (m, h, w, 3), or m files
+ImageSource = ByteImage | list[Path]  # (m, h, w) or (m, h, w, 3), or m files
 Images = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | NDArray[np.uint8]
 
 _EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -46,7 +46,7 @@ def image_files(folder: str | os.PathLike[str]) -> list[Path]:
     return sorted(found, key=lambda file: file.relative_to(root).parts)
 
 
-def open_images(images: Images) -> Source:
+def open_images(images: Images) -> ImageSource:
     """Return an array as it is and anything else as files, or say why they are no images."""
     if isinstance(images, (str, os.PathLike)):
         return image_files(images)
@@ -66,7 +66,7 @@ def open_images(images: Images) -> Source:
     return [Path(path) for path in images]
 
 
-def read_grey(source: Source, index: int, size: int) -> ByteImage:
+def read_grey(source: ImageSource, index: int, size: int) -> ByteImage:
     """Return an image in grey, squashed to size × size pixels.
 
     Grey is 0.299 R + 0.587 G + 0.114 B. Sides that are longer are averaged down, sides that are

@@ -17,7 +17,7 @@ from antipodal.checks import check_whole
 from antipodal.errors import ModelFileError
 from antipodal.features.images import Images, open_images, read_grey
 from antipodal.features.sift import WIDTH, FloatArray, ImageThreads, describe
-from antipodal.modelfile import read_model_file, write_model_file
+from antipodal.storage.modelfile import read_model_file, write_model_file
 
 _BATCH = 100  # descriptors a word in a step of learning: 51 kB a word
 _MAX_ITER = 20  # of k-means on the first batch

@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from antipodal.checks import check_whole
-from antipodal.hashers.anchors import (
+from antipodal.hashers.base import BaseHasher, FloatArray
+from antipodal.hashers.parts.anchors import (
     check_bandwidth,
     choose_bandwidth,
     cluster_centres,
     distance_blocks,
     distance_map,
 )
-from antipodal.hashers.base import BaseHasher, FloatArray
 
 _SMALLEST = 1e-9  # eigenvalues are in [0, 1]; smaller ones are rounding
 

@@ -16,8 +16,8 @@ from torch import Tensor
 import antipodal
 from antipodal.checks import check_whole
 from antipodal.codes import Bits, Codes, code_width
-from antipodal.modelfile import Arrays, write_model_file
 from antipodal.pairs import check_labels
+from antipodal.storage.modelfile import Arrays, write_model_file
 
 FloatArray = NDArray[np.floating[Any]]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from antipodal.checks import check_whole
 from antipodal.hashers.base import BaseHasher, FloatArray
-from antipodal.hashers.rows import feature_scale, unit_rows
+from antipodal.hashers.parts.rows import feature_scale, unit_rows
 from antipodal.pairs import check_labels
 
 _ENOUGH = 1e-3  # a sweep that lowers the error by less than this share is the last

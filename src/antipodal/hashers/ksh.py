@@ -12,13 +12,13 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from antipodal.checks import check_whole
-from antipodal.hashers.anchors import (
+from antipodal.hashers.base import SupervisedHasher
+from antipodal.hashers.parts.anchors import (
     check_bandwidth,
     choose_bandwidth,
     distance_blocks,
     distance_map,
 )
-from antipodal.hashers.base import SupervisedHasher
 from antipodal.pairs import are_similar
 
 Float32Array = NDArray[np.float32]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from antipodal.checks import check_whole
 from antipodal.hashers.base import SupervisedHasher
-from antipodal.hashers.cuts import best_cuts
+from antipodal.hashers.parts.cuts import best_cuts
 from antipodal.pairs import ListedPairs, sample_pairs
 
 Covariances = tuple[NDArray[np.float64], NDArray[np.float64]]

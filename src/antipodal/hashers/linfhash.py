@@ -15,7 +15,7 @@ from antipodal.checks import check_whole
 from antipodal.codes import unpack
 from antipodal.dictionary import ksvd
 from antipodal.hashers.base import BaseHasher, FloatArray
-from antipodal.hashers.rows import unit_rows
+from antipodal.hashers.parts.rows import unit_rows
 
 _RELAXATION = 1.6  # α of solve_linf
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from antipodal.encoders import Encoder
 from antipodal.hashers.base import FloatArray, SupervisedHasher
-from antipodal.hashers.lift import Lift, kernel_map, learn_lift, lift_rows
-from antipodal.hashers.rows import feature_scale
+from antipodal.hashers.parts.lift import Lift, kernel_map, learn_lift, lift_rows
+from antipodal.hashers.parts.rows import feature_scale
 from antipodal.pairs import InBatchPairs, ListedPairs, check_pairs, sample_pairs
 from antipodal.siamese import Progress, Training, train
 

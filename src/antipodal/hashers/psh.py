@@ -12,7 +12,7 @@ from torch import Tensor
 
 from antipodal.checks import check_whole
 from antipodal.hashers.base import SupervisedHasher
-from antipodal.hashers.cuts import best_cuts, column_blocks
+from antipodal.hashers.parts.cuts import best_cuts, column_blocks
 from antipodal.pairs import ListedPairs, sample_pairs
 
 _MOST_COMPONENTS = 128  # later principal components vary little and tell little

@@ -7,19 +7,20 @@ from antipodal.errors import ModelFileError
 from antipodal.hashers.agh import AGH
 from antipodal.hashers.base import BaseHasher
 from antipodal.hashers.bre import BRE
-from antipodal.hashers.classifier import ClassifierLSH, OneHotHash
+from antipodal.hashers.classifierlsh import ClassifierLSH
+from antipodal.hashers.deeplinf import DeepLinf
 from antipodal.hashers.itq import ITQ
 from antipodal.hashers.ksh import KSH
 from antipodal.hashers.ldahash import LDAHash
-from antipodal.hashers.linf import DeepLinf
 from antipodal.hashers.linfhash import LinfHash
 from antipodal.hashers.lsh import LSH
-from antipodal.hashers.nnh import NNHash
+from antipodal.hashers.nnhash import NNHash
+from antipodal.hashers.onehothash import OneHotHash
 from antipodal.hashers.psh import PSH
 from antipodal.hashers.signhash import SignHash
-from antipodal.hashers.snnh import SparseHash
-from antipodal.hashers.spectral import SpectralHash
-from antipodal.modelfile import read_model_file
+from antipodal.hashers.sparsehash import SparseHash
+from antipodal.hashers.spectralhash import SpectralHash
+from antipodal.storage.modelfile import read_model_file
 
 HASHERS: dict[str, type[BaseHasher]] = {
     kind.__name__: kind

@@ -6,5 +6,6 @@
 """
 
 from antipodal.index.hamming import Ball, HammingIndex, Neighbours
+from antipodal.index.rescore import Vectors
 
-__all__ = ["Ball", "HammingIndex", "Neighbours"]
+__all__ = ["Ball", "HammingIndex", "Neighbours", "Vectors"]

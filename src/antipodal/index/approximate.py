@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.codes import Codes
-from antipodal.index.items import Items, RowNumbers
+from antipodal.index.items import IndexedItems, RowNumbers
 from antipodal.index.scan import Distances, load_faiss, nearest, threads_for
 
 ENGINES = ("flat", "ivf", "hnsw")
@@ -44,7 +44,7 @@ class Approximate:
         self._index: Any = None
         self._n_trained = 0
 
-    def nearest(self, queries: Codes, items: Items, k: int) -> tuple[RowNumbers, Distances]:
+    def nearest(self, queries: Codes, items: IndexedItems, k: int) -> tuple[RowNumbers, Distances]:
         """Find k rows a query, in the order (distance, row), usually but not surely the nearest.
 
         A query for which the engine finds fewer than k is answered by a scan.
@@ -63,7 +63,7 @@ class Approximate:
         order = np.lexsort((rows, distances), axis=1)
         return np.take_along_axis(rows, order, axis=1), np.take_along_axis(distances, order, axis=1)
 
-    def to_bytes(self, items: Items) -> NDArray[np.uint8]:
+    def to_bytes(self, items: IndexedItems) -> NDArray[np.uint8]:
         """Return the engine over these items in the form of Faiss; nothing if they are few."""
         if len(items) < _MIN_ROWS:
             return np.empty(0, dtype=np.uint8)
@@ -71,7 +71,7 @@ class Approximate:
             data: NDArray[np.uint8] = load_faiss().serialize_index_binary(self._up_to_date(items))
         return data
 
-    def _up_to_date(self, items: Items) -> Any:
+    def _up_to_date(self, items: IndexedItems) -> Any:
         if self._saved is not None:
             self._index, self._saved = load_faiss().deserialize_index_binary(self._saved), None
             self._n_trained = self._index.ntotal

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.codes import Codes
-from antipodal.index.items import Items, as_words
-from antipodal.index.scan import QUERIES_AT_ONCE, Hits, in_order, joined, within
+from antipodal.index.items import IndexedItems, as_words
+from antipodal.index.scan import QUERIES_AT_ONCE, RowHits, in_order, joined, within
 
 Numbers = NDArray[np.int64]
 
@@ -37,14 +37,17 @@ class Bands:
     def __init__(self, n_bits: int) -> None:
         self.n_bits = n_bits
         self._tables: Tables | None = None
-        self._scanned: tuple[Items | None, int] = None, 0  # items, and queries that scanned them
+        self._scanned: tuple[IndexedItems | None, int] = (
+            None,
+            0,
+        )  # items, and queries that scanned them
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tables there are."""
         return self._tables.nbytes if self._tables else 0
 
-    def tables(self, items: Items, radius: int, n_queries: int) -> "Tables | None":
+    def tables(self, items: IndexedItems, radius: int, n_queries: int) -> "Tables | None":
         """Return tables of these items for this radius, or None where a scan is better.
 
         Tables cost as much as some number of scans. They are made once that many queries have
@@ -115,7 +118,7 @@ class Tables:
         """Bytes of the tables."""
         return self._starts.nbytes + self._rows.nbytes
 
-    def within(self, queries: Codes, radius: int) -> Hits:
+    def within(self, queries: Codes, radius: int) -> RowHits:
         """Find what `scan.within` finds.
 
         The tables say how many candidates a query has before any is looked at: a query with so
@@ -166,7 +169,7 @@ class Tables:
         buckets: Numbers = key.view(np.int64) + self._first_bucket[:-1][bands]
         return buckets
 
-    def _within_of_one(self, query: Codes, radius: int) -> Hits | None:
+    def _within_of_one(self, query: Codes, radius: int) -> RowHits | None:
         """Do the same for a single query with few candidates, or return None if it has many.
 
         NumPy takes longer to be called than to work on a few numbers, so it is called little:
@@ -188,7 +191,7 @@ class Tables:
             distances, rows = distances[near], rows[near]
         pairs = set(zip(distances.tolist(), rows.tolist(), strict=True))
         found = sorted(pair for pair in pairs if pair[0] <= radius)
-        return Hits(
+        return RowHits(
             np.array([0, len(found)]),
             np.array([row for _, row in found], dtype=np.int64),
             np.array([distance for distance, _ in found], dtype=np.int32),
@@ -196,7 +199,7 @@ class Tables:
 
     def _compared(
         self, queries: Codes, begins: Numbers, counts: Numbers, n_candidates: Numbers, radius: int
-    ) -> Hits:
+    ) -> RowHits:
         """Compare each query with the rows of its buckets, so many pairs at once."""
         if n_candidates.sum() <= _CANDIDATES_AT_ONCE:
             return self._compared_at_once(queries, begins, counts, n_candidates, radius)
@@ -214,7 +217,7 @@ class Tables:
 
     def _compared_at_once(
         self, queries: Codes, begins: Numbers, counts: Numbers, n_candidates: Numbers, radius: int
-    ) -> Hits:
+    ) -> RowHits:
         flat = counts.ravel()
         ends = flat.cumsum()
         # The places of candidates: where a bucket begins, and on from there to its end.
@@ -232,7 +235,7 @@ def _distances(rows: NDArray[Any], queries: NDArray[Any]) -> NDArray[np.unsigned
     return counts[:, 0] if counts.shape[1] == 1 else counts.sum(axis=1)
 
 
-def _interleaved(first: NDArray[np.bool_], hits: Hits, others: Hits) -> Hits:
+def _interleaved(first: NDArray[np.bool_], hits: RowHits, others: RowHits) -> RowHits:
     """Put together the hits of the queries marked in `first` and those of all others."""
     query = np.concatenate(
         [
@@ -242,7 +245,7 @@ def _interleaved(first: NDArray[np.bool_], hits: Hits, others: Hits) -> Hits:
     )
     order = np.argsort(query, kind="stable")
     offsets = np.searchsorted(query[order], np.arange(len(first) + 1))
-    return Hits(
+    return RowHits(
         offsets,
         np.concatenate([hits.rows, others.rows])[order],
         np.concatenate([hits.distances, others.distances])[order],

@@ -14,9 +14,9 @@ from antipodal.index import scan
 from antipodal.index.approximate import ENGINES, Approximate
 from antipodal.index.bands import Bands
 from antipodal.index.indexfile import read_index_file, write_index_file
-from antipodal.index.items import MAX_ITEMS, Items, RowNumbers, take_rows, to_rows
+from antipodal.index.items import MAX_ITEMS, IndexedItems, RowNumbers, take_rows, to_rows
+from antipodal.index.rescore import Vectors, best_first, projection_scores
 from antipodal.index.scan import MAX_BITS, Distances
-from antipodal.rescore import Vectors, best_first, projection_scores
 
 
 class Neighbours(NamedTuple):
@@ -101,7 +101,7 @@ class HammingIndex:
         if engine not in ENGINES:
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}: got {engine!r}")
         self.engine = engine
-        self._items = Items.none(self.n_bits)
+        self._items = IndexedItems.none(self.n_bits)
         self._bands = Bands(self.n_bits)
         self._approximate = None if engine == "flat" else Approximate(engine)
 
@@ -201,7 +201,7 @@ class HammingIndex:
             Ids to search among, in any order. Ids that are not in the index are passed over.
         rescore : Vectors or array (n_queries, n_bits), optional
             Take the ``k * oversample`` nearest items and return the k best of them by the
-            cosine or distance of their vectors (`antipodal.rescore.Vectors`), or by the sum of
+            cosine or distance of their vectors (`antipodal.Vectors`), or by the sum of
             ``hasher.project(queries)`` with the signs of their bits. The order is then (score,
             id), best first.
         oversample : int
@@ -286,7 +286,7 @@ class HammingIndex:
             index._approximate = Approximate(header.engine, engine_data, items.era)
         return index
 
-    def _change_to(self, items: Items) -> None:
+    def _change_to(self, items: IndexedItems) -> None:
         self._items = items
         self._bands = Bands(self.n_bits)  # tables of other items would only keep their memory
 
@@ -294,7 +294,7 @@ class HammingIndex:
         return to_rows(check_codes(codes, self.n_bits, "query codes"), self.n_bits)
 
     def _nearest(
-        self, queries: Codes, items: Items, rows: RowNumbers | None, k: int
+        self, queries: Codes, items: IndexedItems, rows: RowNumbers | None, k: int
     ) -> tuple[RowNumbers, Distances]:
         if rows is not None:
             found, distances = scan.nearest(queries, take_rows(items.rows, rows), min(k, len(rows)))
@@ -305,7 +305,7 @@ class HammingIndex:
         return scan.nearest(queries, items.rows, k)
 
 
-def _allowed_rows(items: Items, allowed: ArrayLike) -> RowNumbers:
+def _allowed_rows(items: IndexedItems, allowed: ArrayLike) -> RowNumbers:
     """Return the rows of the allowed ids that there are, increasing."""
     rows = items.rows_of(check_ids(allowed, "allowed"))
     rows = rows[rows >= 0]
@@ -319,7 +319,7 @@ def _allowed_rows(items: Items, allowed: ArrayLike) -> RowNumbers:
     return rows[scan.first_of_equals(rows)]
 
 
-def _known_rows(items: Items, ids: Ids) -> RowNumbers:
+def _known_rows(items: IndexedItems, ids: Ids) -> RowNumbers:
     rows = items.rows_of(ids)
     unknown = ids[rows < 0]
     if len(unknown):

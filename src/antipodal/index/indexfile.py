@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from antipodal.checks import Ids
 from antipodal.codes import Codes
 from antipodal.errors import IndexFileError
-from antipodal.files import replacing
-from antipodal.index.items import MAX_ITEMS, Items, row_width, without_gaps
+from antipodal.index.items import MAX_ITEMS, IndexedItems, row_width, without_gaps
+from antipodal.storage.files import replacing
 
 FORMAT_VERSION = 1
 
@@ -51,7 +51,7 @@ class Header(NamedTuple):
 
 
 def write_index_file(
-    path: str | os.PathLike[str], n_bits: int, engine: str, items: Items, engine_data: Bytes
+    path: str | os.PathLike[str], n_bits: int, engine: str, items: IndexedItems, engine_data: Bytes
 ) -> None:
     """Write the items; a file already at `path` is replaced at once or not at all."""
     ids = items.id_column
@@ -74,7 +74,7 @@ def write_index_file(
             file.write(part)
 
 
-def read_index_file(path: str | os.PathLike[str]) -> tuple[Header, Items, Bytes]:
+def read_index_file(path: str | os.PathLike[str]) -> tuple[Header, IndexedItems, Bytes]:
     """Map what `write_index_file` wrote, or raise IndexFileError saying what is wrong with it."""
     try:
         with open(path, "rb") as file:
@@ -103,7 +103,7 @@ def read_index_file(path: str | os.PathLike[str]) -> tuple[Header, Items, Bytes]
         rows, ids, engine_data = _arrays(header, data[_DIGEST.stop + length :])
     except (TypeError, ValueError, RecursionError) as error:  # the checksum holds: not our writer
         raise IndexFileError(f"{path} cannot be read: {error}") from error
-    return header, Items.of(rows, ids), engine_data
+    return header, IndexedItems.of(rows, ids), engine_data
 
 
 def _arrays(header: Header, data: memoryview) -> tuple[Codes, range | Ids, Bytes]:

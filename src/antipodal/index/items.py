@@ -46,8 +46,8 @@ class Column(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Items:
-    """Codes and ids at one moment; a change makes new `Items`.
+class IndexedItems:
+    """Codes and ids at one moment; a change makes new `IndexedItems`.
 
     Attributes
     ----------
@@ -116,12 +116,12 @@ class Items:
         rows = np.minimum(np.searchsorted(self.id_column.rows, ids), len(self) - 1)
         return np.where(self.id_column.rows[rows] == ids, rows, -1)
 
-    def added(self, rows: Codes, ids: range | Ids) -> "Items":
+    def added(self, rows: Codes, ids: range | Ids) -> "IndexedItems":
         """Return these items and others, whose ids increase and are new."""
         if not len(ids):
             return self
         if not len(self):
-            return Items(self.code_column.extended(rows), _column(ids))
+            return IndexedItems(self.code_column.extended(rows), _column(ids))
         if ids[0] > self._id(-1):
             return replace(
                 self,
@@ -130,14 +130,14 @@ class Items:
             )
         places = np.searchsorted(self.ids, np.asarray(ids))
         merged = np.insert(as_words(self.rows), places, as_words(rows), axis=0)
-        return Items.of(merged.view(np.uint8), np.insert(self.ids, places, np.asarray(ids)))
+        return IndexedItems.of(merged.view(np.uint8), np.insert(self.ids, places, np.asarray(ids)))
 
-    def removed(self, rows: RowNumbers) -> "Items":
+    def removed(self, rows: RowNumbers) -> "IndexedItems":
         """Return the items that are not in these rows."""
         is_kept = np.ones(len(self), dtype=np.bool_)
         is_kept[rows] = False
         kept = np.flatnonzero(is_kept)
-        return Items.of(take_rows(self.rows, kept), self.ids_of(kept))
+        return IndexedItems.of(take_rows(self.rows, kept), self.ids_of(kept))
 
     def _id(self, row: int) -> int:
         ids = self.id_column

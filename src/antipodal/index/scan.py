@@ -25,7 +25,7 @@ _BALLS_AT_ONCE = 16  # each may hold every row
 MAX_BITS = 2**20 - 1  # and 20 for a distance
 
 
-class Hits(NamedTuple):
+class RowHits(NamedTuple):
     """Rows found for many queries: the i-th query's are at offsets[i] : offsets[i + 1]."""
 
     offsets: NDArray[np.int64]
@@ -86,7 +86,7 @@ def nearest(queries: Codes, rows: Codes, k: int) -> tuple[RowNumbers, Distances]
     return found, distances
 
 
-def within(queries: Codes, rows: Codes, radius: int) -> Hits:
+def within(queries: Codes, rows: Codes, radius: int) -> RowHits:
     """Find all rows at distance ≤ radius, in the order (distance, row) for each query."""
     if not len(queries) or not len(rows):
         return no_hits(len(queries))
@@ -116,7 +116,7 @@ def within(queries: Codes, rows: Codes, radius: int) -> Hits:
 
 def in_order(
     query: NDArray[Any], distances: NDArray[Any], rows: NDArray[Any], n_queries: int
-) -> Hits:
+) -> RowHits:
     """Sort by (query, distance, row) and drop what is repeated.
 
     The three are packed into one number, which sorts several times faster than three keys do:
@@ -131,17 +131,17 @@ def in_order(
         keys = keys[first_of_equals(keys)]
     offsets = np.searchsorted(keys, np.arange(n_queries + 1) << 52)
     distances = (keys >> 32 & MAX_BITS).astype(np.int32)
-    return Hits(offsets, keys & MAX_ITEMS, distances)
+    return RowHits(offsets, keys & MAX_ITEMS, distances)
 
 
-def joined(parts: list[Hits]) -> Hits:
+def joined(parts: list[RowHits]) -> RowHits:
     """Put the hits of one block of queries after those of another."""
     if len(parts) == 1:
         return parts[0]
     if not parts:
         return no_hits(0)
     counts = np.concatenate([np.diff(part.offsets) for part in parts])
-    return Hits(
+    return RowHits(
         _offsets(counts),
         np.concatenate([part.rows for part in parts]),
         np.concatenate([part.distances for part in parts]),
@@ -155,9 +155,9 @@ def first_of_equals(values: NDArray[Any]) -> NDArray[np.bool_]:
     return first
 
 
-def no_hits(n_queries: int) -> Hits:
+def no_hits(n_queries: int) -> RowHits:
     """Return nothing found, for so many queries."""
-    return Hits(
+    return RowHits(
         np.zeros(n_queries + 1, dtype=np.int64),
         np.empty(0, dtype=np.int64),
         np.empty(0, dtype=np.int32),

@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from antipodal.checks import Ids
 from antipodal.codes import Codes, code_width, from_hex, to_hex
+from antipodal.evaluation.metrics import bit_health
 from antipodal.hashers import BaseHasher, load
-from antipodal.metrics import bit_health
-from antipodal.modelfile import model_identity
-from antipodal.rescore import best_first, projection_scores
-from antipodal.service.images import ImageFeatures
+from antipodal.index.rescore import best_first, projection_scores
+from antipodal.service.imagefeatures import ImageFeatures
 from antipodal.service.limits import Limits
 from antipodal.service.problems import UnavailableError
 from antipodal.service.schemas import DeleteRequest, EncodeRequest, SearchRequest, UpsertRequest
+from antipodal.storage.modelfile import model_identity
 from antipodal.stores import Store, open_store
-from antipodal.stores.base import Distances, Items
+from antipodal.stores.store import Distances, Items
 from antipodal.stores.where import matches, parse_where
 
 _OVERSAMPLE = 4  # candidates for each result of a rescored search, as in `HammingIndex.search`

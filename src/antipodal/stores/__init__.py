@@ -1,5 +1,5 @@
 """Durable stores of codes: one contract over SQLite, PostgreSQL and Milvus."""
 
-from antipodal.stores.base import Items as Items
-from antipodal.stores.base import Store as Store
-from antipodal.stores.url import open_store as open_store
+from antipodal.stores.opening import open_store as open_store
+from antipodal.stores.store import Items as Items
+from antipodal.stores.store import Store as Store

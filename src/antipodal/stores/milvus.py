@@ -19,18 +19,18 @@ from antipodal.checks import Ids
 from antipodal.codes import Codes, code_width, to_bytes
 from antipodal.errors import StoreError
 from antipodal.index import Ball, Neighbours
-from antipodal.stores.base import (
+from antipodal.stores.address import Address
+from antipodal.stores.dialects import milvus_narrowing
+from antipodal.stores.metadata import clean
+from antipodal.stores.store import (
     About,
     Distances,
-    Hits,
+    ItemHits,
     Store,
     by_distance_and_id,
     nearest,
     within,
 )
-from antipodal.stores.dialects import milvus_narrowing
-from antipodal.stores.metadata import clean
-from antipodal.stores.url import Address
 from antipodal.stores.where import Where, matches
 
 MAX_HITS = 16_384  # a query may have, in every version of Milvus
@@ -132,7 +132,7 @@ class MilvusStore(Store):
 
     # ------------------------------------------------------------------------------ asking
 
-    def _nearest(self, codes: Codes, k: int, expression: str) -> Hits:
+    def _nearest(self, codes: Codes, k: int, expression: str) -> ItemHits:
         """Return the k nearest of each query, ties cut by id."""
         queries = to_bytes(codes, self.n_bits)
         if k > MAX_HITS:
@@ -140,7 +140,7 @@ class MilvusStore(Store):
                 _joined([self._ball(query, 0, self.n_bits, expression)], k) for query in queries
             ]
         step = max(1, _MAX_ANSWERS // k)
-        hits: Hits = []
+        hits: ItemHits = []
         for start in range(0, len(queries), step):
             part = queries[start : start + step]
             answers = self._ask(part, k, expression, {})
@@ -177,7 +177,7 @@ class MilvusStore(Store):
 
     def _ask(
         self, queries: list[bytes], limit: int, expression: str, bounds: dict[str, int]
-    ) -> Hits:
+    ) -> ItemHits:
         if not queries:
             return []
         with self._errors() as client:
@@ -273,7 +273,7 @@ def _among(ids: Ids) -> str:
     return f"({least} or id in {numbers})" if numbers else least
 
 
-def _joined(parts: Hits, k: int | None = None) -> tuple[Ids, Distances]:
+def _joined(parts: ItemHits, k: int | None = None) -> tuple[Ids, Distances]:
     """Put the hits of one query together, in order, and cut them at k."""
     ids, distances = by_distance_and_id(
         np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in parts)]),

@@ -18,10 +18,10 @@ from antipodal.checks import Ids
 from antipodal.codes import Codes, from_bit_strings, to_bit_strings
 from antipodal.errors import StoreError
 from antipodal.index import Ball, Neighbours
-from antipodal.stores.base import About, Hits, Store, nearest, within
+from antipodal.stores.address import Address
 from antipodal.stores.dialects import postgres_condition
 from antipodal.stores.metadata import parse_metadata
-from antipodal.stores.url import Address
+from antipodal.stores.store import About, ItemHits, Store, nearest, within
 from antipodal.stores.where import And, Where
 
 _CREATE: LiteralString = """
@@ -127,7 +127,7 @@ class PostgresStore(Store):
         query = self._sql("SELECT count(*) FROM {items} WHERE {condition}", condition)
         return int(self._rows(query, values)[0][0])
 
-    def _hits(self, query: LiteralString, codes: Codes, last: int, where: Where | None) -> Hits:
+    def _hits(self, query: LiteralString, codes: Codes, last: int, where: Where | None) -> ItemHits:
         texts = to_bit_strings(codes, self.n_bits)
         if where is None:
             rows = self._rows(self._sql(_QUERIES + query), [texts, last])

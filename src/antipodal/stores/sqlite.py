@@ -22,12 +22,12 @@ from antipodal.checks import Ids
 from antipodal.codes import Codes, from_bytes, to_bytes
 from antipodal.errors import StoreError
 from antipodal.index import Ball, HammingIndex, Neighbours
-from antipodal.stores.base import Store
+from antipodal.stores.address import Address
 from antipodal.stores.dialects import sqlite_condition
 from antipodal.stores.locks import SharedLock
 from antipodal.stores.metadata import parse_metadata
 from antipodal.stores.sqlitefile import SqliteFile, checksums
-from antipodal.stores.url import Address
+from antipodal.stores.store import Store
 from antipodal.stores.where import Where
 
 _KEPT_VERSIONS, _KEPT_IDS = 1_000, 1_000_000  # changes that are remembered for other processes

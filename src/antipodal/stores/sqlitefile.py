@@ -20,9 +20,9 @@ import numpy as np
 
 from antipodal.checks import Ids
 from antipodal.errors import StoreError
-from antipodal.stores.base import About
+from antipodal.stores.address import Address
 from antipodal.stores.dialects import EXACT_REAL
-from antipodal.stores.url import Address
+from antipodal.stores.store import About
 
 _APPLICATION_ID = 0x616E7470  # "antp", in the header of the file
 _SCHEMA: dict[str, LiteralString] = {

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from statistics import mean, stdev
 
-from antipodal.published import PUBLISHED, Scores
-from antipodal.records import Record
+from antipodal.benchmark.published import PUBLISHED, Scores
+from antipodal.benchmark.records import Record
 
 Column = tuple[str, str]  # the record's key, the heading
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from antipodal.codes import Codes, check_codes, unpack
-from antipodal.ranking import (
+from antipodal.evaluation.ranking import (
     Counts,
     Divisor,
     TiedRanking,
@@ -24,7 +24,15 @@ from antipodal.ranking import (
     to_words,
 )
 
-__all__ = ["AtK", "Ball", "BitHealth", "Evaluation", "bit_health", "evaluate", "hamming_distances"]
+__all__ = [
+    "AtK",
+    "BallScores",
+    "BitHealth",
+    "Evaluation",
+    "bit_health",
+    "evaluate",
+    "hamming_distances",
+]
 
 Balls = Literal["macro", "nonempty", "micro"]
 
@@ -42,7 +50,7 @@ class AtK(NamedTuple):
     mp_best: float
 
 
-class Ball(NamedTuple):
+class BallScores(NamedTuple):
     """Scores of the items within a radius, and the share of queries that have none there."""
 
     precision: float
@@ -73,7 +81,7 @@ class Evaluation:
     map_worst: float
     map_best: float
     at: dict[int, AtK]
-    radius: dict[int, Ball]
+    radius: dict[int, BallScores]
     health: BitHealth
 
     def to_dict(self) -> dict[str, float | int]:
@@ -254,7 +262,7 @@ def _mean_scores(
     ]
 
 
-def _ball(items: Counts, relevant: Counts, radius: int, balls: Balls) -> Ball:
+def _ball(items: Counts, relevant: Counts, radius: int, balls: Balls) -> BallScores:
     """Precision and recall of the items within a radius, averaged, and their harmonic mean."""
     ball = slice(radius + 1)
     counts = np.stack([items[:, ball].sum(1), relevant[:, ball].sum(1), relevant.sum(1)])
@@ -268,7 +276,7 @@ def _ball(items: Counts, relevant: Counts, radius: int, balls: Balls) -> Ball:
     precision = float((hits / np.maximum(inside, 1)).sum() / n_balls)
     recall = float((hits / n_relevant).sum() / n_balls)
     f1 = 2 * precision * recall / (precision + recall) if precision else 0.0
-    return Ball(100 * precision, 100 * recall, 100 * f1, 100 * float(empty.mean()))
+    return BallScores(100 * precision, 100 * recall, 100 * f1, 100 * float(empty.mean()))
 
 
 def _quantisation_error(projections: ArrayLike, shape: tuple[int, int], block_bytes: int) -> float:

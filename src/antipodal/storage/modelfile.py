@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from antipodal.errors import ModelFileError
-from antipodal.files import replacing
+from antipodal.storage.files import replacing
 
 FORMAT_VERSION = 1
 

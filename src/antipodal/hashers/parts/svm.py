@@ -19,7 +19,7 @@ from scipy.special import expit, log_softmax, softmax
 from sklearn.svm import SVC
 from torch import Tensor
 
-from antipodal.hashers.rows import feature_scale
+from antipodal.hashers.parts.rows import feature_scale
 
 Floats = NDArray[np.floating[Any]]
 

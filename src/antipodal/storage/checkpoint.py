@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from antipodal.errors import ModelFileError
-from antipodal.modelfile import read_model_file, write_model_file
+from antipodal.storage.modelfile import read_model_file, write_model_file
 
 Tensors = Mapping[str, Tensor]
 

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from antipodal.codes import pack
-from antipodal.figures.style import (
+from antipodal.benchmark.figures.style import (
     BLUE,
     COLUMN,
     FAINT,
@@ -24,9 +23,10 @@ from antipodal.figures.style import (
     network_of,
     new_figure,
 )
-from antipodal.metrics import bit_health
+from antipodal.benchmark.records import Record
+from antipodal.codes import pack
+from antipodal.evaluation.metrics import bit_health
 from antipodal.neurons import BLU, HELU, SHeLU
-from antipodal.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from antipodal.errors import AntipodalError
-from antipodal.files import replacing
+from antipodal.storage.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

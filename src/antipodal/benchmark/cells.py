@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 import antipodal
-from antipodal.ceiling import evaluate_floats
+from antipodal.benchmark.records import Record
+from antipodal.benchmark.workers import run_jobs
 from antipodal.codes import pack
 from antipodal.datasets import Dataset, Split
+from antipodal.evaluation.ceiling import evaluate_floats
+from antipodal.evaluation.metrics import evaluate
 from antipodal.hashers import BaseHasher, ClassifierLSH
-from antipodal.methods import make_hasher
-from antipodal.metrics import evaluate
-from antipodal.records import Record
-from antipodal.workers import run_jobs
+from antipodal.hashers.methods import make_hasher
 
 CEILING = "Ceiling"  # no code at all: the class probabilities of `ClassifierLSH`, as floats
 _MOST_CONCEPT_ROWS = 5000  # training rows of a multi-label set, unless told otherwise

@@ -17,12 +17,12 @@ from antipodal.checks import Ids, check_ids, check_whole
 from antipodal.codes import Codes, check_codes, code_width
 from antipodal.errors import StoreError
 from antipodal.index import Ball, Neighbours
-from antipodal.rescore import Vectors, projection_scores
+from antipodal.index.rescore import Vectors, projection_scores
 from antipodal.stores.metadata import metadata_texts
 from antipodal.stores.where import Where, parse_where
 
 Distances: TypeAlias = NDArray[np.int32]
-Hits: TypeAlias = list[tuple[Ids, Distances]]  # of each query, ordered by (distance, id)
+ItemHits: TypeAlias = list[tuple[Ids, Distances]]  # of each query, ordered by (distance, id)
 
 
 class Items(NamedTuple):
@@ -246,7 +246,7 @@ def by_distance_and_id(ids: Ids, distances: Distances) -> tuple[Ids, Distances]:
     return ids[order], distances[order]
 
 
-def nearest(hits: Hits) -> Neighbours:
+def nearest(hits: ItemHits) -> Neighbours:
     """Join hits of equal number into the table that `search` returns."""
     shape = (len(hits), len(hits[0][0]) if hits else 0)
     ids = np.array([i for i, _ in hits], np.int64).reshape(shape)
@@ -254,7 +254,7 @@ def nearest(hits: Hits) -> Neighbours:
     return Neighbours(ids, distances)
 
 
-def within(hits: Hits) -> Ball:
+def within(hits: ItemHits) -> Ball:
     """Join the hits of each query into the lists that `radius` returns."""
     offsets = np.zeros(len(hits) + 1, np.int64)
     np.cumsum([len(ids) for ids, _ in hits], out=offsets[1:])

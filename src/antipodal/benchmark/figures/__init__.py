@@ -4,7 +4,8 @@
 the extra `plots`.
 """
 
-from antipodal.figures.plots import (
+from antipodal.benchmark.figures.drawing import draw_figures, loss_curves, prepare_directory
+from antipodal.benchmark.figures.plots import (
     Values,
     antipodality,
     initialisation,
@@ -13,8 +14,7 @@ from antipodal.figures.plots import (
     radius_lookup,
     trade_off,
 )
-from antipodal.figures.report import draw_figures, loss_curves, prepare_directory
-from antipodal.figures.style import save_figure
+from antipodal.benchmark.figures.style import save_figure
 
 __all__ = [
     "Values",

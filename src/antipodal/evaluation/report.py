@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from antipodal import __version__
-from antipodal.charts import bar_chart, bit_strip, line_chart, range_chart
 from antipodal.codes import Codes, check_codes, unpack
-from antipodal.files import replacing
-from antipodal.metrics import Evaluation, bit_correlations, evaluate
-from antipodal.ranking import hamming_distances
+from antipodal.evaluation.charts import bar_chart, bit_strip, line_chart, range_chart
+from antipodal.evaluation.metrics import Evaluation, bit_correlations, evaluate
+from antipodal.evaluation.ranking import hamming_distances
+from antipodal.storage.files import replacing
 
 _MOST_CONCEPTS = 8  # of an item that are written out
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.linalg import eigh
 from torch import Tensor
 
-from antipodal.hashers.anchors import distance_blocks, distance_map
+from antipodal.hashers.parts.anchors import distance_blocks, distance_map
 
 _MOST_COMPONENTS = 512  # later ones fit single rows more than classes
 _RANK = 1e-6  # eigenvalues below this share of the largest are rounding

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from antipodal.codes import Codes
 from antipodal.errors import AntipodalError
-from antipodal.files import replacing
+from antipodal.storage.files import replacing
 
 
 def read_array(source: str) -> NDArray[Any]:

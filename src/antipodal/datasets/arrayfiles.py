@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.arrays import open_npz, read_array
-from antipodal.datasets.base import Dataset
+from antipodal.datasets.dataset import Dataset
 from antipodal.datasets.parquet import read_parquet
 from antipodal.errors import AntipodalError
+from antipodal.storage.arrays import open_npz, read_array
 
 _Pair = tuple[NDArray[Any], NDArray[Any]]
 

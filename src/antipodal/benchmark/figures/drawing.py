@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.benchmark import Benchmark
+from antipodal.benchmark.cells import Benchmark
+from antipodal.benchmark.figures import plots
+from antipodal.benchmark.figures.plots import FloatArray, Values
+from antipodal.benchmark.figures.style import NETWORKS, network_of, require_matplotlib, save_figure
+from antipodal.benchmark.records import Record
 from antipodal.encoders import LinfEncoder
 from antipodal.errors import AntipodalError
-from antipodal.figures import plots
-from antipodal.figures.plots import FloatArray, Values
-from antipodal.figures.style import NETWORKS, network_of, require_matplotlib, save_figure
 from antipodal.hashers import BaseHasher, DeepLinf, NetworkHasher
-from antipodal.methods import make_hasher
-from antipodal.records import Record
+from antipodal.hashers.methods import make_hasher
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

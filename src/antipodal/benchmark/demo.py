@@ -1,9 +1,9 @@
 """The demonstration: learn codes of handwritten digits, score them, look at neighbours."""
 
-import socket
+import base64
+import io
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,15 +12,14 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.arrays import write_codes
-from antipodal.benchmark import Rows
+from antipodal.benchmark.cells import Rows
 from antipodal.datasets import digits
-from antipodal.files import replacing
+from antipodal.evaluation.metrics import Evaluation, evaluate, hamming_distances
 from antipodal.hashers import HASHERS, NetworkHasher
-from antipodal.methods import make_hasher
-from antipodal.metrics import Evaluation, evaluate, hamming_distances
-from antipodal.modelfile import model_identity
-from antipodal.png import data_url, png
+from antipodal.hashers.methods import make_hasher
+from antipodal.storage.arrays import write_codes
+from antipodal.storage.files import replacing
+from antipodal.storage.modelfile import model_identity
 from antipodal.stores import open_store
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class NearestImages:
     """A query and its nearest items: row numbers and Hamming distances."""
 
     query: int
@@ -122,29 +121,7 @@ class Demo:
                 file.write(png(self.pixels[row]))
         return folder
 
-    def serve(self, directory: Path, score: Score, opened: Callable[[str], object]) -> None:
-        """Answer on a free port of this machine, until Ctrl-C; `opened` gets the address.
-
-        It is called when connections are accepted already, and may open a browser.
-        """
-        import uvicorn
-
-        from antipodal.service import Engine, create_app
-
-        model, _ = self.save(directory)
-        self.write_queries(directory)
-        names = ("map", "map_worst", "map_best", "precision_r2", "recall_r2")
-        scores = {name: score.evaluation.to_dict()[name] for name in names}
-        engine = Engine.open(
-            model, self.fill_store(directory, model), images="pixels:8x8", scores=scores
-        )
-        app = create_app(engine, hosts={"127.0.0.1", "localhost"})
-        with socket.create_server(("127.0.0.1", 0)) as listening, suppress(KeyboardInterrupt):
-            opened(f"http://127.0.0.1:{listening.getsockname()[1]}/")
-            config = uvicorn.Config(app, log_config=None, access_log=False, ws="none")
-            uvicorn.Server(config).run(sockets=[listening])
-
-    def neighbours(self, n_queries: int, k: int) -> list[Neighbours]:
+    def neighbours(self, n_queries: int, k: int) -> list[NearestImages]:
         """Ask the first query of each of some classes for its k nearest database items."""
         queries = self.split.query
         classes = np.linspace(0, 9, n_queries, dtype=int)
@@ -156,7 +133,7 @@ class Demo:
         found = []
         for query, row in zip(asked, distances, strict=True):
             order = np.argsort(row, kind="stable")[:k]
-            found.append(Neighbours(int(query), database[order], row[order]))
+            found.append(NearestImages(int(query), database[order], row[order]))
         return found
 
     def picture(self, rows: list[int], captions: list[str]) -> list[str]:
@@ -169,3 +146,17 @@ class Demo:
                 cells.append("".join(2 * SHADES[round(p * (len(SHADES) - 1))] for p in pixels))
             lines.append("   ".join(cells))
         return [line.rstrip() for line in lines]
+
+
+def png(image: NDArray[np.uint8]) -> bytes:
+    """Write a grey image (height, width) as a PNG file. Pillow comes with the extra `serve`."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return file.getvalue()
+
+
+def data_url(image: NDArray[np.uint8]) -> str:
+    """Return a grey image as the address of a picture that a page can show as it is."""
+    return "data:image/png;base64," + base64.b64encode(png(image)).decode()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from antipodal.ranking import TiedRanking, blocks
+from antipodal.evaluation.ranking import TiedRanking, blocks
 
 _BYTES_AN_ITEM = 160  # that scoring takes for an item of a ranking, all temporary arrays together
 

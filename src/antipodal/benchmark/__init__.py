@@ -1,0 +1,1 @@
+"""Hashers × code lengths × seeds: `cells` measures, `records` keeps, `summary` makes the tables."""

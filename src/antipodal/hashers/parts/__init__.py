@@ -1,0 +1,1 @@
+"""What several hashers share: anchors, kernels, cuts, the classifier."""

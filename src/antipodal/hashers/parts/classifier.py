@@ -1,0 +1,92 @@
+"""Codes that only say what a classifier predicts: what supervised hashing has to beat.
+
+Where labels say what is relevant, and queries are of the classes seen in training, a classifier
+already solves the problem, and any code of its output is a supervised hash. [Sablayrolles2017]
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from antipodal.hashers.base import SupervisedHasher
+from antipodal.hashers.parts.svm import SVM, fit_svm, svm_probabilities
+
+_BLOCK_ROWS = 4096
+
+
+class ClassifierHasher(SupervisedHasher):
+    """Base of the two: a support vector machine, then a code of its class probabilities."""
+
+    mean_: NDArray[np.float32]
+    scale_: NDArray[np.float32]
+    support_: NDArray[np.float32]
+    weights_: NDArray[np.float32]
+    offsets_: NDArray[np.float32]
+    gamma_: float
+    multilabel_: bool
+
+    def __init__(
+        self, n_bits: int = 64, *, C: float = 5.0, gamma: float | None = None,
+        random_state: Any = None,
+    ) -> None:  # fmt: skip
+        self.n_bits = n_bits
+        self.C = C
+        self.gamma = gamma
+        self.random_state = random_state
+
+    @abstractmethod
+    def _fit_code(self, probabilities: NDArray[np.float32], rng: np.random.RandomState) -> None:
+        """Choose the code, given the class probabilities of the training rows."""
+
+    @abstractmethod
+    def _code(self) -> Callable[[Tensor], Tensor]:
+        """Return the map from probabilities (m, c) to values whose signs are the bits."""
+
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
+        """Learn to predict y: a class a row (m,), or multi-hot concepts (m, c)."""
+        rows = self._check_fit(X)
+        labels = self._check_labels(y, len(rows))
+        for name in ("C", "gamma"):
+            value = getattr(self, name)
+            if not (name == "gamma" and value is None) and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be positive and finite: got {value}")
+        rng = check_random_state(self.random_state)
+        svm = fit_svm(rows, labels, self.C, self.gamma, rng)
+        self.mean_, self.scale_, self.support_, self.weights_, self.offsets_ = svm[:5]
+        self.gamma_, self.multilabel_ = svm.gamma, svm.multilabel
+        self._fit_code(self.class_probabilities(rows), rng)
+        return self
+
+    def class_probabilities(self, X: ArrayLike) -> NDArray[np.float32]:
+        """Return the probability of each class or concept, (m, c), classes in sorted order.
+
+        Their inner products rank a database as well as the classifier can; a code of them does
+        not do better. `antipodal.evaluation.ceiling.evaluate_floats` scores that ranking.
+        """
+        rows = self._check_rows(X)
+        found = np.empty((len(rows), len(self.offsets_)), np.float32)
+        size = min(len(rows), _BLOCK_ROWS)
+        probabilities = self._probabilities(size)
+        for start in range(0, len(rows), size):
+            block = np.array(rows[start : start + size], np.float32)
+            found[start : start + size] = probabilities(torch.from_numpy(block)).numpy()
+        if not np.isfinite(found).all():
+            raise ValueError("X contains NaN, infinity or a value too large for float32")
+        return found
+
+    def _probabilities(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        svm = SVM(
+            self.mean_, self.scale_, self.support_, self.weights_, self.offsets_,
+            self.gamma_, self.multilabel_,
+        )  # fmt: skip
+        return svm_probabilities(svm, max_rows)
+
+    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        probabilities, code = self._probabilities(max_rows), self._code()
+        return lambda X: code(probabilities(X))

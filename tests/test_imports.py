@@ -1,0 +1,93 @@
+"""The direction of imports: each module knows only what stands before it."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import antipodal
+
+ROOT = Path(antipodal.__file__).parent
+
+# Each room may import from the rooms to its left. What stands beside each other in one entry
+# may import from each other, as long as no two modules do so both ways.
+ORDER = [
+    "errors",
+    "checks codes threads",
+    "storage",
+    "neurons polish pursuit",
+    "admm dictionary",
+    "encoders pairs",
+    "siamese",
+    "features",
+    "hashers",
+    "evaluation",
+    "index",
+    "stores",
+    "datasets",
+    "benchmark service",
+    "cli",
+    "__main__",
+]
+PLACE = {room: place for place, rooms in enumerate(ORDER) for room in rooms.split()}
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {name: path for path in sorted(ROOT.rglob("*.py")) if (name := module_name(path))}
+
+
+def imported(path):
+    """Return the modules of this package that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("antipodal"):
+            assert node.level == 0
+            module = node.module.removeprefix("antipodal").lstrip(".")
+            for alias in node.names:
+                inner = f"{module}.{alias.name}".lstrip(".")
+                found.add(inner if inner in FILES else module)
+        elif isinstance(node, ast.Import):
+            found |= {
+                alias.name.removeprefix("antipodal").lstrip(".")
+                for alias in node.names
+                if alias.name.split(".")[0] == "antipodal"
+            }
+    return found - {""}  # the package itself: its version
+
+
+GRAPH = {name: imported(path) for name, path in FILES.items()}
+
+
+def test_no_module_imports_itself_by_a_detour_lazy_imports_included():
+    order = list(TopologicalSorter(GRAPH).static_order())  # CycleError names the cycle
+    assert set(order) == set(FILES)
+
+
+def test_imports_point_one_way_between_rooms():
+    wrong = {
+        f"{name} imports {other}"
+        for name, others in GRAPH.items()
+        for other in others
+        if PLACE[other.split(".")[0]] > PLACE[name.split(".")[0]]
+        or {name.split(".")[0], other.split(".")[0]} == {"benchmark", "service"}
+    }
+    assert not wrong
+
+
+def test_no_two_modules_of_the_library_have_one_name():
+    # Commands are named as what they call.
+    names = [name.split(".")[-1] for name in FILES if not name.startswith("cli.")]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
+def test_no_two_public_classes_have_one_name():
+    classes = [
+        node.name
+        for path in FILES.values()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert {name for name in classes if classes.count(name) > 1} == set()
