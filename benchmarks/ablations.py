@@ -55,7 +55,7 @@ class Ablated(DeepLinf):
     neuron: Literal["BLU", "tanh", "SHeLU", "HELU", "ReLU"] = "BLU"
     learn_bound: bool = True
 
-    def _new_encoder(self, n_features: int, seed: int = 0) -> LinfEncoder:
+    def new_encoder(self, n_features: int, seed: int = 0) -> LinfEncoder:
         encoder = AnyNeuronEncoder(
             n_features, self.n_bits, self.n_stages, tied=self.tied, bound=self.bound,
             generator=torch.Generator().manual_seed(seed),

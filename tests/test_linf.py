@@ -52,7 +52,7 @@ def test_ksvd_initialisation_is_eq_11_with_the_mean_multipliers():
     rows = torch.from_numpy(X[:200]).float()
     rows = (rows - rows.mean(dim=0)) / rows.std(dim=0).clamp(min=1e-3)
     hasher = DeepLinf(16, init="ksvd", bound=0.5)
-    encoder = hasher._initial_encoder(rows, seed=3)
+    encoder = hasher.initial_encoder(rows, seed=3)
     D = ksvd(rows, 16, sparsity=hasher.sparsity, random_state=3).dictionary
     p = admm_iterations(rows, D, 0.5, penalty=0.6, n_iter=2).multipliers.mean(dim=1)
     expected = LinfEncoder.from_dictionary(D, 0.5, 0.6, 2, p)

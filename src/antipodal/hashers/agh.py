@@ -85,7 +85,7 @@ class AGH(BaseHasher):
 
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Find the anchors and the eigenvectors of their graph; y is ignored."""
-        rows = self._check_fit(X)
+        rows = self.check_fit(X)
         self._check_parameters()
         rng = check_random_state(self.random_state)
         self.mean_ = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -128,7 +128,7 @@ class AGH(BaseHasher):
             torch.cat([part.values for part in parts]).numpy(),
         )
 
-    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         distances = distance_map(self.anchors_, self.mean_, max_rows)
         W = torch.from_numpy(self.projection_)
         above, below = torch.from_numpy(self.thresholds_).unbind(dim=1)

@@ -31,7 +31,7 @@ _FEWEST_ROWS = 32
 class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """A map from feature vectors to n_bits bits: bit = (projection > 0).
 
-    A subclass learns in `fit`, where it calls `_check_fit`, and returns a `_projector`. Fitted
+    A subclass learns in `fit`, where it calls `check_fit`, and returns a `projector`. Fitted
     arrays and numbers, whose names end with an underscore, are saved with it. `uses_labels` says
     whether `fit` does anything with y.
     """
@@ -45,7 +45,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """Learn from the rows of X, with labels y (n,) or multi-hot (n, c) where needed."""
 
     @abstractmethod
-    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         """Return the map to the values whose signs are the bits, (m, n) -> (m, n_bits), float32.
 
         It is called with up to max_rows rows, and its result is used before the next call. Rows
@@ -89,7 +89,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         check_is_fitted(self)
         arrays: Arrays = {}
         values: dict[str, Any] = {}
-        for name, value in self._fitted().items():
+        for name, value in self.fitted_state().items():
             if isinstance(value, np.ndarray) and value.dtype != object:
                 arrays[name] = value
             else:
@@ -102,18 +102,18 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         }
         write_model_file(path, "hasher", header, arrays)
 
-    def _fitted(self) -> dict[str, Any]:
+    def fitted_state(self) -> dict[str, Any]:
         """Return what was learned, by name: arrays and values that JSON can hold."""
         return {k: v for k, v in vars(self).items() if k.endswith("_") and k[0] != "_"}
 
-    def _restore(self, fitted: Mapping[str, Any]) -> None:
-        """Take back what `_fitted` gave."""
+    def restore_state(self, fitted: Mapping[str, Any]) -> None:
+        """Take back what `fitted_state` gave."""
         for name, value in fitted.items():
             if not name.endswith("_"):
                 raise ValueError(f"{name!r} is not the name of something learned")
             setattr(self, name, value)
 
-    def _check_fit(self, X: ArrayLike, *, min_samples: int = 2) -> FloatArray:
+    def check_fit(self, X: ArrayLike, *, min_samples: int = 2) -> FloatArray:
         """Check the training rows and the number of bits; remember the features' number."""
         check_whole(self.n_bits, "n_bits", 1)
         rows: FloatArray = validate_data(
@@ -140,7 +140,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         The values are good until the next block.
         """
         size = min(_BLOCK_ROWS, max(len(rows), _FEWEST_ROWS))
-        project = self._projector(size)
+        project = self.projector(size)
         for start in range(0, len(rows), size):
             block = np.ascontiguousarray(rows[start : start + size], dtype=np.float32)
             n_rows = len(block)
@@ -174,7 +174,7 @@ class SupervisedHasher(BaseHasher):
 
     uses_labels = True
 
-    def _check_labels(self, y: ArrayLike | None, n_rows: int) -> NDArray[Any]:
+    def check_labels(self, y: ArrayLike | None, n_rows: int) -> NDArray[Any]:
         """Return classes (n,), numbered from 0, or multi-hot concepts (n, c); y must be there."""
         if y is None:
             raise ValueError(

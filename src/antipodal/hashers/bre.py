@@ -98,7 +98,7 @@ class BRE(BaseHasher):
 
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn from labels y, (m,) or multi-hot (m, c), or without them from distances."""
-        rows = self._check_fit(X)
+        rows = self.check_fit(X)
         self._check_parameters()
         labels = None if y is None else check_labels(y, len(rows))
         rng = check_random_state(self.random_state)
@@ -135,7 +135,7 @@ class BRE(BaseHasher):
         mean, scale = torch.from_numpy(self.mean_), torch.from_numpy(self.feature_scale_)
         return unit_rows((X - mean) / scale)
 
-    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         landmarks, weights = torch.from_numpy(self.landmarks_), torch.from_numpy(self.weights_)
         offsets, gamma = torch.from_numpy(self.offsets_), self.gamma
         scaled = 2 * gamma * landmarks.T

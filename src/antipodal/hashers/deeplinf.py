@@ -136,15 +136,15 @@ class DeepLinf(NetworkHasher):
         """
         return cls(n_bits, similar_weight=0.7, random_state=random_state)
 
-    def _new_encoder(self, n_features: int, seed: int = 0) -> LinfEncoder:
+    def new_encoder(self, n_features: int, seed: int = 0) -> LinfEncoder:
         return LinfEncoder(
             n_features, self.n_bits, self.n_stages, tied=self.tied, bound=self.bound,
             generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
 
-    def _initial_encoder(self, Y: Tensor, seed: int) -> LinfEncoder:
+    def initial_encoder(self, Y: Tensor, seed: int) -> LinfEncoder:
         if self.init == "random":
-            return self._new_encoder(Y.shape[1], seed)
+            return self.new_encoder(Y.shape[1], seed)
         # Sec. 5: D by K-SVD, then K iterations of ADMM on the training set. The multipliers
         # differ from sample to sample and a bias does not, so it takes their mean.
         learned = ksvd(Y, self.n_bits, sparsity=min(self.sparsity, self.n_bits), random_state=seed)
@@ -156,7 +156,7 @@ class DeepLinf(NetworkHasher):
             trace.multipliers.mean(dim=1), tied=self.tied,
         )  # fmt: skip
 
-    def _reach(self) -> float:
+    def reach(self) -> float:
         return self.bound
 
     def _check_parameters(self) -> None:

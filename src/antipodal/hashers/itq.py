@@ -48,7 +48,7 @@ class ITQ(BaseHasher):
 
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn components and rotation; y is ignored."""
-        rows = self._check_fit(X).astype(np.float64)
+        rows = self.check_fit(X).astype(np.float64)
         n_features = rows.shape[1]
         if self.n_bits > n_features:
             raise ValueError(
@@ -73,6 +73,6 @@ class ITQ(BaseHasher):
         self.projection_ = np.ascontiguousarray(components @ rotation, dtype=np.float32)
         return self
 
-    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         mean, projection = torch.from_numpy(self.mean_), torch.from_numpy(self.projection_)
         return lambda X: (X - mean) @ projection

@@ -84,8 +84,8 @@ class KSH(SupervisedHasher):
 
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn from labels y, a class a row (n,) or multi-hot concepts (n, c)."""
-        rows = self._check_fit(X)
-        labels = self._check_labels(y, len(rows))
+        rows = self.check_fit(X)
+        labels = self.check_labels(y, len(rows))
         self._check_parameters()
         rng = check_random_state(self.random_state)
         chosen = _draw_evenly(labels, self.n_labelled, rng)
@@ -107,7 +107,7 @@ class KSH(SupervisedHasher):
         self.projection_ = A.astype(np.float32)
         return self
 
-    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         distances = distance_map(self.anchors_, self.mean_, max_rows)
         mean, A = torch.from_numpy(self.kernel_mean_), torch.from_numpy(self.projection_)
         return lambda X: distances(X).div_(-(self.bandwidth_**2)).exp_().sub_(mean) @ A

@@ -70,14 +70,14 @@ class LDAHash(SupervisedHasher):
                 f"regularization must be positive and finite: got {self.regularization}"
             )
         check_whole(self.n_pairs, "n_pairs", 2)
-        rows = self._check_fit(X).astype(np.float64)
+        rows = self.check_fit(X).astype(np.float64)
         n_features = rows.shape[1]
         if self.n_bits > n_features:
             raise ValueError(
                 f"LDAHash needs n_bits ≤ features, since it takes one eigenvector a bit: "
                 f"got {self.n_bits} bits for {n_features} feature(s)"
             )
-        labels = self._check_labels(y, len(rows))
+        labels = self.check_labels(y, len(rows))
         mean = rows.mean(axis=0)
         rows -= mean
         pairs: NDArray[np.int64] | ListedPairs = labels
@@ -105,7 +105,7 @@ class LDAHash(SupervisedHasher):
         self.thresholds_ = best_cuts(centred, torch.from_numpy(self.projection_), pairs).thresholds
         return self
 
-    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         mean, projection = torch.from_numpy(self.mean_), torch.from_numpy(self.projection_)
         thresholds = torch.from_numpy(self.thresholds_)
         return lambda X: (X - mean) @ projection - thresholds

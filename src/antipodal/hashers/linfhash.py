@@ -90,7 +90,7 @@ class LinfHash(BaseHasher):
 
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn the mean, the dictionary and the scale of reconstructions; y is ignored."""
-        rows = self._check_fit(X)
+        rows = self.check_fit(X)
         self._check_parameters()
         rng = check_random_state(self.random_state)
         mean = rows.mean(axis=0, dtype=np.float64)
@@ -126,7 +126,7 @@ class LinfHash(BaseHasher):
         seed = rng.randint(2**31 - 1)
         return ksvd(Y, N, sparsity=min(self.sparsity, N), n_iter=10, random_state=seed).dictionary
 
-    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         mean, D = torch.from_numpy(self.mean_), torch.from_numpy(self.dictionary_)
         W, S = unfolded_weights(D, self.penalty)
         bound = self.bound / math.sqrt(self.n_bits)

@@ -34,13 +34,13 @@ class LSH(BaseHasher):
 
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn the mean and draw the hyperplanes; y is ignored."""
-        rows = self._check_fit(X, min_samples=1)
+        rows = self.check_fit(X, min_samples=1)
         rng = check_random_state(self.random_state)
         self.mean_ = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
         normals = rng.standard_normal((rows.shape[1], self.n_bits))
         self.hyperplanes_ = normals.astype(np.float32)
         return self
 
-    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         mean, hyperplanes = torch.from_numpy(self.mean_), torch.from_numpy(self.hyperplanes_)
         return lambda X: (X - mean) @ hyperplanes

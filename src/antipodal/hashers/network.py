@@ -63,15 +63,15 @@ class NetworkHasher(SupervisedHasher):
     random_state: Any = None
 
     @abstractmethod
-    def _new_encoder(self, n_features: int, seed: int = 0) -> Encoder:
+    def new_encoder(self, n_features: int, seed: int = 0) -> Encoder:
         """Return an encoder with random weights, on the CPU."""
 
-    def _initial_encoder(self, Y: Tensor, seed: int) -> Encoder:
+    def initial_encoder(self, Y: Tensor, seed: int) -> Encoder:
         """Return the encoder that training starts from, for standardised rows Y."""
-        return self._new_encoder(Y.shape[1], seed)
+        return self.new_encoder(Y.shape[1], seed)
 
     @abstractmethod
-    def _reach(self) -> float:
+    def reach(self) -> float:
         """Return half the distance between the two values of a bit, at the start of training."""
 
     def fit(
@@ -95,8 +95,8 @@ class NetworkHasher(SupervisedHasher):
         checkpoint : path, optional
             File to keep the state of the training in, and to resume from if it exists.
         """
-        rows = self._check_fit(X)
-        labels = self._check_labels(y, len(rows))
+        rows = self.check_fit(X)
+        labels = self.check_labels(y, len(rows))
         seed = self._seed()
         train_rows, held_out = self._hold_out(labels, seed)
         device = self._device()
@@ -130,7 +130,7 @@ class NetworkHasher(SupervisedHasher):
 
         With `validation_fraction` that share of the pairs is held out.
         """
-        rows = self._check_fit(X)
+        rows = self.check_fit(X)
         listed, flags = check_pairs(pairs, similar, len(rows))
         seed = self._seed()
         device = self._device()
@@ -157,7 +157,7 @@ class NetworkHasher(SupervisedHasher):
         checkpoint: str | os.PathLike[str] | None,
     ) -> None:
         device = self._device()
-        encoder = self._initial_encoder(Y, seed).to(device)
+        encoder = self.initial_encoder(Y, seed).to(device)
         settings = Training(
             n_epochs=self.n_epochs,
             batch_size=self.batch_size or pairs.usual_batch_size(),
@@ -180,7 +180,7 @@ class NetworkHasher(SupervisedHasher):
         self.validation_curve_ = np.array(history.validation_loss)
         self.best_epoch_ = history.best_epoch
 
-    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         # The same layers in v = z/θ, where the scalings around the neuron merge into the weights
         # and one with threshold 1 is left: v⁰ = f₁(Wy/θ), vᵏ = f₁(Wy/θ + Θ⁻¹S_kΘvᵏ⁻¹ + b_k/θ),
         # Θ = diag(θ).
@@ -244,7 +244,7 @@ class NetworkHasher(SupervisedHasher):
         """Return the margin given, or a distance that two random codes have: √(2N)·reach."""
         if self.margin is not None:
             return self.margin
-        return 0.95 * math.sqrt(2 * self.n_bits) * self._reach()
+        return 0.95 * math.sqrt(2 * self.n_bits) * self.reach()
 
     def _standardised(self, rows: FloatArray, fitted_on: NDArray[np.int64]) -> Tensor:
         """Learn mean and scale on some rows; return all of them standardised, float32."""
@@ -318,15 +318,15 @@ class NetworkHasher(SupervisedHasher):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}: got {getattr(self, name)!r}")
 
-    def _fitted(self) -> dict[str, Any]:
-        fitted = super()._fitted()
+    def fitted_state(self) -> dict[str, Any]:
+        fitted = super().fitted_state()
         weights = fitted.pop("encoder_").state_dict()
         return {**fitted, **{f"encoder_.{k}": v.numpy() for k, v in weights.items()}}
 
-    def _restore(self, fitted: Mapping[str, Any]) -> None:
+    def restore_state(self, fitted: Mapping[str, Any]) -> None:
         prefix = "encoder_."
         weights = {k: torch.from_numpy(v) for k, v in fitted.items() if k.startswith(prefix)}
-        super()._restore({k: v for k, v in fitted.items() if k not in weights})
-        encoder = self._new_encoder(weights[f"{prefix}W"].shape[1]).requires_grad_(False)
+        super().restore_state({k: v for k, v in fitted.items() if k not in weights})
+        encoder = self.new_encoder(weights[f"{prefix}W"].shape[1]).requires_grad_(False)
         encoder.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items()})
         self.encoder_ = encoder

@@ -26,11 +26,11 @@ class NNHash(NetworkHasher):
     (1797, 2)
     """
 
-    def _new_encoder(self, n_features: int, seed: int = 0) -> PlainEncoder:
+    def new_encoder(self, n_features: int, seed: int = 0) -> PlainEncoder:
         return PlainEncoder(
             n_features, self.n_bits, self.n_stages, tied=self.tied,
             generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
 
-    def _reach(self) -> float:
+    def reach(self) -> float:
         return 1.0  # of tanh

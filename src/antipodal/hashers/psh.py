@@ -78,8 +78,8 @@ class PSH(SupervisedHasher):
         """Learn from labels, (n,) classes or (n, c) multi-hot: rows that share one are similar."""
         check_whole(self.n_projections, "n_projections", 0)
         check_whole(self.n_pairs, "n_pairs", 2)
-        rows = self._check_fit(X)
-        labels = self._check_labels(y, len(rows))
+        rows = self.check_fit(X)
+        labels = self.check_labels(y, len(rows))
         rng = check_random_state(self.random_state)
         generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
         pairs = sample_pairs(torch.from_numpy(labels), self.n_pairs, generator)
@@ -116,7 +116,7 @@ class PSH(SupervisedHasher):
         random /= np.linalg.norm(random, axis=0)
         return np.hstack([np.eye(n_features), components[:, ::-1], random]).astype(np.float32)
 
-    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         mean, directions = torch.from_numpy(self.mean_), torch.from_numpy(self.directions_)
         thresholds = torch.from_numpy(self.thresholds_)
         return lambda X: (X - mean) @ directions - thresholds

@@ -55,7 +55,7 @@ def load(path: str | os.PathLike[str]) -> BaseHasher:
         )
     try:
         hasher = HASHERS[name](**header["parameters"])
-        hasher._restore({**arrays, **header["fitted"]})
+        hasher.restore_state({**arrays, **header["fitted"]})
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ModelFileError(f"{path} does not describe a {name}: {error}") from error
     return hasher

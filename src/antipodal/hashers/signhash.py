@@ -58,7 +58,7 @@ class SignHash(BaseHasher):
 
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn the mean and draw the rotation; y is ignored."""
-        rows = self._check_fit(X, min_samples=1)
+        rows = self.check_fit(X, min_samples=1)
         n_features = rows.shape[1]
         if self.n_bits > n_features:
             raise ValueError(
@@ -75,6 +75,6 @@ class SignHash(BaseHasher):
         self.rotation_ = rotation.astype(np.float32)
         return self
 
-    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         mean, rotation = torch.from_numpy(self.mean_), torch.from_numpy(self.rotation_)
         return lambda X: (X - mean) @ rotation

@@ -42,13 +42,13 @@ class SparseHash(NetworkHasher):
     threshold: float = 0.3
     nonnegative: bool = True
 
-    def _new_encoder(self, n_features: int, seed: int = 0) -> SparseBitEncoder:
+    def new_encoder(self, n_features: int, seed: int = 0) -> SparseBitEncoder:
         return SparseBitEncoder(
             n_features, self.n_bits, self.n_stages, tied=self.tied, threshold=self.threshold,
             nonnegative=self.nonnegative, generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
 
-    def _reach(self) -> float:
+    def reach(self) -> float:
         return 0.5  # entries go from 0 to 1
 
     def _check_parameters(self) -> None:

@@ -55,7 +55,7 @@ class SpectralHash(BaseHasher):
 
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn the components and the box; y is ignored."""
-        rows = self._check_fit(X).astype(np.float64)
+        rows = self.check_fit(X).astype(np.float64)
         if (rows == rows[0]).all():
             raise ValueError(
                 f"SpectralHash needs rows that differ: all {len(rows)} training rows are the same"
@@ -79,7 +79,7 @@ class SpectralHash(BaseHasher):
         self.component_, self.mode_ = smoothest_modes(sides[wide], self.n_bits)
         return self
 
-    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         mean, components = torch.from_numpy(self.mean_), torch.from_numpy(self.components_)
         lower, upper = torch.from_numpy(self.lower_), torch.from_numpy(self.upper_)
         component = torch.from_numpy(self.component_)

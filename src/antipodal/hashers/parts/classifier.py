@@ -50,8 +50,8 @@ class ClassifierHasher(SupervisedHasher):
 
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn to predict y: a class a row (m,), or multi-hot concepts (m, c)."""
-        rows = self._check_fit(X)
-        labels = self._check_labels(y, len(rows))
+        rows = self.check_fit(X)
+        labels = self.check_labels(y, len(rows))
         for name in ("C", "gamma"):
             value = getattr(self, name)
             if not (name == "gamma" and value is None) and not 0 < value < float("inf"):
@@ -87,6 +87,6 @@ class ClassifierHasher(SupervisedHasher):
         )  # fmt: skip
         return svm_probabilities(svm, max_rows)
 
-    def _projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         probabilities, code = self._probabilities(max_rows), self._code()
         return lambda X: code(probabilities(X))
