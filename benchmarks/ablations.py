@@ -56,6 +56,7 @@ class Ablated(DeepLinf):
     learn_bound: bool = True
 
     def new_encoder(self, n_features: int, seed: int = 0) -> LinfEncoder:
+        """Return an encoder with random weights."""
         encoder = AnyNeuronEncoder(
             n_features, self.n_bits, self.n_stages, tied=self.tied, bound=self.bound,
             generator=torch.Generator().manual_seed(seed),

@@ -129,6 +129,7 @@ class AGH(BaseHasher):
         )
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits."""
         distances = distance_map(self.anchors_, self.mean_, max_rows)
         W = torch.from_numpy(self.projection_)
         above, below = torch.from_numpy(self.thresholds_).unbind(dim=1)

@@ -136,6 +136,7 @@ class BRE(BaseHasher):
         return unit_rows((X - mean) / scale)
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits."""
         landmarks, weights = torch.from_numpy(self.landmarks_), torch.from_numpy(self.weights_)
         offsets, gamma = torch.from_numpy(self.offsets_), self.gamma
         scaled = 2 * gamma * landmarks.T

@@ -137,12 +137,14 @@ class DeepLinf(NetworkHasher):
         return cls(n_bits, similar_weight=0.7, random_state=random_state)
 
     def new_encoder(self, n_features: int, seed: int = 0) -> LinfEncoder:
+        """Return an encoder with random weights."""
         return LinfEncoder(
             n_features, self.n_bits, self.n_stages, tied=self.tied, bound=self.bound,
             generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
 
     def initial_encoder(self, Y: Tensor, seed: int) -> LinfEncoder:
+        """Return the encoder that training starts from."""
         if self.init == "random":
             return self.new_encoder(Y.shape[1], seed)
         # Sec. 5: D by K-SVD, then K iterations of ADMM on the training set. The multipliers
@@ -157,6 +159,7 @@ class DeepLinf(NetworkHasher):
         )  # fmt: skip
 
     def reach(self) -> float:
+        """Return half the distance between the two values of a bit."""
         return self.bound
 
     def _check_parameters(self) -> None:

@@ -74,5 +74,6 @@ class ITQ(BaseHasher):
         return self
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits."""
         mean, projection = torch.from_numpy(self.mean_), torch.from_numpy(self.projection_)
         return lambda X: (X - mean) @ projection

@@ -108,6 +108,7 @@ class KSH(SupervisedHasher):
         return self
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits."""
         distances = distance_map(self.anchors_, self.mean_, max_rows)
         mean, A = torch.from_numpy(self.kernel_mean_), torch.from_numpy(self.projection_)
         return lambda X: distances(X).div_(-(self.bandwidth_**2)).exp_().sub_(mean) @ A

@@ -106,6 +106,7 @@ class LDAHash(SupervisedHasher):
         return self
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits."""
         mean, projection = torch.from_numpy(self.mean_), torch.from_numpy(self.projection_)
         thresholds = torch.from_numpy(self.thresholds_)
         return lambda X: (X - mean) @ projection - thresholds

@@ -42,5 +42,6 @@ class LSH(BaseHasher):
         return self
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits."""
         mean, hyperplanes = torch.from_numpy(self.mean_), torch.from_numpy(self.hyperplanes_)
         return lambda X: (X - mean) @ hyperplanes

@@ -181,6 +181,7 @@ class NetworkHasher(SupervisedHasher):
         self.best_epoch_ = history.best_epoch
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits."""
         # The same layers in v = z/θ, where the scalings around the neuron merge into the weights
         # and one with threshold 1 is left: v⁰ = f₁(Wy/θ), vᵏ = f₁(Wy/θ + Θ⁻¹S_kΘvᵏ⁻¹ + b_k/θ),
         # Θ = diag(θ).
@@ -319,11 +320,13 @@ class NetworkHasher(SupervisedHasher):
                 raise ValueError(f"{name} must be one of {allowed}: got {getattr(self, name)!r}")
 
     def fitted_state(self) -> dict[str, Any]:
+        """Return what was learned, the encoder's weights by name."""
         fitted = super().fitted_state()
         weights = fitted.pop("encoder_").state_dict()
         return {**fitted, **{f"encoder_.{k}": v.numpy() for k, v in weights.items()}}
 
     def restore_state(self, fitted: Mapping[str, Any]) -> None:
+        """Take back what `fitted_state` gave."""
         prefix = "encoder_."
         weights = {k: torch.from_numpy(v) for k, v in fitted.items() if k.startswith(prefix)}
         super().restore_state({k: v for k, v in fitted.items() if k not in weights})

@@ -27,10 +27,12 @@ class NNHash(NetworkHasher):
     """
 
     def new_encoder(self, n_features: int, seed: int = 0) -> PlainEncoder:
+        """Return an encoder with random weights."""
         return PlainEncoder(
             n_features, self.n_bits, self.n_stages, tied=self.tied,
             generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
 
     def reach(self) -> float:
+        """Return half the distance between the two values of a bit."""
         return 1.0  # of tanh

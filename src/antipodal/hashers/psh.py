@@ -117,6 +117,7 @@ class PSH(SupervisedHasher):
         return np.hstack([np.eye(n_features), components[:, ::-1], random]).astype(np.float32)
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits."""
         mean, directions = torch.from_numpy(self.mean_), torch.from_numpy(self.directions_)
         thresholds = torch.from_numpy(self.thresholds_)
         return lambda X: (X - mean) @ directions - thresholds

@@ -76,5 +76,6 @@ class SignHash(BaseHasher):
         return self
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits."""
         mean, rotation = torch.from_numpy(self.mean_), torch.from_numpy(self.rotation_)
         return lambda X: (X - mean) @ rotation

@@ -43,12 +43,14 @@ class SparseHash(NetworkHasher):
     nonnegative: bool = True
 
     def new_encoder(self, n_features: int, seed: int = 0) -> SparseBitEncoder:
+        """Return an encoder with random weights."""
         return SparseBitEncoder(
             n_features, self.n_bits, self.n_stages, tied=self.tied, threshold=self.threshold,
             nonnegative=self.nonnegative, generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
 
     def reach(self) -> float:
+        """Return half the distance between the two values of a bit."""
         return 0.5  # entries go from 0 to 1
 
     def _check_parameters(self) -> None:

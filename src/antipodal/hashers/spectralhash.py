@@ -80,6 +80,7 @@ class SpectralHash(BaseHasher):
         return self
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits."""
         mean, components = torch.from_numpy(self.mean_), torch.from_numpy(self.components_)
         lower, upper = torch.from_numpy(self.lower_), torch.from_numpy(self.upper_)
         component = torch.from_numpy(self.component_)

@@ -88,5 +88,6 @@ class ClassifierHasher(SupervisedHasher):
         return svm_probabilities(svm, max_rows)
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits."""
         probabilities, code = self._probabilities(max_rows), self._code()
         return lambda X: code(probabilities(X))
