@@ -318,7 +318,7 @@ def test_what_cannot_be_drawn_is_said_and_the_rest_is_drawn(tmp_path, monkeypatc
     text = "\n".join(said)
     assert "figure radius_lookup is left out: it needs records of two code lengths" in text
     assert "figure trade_off is left out: it needs records of two weights or more" in text
-    assert "figure initialisation is left out: n_epochs must be positive" in text
+    assert "figure initialisation is left out: n_epochs must be at least 1" in text
     assert f"{wild} is left out of the figures: the loss became" in text
     assert text.count("fitting") == 2
     with pytest.raises(ValueError, match="no network"):

@@ -10,6 +10,12 @@ from antipodal import AntipodalError
 from antipodal.storage.files import check_writable, make_folder, replacing
 
 
+def interrupted(path):
+    with replacing(path) as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+
 def write(path, data=b"new"):
     with replacing(path) as file:
         file.write(data)
@@ -102,9 +108,8 @@ def test_a_block_that_fails_leaves_what_was_there(tmp_path):
     path.write_bytes(b"old")
     link.symlink_to(path)
     for name in (path, link):
-        with pytest.raises(KeyboardInterrupt), replacing(name) as file:
-            file.write(b"half")
-            raise KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(name)
     assert path.read_bytes() == b"old"
     assert sorted(tmp_path.iterdir()) == [path, link]
 

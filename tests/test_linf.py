@@ -141,8 +141,8 @@ def test_constant_and_huge_features_are_harmless():
         ({"bound": 0.0}, "bound must be positive and finite: got 0.0"),
         ({"bound": -1.0}, "bound must be positive"),
         ({"margin": 0.0}, "margin must be positive"),
-        ({"n_epochs": 0}, "n_epochs must be positive"),
-        ({"batch_size": 1}, "a pair, or None: got 1"),
+        ({"n_epochs": 0}, "n_epochs must be at least 1: got 0"),
+        ({"batch_size": 1}, "batch_size must be at least 2: got 1"),
         ({"learning_rate": float("nan")}, "learning_rate must be positive"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\)"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative"),
@@ -150,7 +150,7 @@ def test_constant_and_huge_features_are_harmless():
         ({"schedule": "step"}, "schedule must be one of"),
         ({"pairs": "all"}, "pairs must be one of"),
         ({"init": "zeros"}, "init must be 'random' or 'ksvd'"),
-        ({"n_stages": -1}, "n_stages must not be negative"),
+        ({"n_stages": -1}, "n_stages must be at least 0: got -1"),
         ({"validation_fraction": 0.9}, "validation_fraction must be in"),
         ({"penalty": 0.0}, "penalty must be positive"),
     ],
@@ -158,6 +158,42 @@ def test_constant_and_huge_features_are_harmless():
 def test_settings_that_cannot_work_are_refused(parameters, message):
     with pytest.raises(ValueError, match=message):
         DeepLinf(8, **parameters).fit(X[:50], Y[:50])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"n_epochs": "abc"}, "n_epochs must be a whole number: got 'abc'"),
+        ({"n_epochs": 10.0}, "n_epochs must be a whole number: got 10.0"),
+        ({"n_stages": 1.5}, "n_stages must be a whole number: got 1.5"),
+        ({"n_stages": True}, "n_stages must be a whole number: got True"),
+        ({"batch_size": "all"}, "batch_size must be a whole number: got 'all'"),
+        ({"sparsity": 1.5}, "sparsity must be a whole number: got 1.5"),
+        ({"tied": "maybe"}, "tied must be True or False: got 'maybe'"),
+        ({"standardize": 1}, "standardize must be True or False: got 1"),
+        ({"bound": "wide"}, "bound must be a number: got 'wide'"),
+        ({"learning_rate": None}, "learning_rate must be a number: got None"),
+        ({"dropout": True}, "dropout must be a number: got True"),
+        ({"margin": "wide"}, "margin must be a number, or None: got 'wide'"),
+        ({"device": 1}, "device must be a string: got 1"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(parameters, message):
+    with pytest.raises(TypeError, match=message):
+        DeepLinf(8, **parameters).fit(X[:50], Y[:50])
+
+
+def test_settings_may_be_numbers_of_numpy():
+    settings = {"n_epochs": np.int64(1), "n_stages": np.int32(1), "dropout": np.float32(0.0)}
+    DeepLinf(8, tied=np.True_, margin=np.int64(3), **settings).fit(X[:50], Y[:50])
+
+
+@pytest.mark.parametrize("device", ["foo", "cpu:x", "meta", "cuda:99", "cuda"])
+def test_devices_that_are_not_there_are_refused(device):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ValueError, match=f"device must be 'auto', 'cpu', .*: got '{device}'"):
+        DeepLinf(8, device=device).fit(X[:50], Y[:50])
 
 
 @pytest.mark.parametrize(

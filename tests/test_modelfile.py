@@ -136,13 +136,28 @@ def test_a_checkpoint_is_not_a_model(tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(AntipodalError, match=r"cannot read .*nowhere"):
+    with pytest.raises(AntipodalError, match=r"cannot read .*nowhere: No such file.*a hasher"):
         load(tmp_path / "nowhere")
+
+
+def test_what_is_no_model_is_named(tmp_path):
+    np.save(tmp_path / "x.npy", ROWS)
+    (tmp_path / "empty").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("a model, they said")
+    for name, message in (
+        ("x.npy", "x.npy is not an antipodal file, but something else. Expected a hasher"),
+        ("text", "text is not an antipodal file, but something else"),
+        ("empty", "empty: it is empty. Expected a hasher"),
+        ("folder", "folder: Is a directory. Expected a hasher"),
+    ):
+        with pytest.raises(ModelFileError, match=message):
+            load(tmp_path / name)
 
 
 def test_a_directory_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path):
     hasher = LSH(12, random_state=0).fit(ROWS)
-    with pytest.raises(AntipodalError, match=r"cannot write .*No such file or directory"):
+    with pytest.raises(AntipodalError, match=r"cannot write .*missing/m: there is no folder"):
         hasher.save(tmp_path / "missing" / "m")
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(AntipodalError, match="cannot write"):

@@ -125,7 +125,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """Check shape and kind of the rows to encode; their values are checked by the block."""
         check_is_fitted(self)
         rows: NDArray[Any] = validate_data(
-            self, X, reset=False, dtype=None, ensure_all_finite=False
+            self, X, reset=False, dtype=None, ensure_all_finite=False, ensure_min_samples=0
         )
         if rows.dtype == object:
             rows = rows.astype(np.float64)

@@ -4,8 +4,9 @@ import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, Self
+from dataclasses import KW_ONLY, dataclass, field, fields
+from numbers import Real
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -13,12 +14,15 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from antipodal.checks import check_whole
 from antipodal.encoders import Encoder
 from antipodal.hashers.base import FloatArray, SupervisedHasher
 from antipodal.hashers.parts.lift import Lift, kernel_map, learn_lift, lift_rows
 from antipodal.hashers.parts.rows import feature_scale
 from antipodal.pairs import InBatchPairs, ListedPairs, check_pairs, sample_pairs
 from antipodal.siamese import Progress, Training, train
+
+_LEAST = {"n_stages": 0, "patience": 0, "batch_size": 2}  # of whole numbers; of the others 1
 
 
 @dataclass(eq=False, repr=False)
@@ -284,24 +288,14 @@ class NetworkHasher(SupervisedHasher):
 
     def _check_parameters(self) -> None:
         """Refuse settings that cannot work, before any time is spent."""
-        positive = (
-            "n_epochs",
-            "learning_rate",
-            "similar_weight",
-            "n_pairs",
-            "n_anchors",
-        )
-        for name in positive:
+        for parameter in fields(self):
+            if parameter.init:
+                _check_type(getattr(self, parameter.name), parameter.name, parameter.type)
+        for name in ("learning_rate", "similar_weight"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite: got {getattr(self, name)}")
         if self.margin is not None and not 0 < self.margin < math.inf:
             raise ValueError(f"margin must be positive and finite, or None: got {self.margin}")
-        if self.batch_size is not None and not 2 <= self.batch_size < math.inf:
-            raise ValueError(
-                f"batch_size must be at least 2, a pair, or None: got {self.batch_size}"
-            )
-        if self.n_stages < 0:
-            raise ValueError(f"n_stages must not be negative: got {self.n_stages}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1): got {self.dropout}")
         if not 0 <= self.validation_fraction <= 0.5:
@@ -318,6 +312,14 @@ class NetworkHasher(SupervisedHasher):
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}: got {getattr(self, name)!r}")
+        try:
+            torch.zeros(1, device=self._device()).item()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise ValueError(
+                "device must be 'auto', 'cpu', or another that PyTorch can use here: "
+                f"got {self.device!r} ({reason})"
+            ) from error
 
     def fitted_state(self) -> dict[str, Any]:
         """Return what was learned, the encoder's weights by name."""
@@ -333,3 +335,19 @@ class NetworkHasher(SupervisedHasher):
         encoder = self.new_encoder(weights[f"{prefix}W"].shape[1]).requires_grad_(False)
         encoder.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items()})
         self.encoder_ = encoder
+
+
+def _check_type(value: Any, name: str, kind: Any) -> None:
+    """Refuse a value that is not of the kind that a parameter is declared as."""
+    kinds = get_args(kind) or (kind,)
+    if value is None and type(None) in kinds:
+        return
+    unless = ", or None" if type(None) in kinds else ""
+    if int in kinds:
+        check_whole(value, name, _LEAST.get(name, 1))
+    elif bool in kinds and not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False{unless}: got {value!r}")
+    elif float in kinds and (isinstance(value, bool) or not isinstance(value, Real)):
+        raise TypeError(f"{name} must be a number{unless}: got {value!r}")
+    elif str in kinds and not isinstance(value, str):
+        raise TypeError(f"{name} must be a string{unless}: got {value!r}")

@@ -17,7 +17,6 @@ from antipodal.codes import Codes
 from antipodal.errors import AntipodalError
 from antipodal.storage.files import replacing
 
-
 _ARRAY, _ARRAYS = "an array, as FILE.npy or FILE.npz:NAME", "an .npz file of arrays"
 _NPY, _ZIP = b"\x93NUMPY", b"PK"  # how these files begin
 
