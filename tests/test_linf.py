@@ -167,7 +167,7 @@ def test_settings_that_cannot_work_are_refused(parameters, message):
         ({"n_epochs": 10.0}, "n_epochs must be a whole number: got 10.0"),
         ({"n_stages": 1.5}, "n_stages must be a whole number: got 1.5"),
         ({"n_stages": True}, "n_stages must be a whole number: got True"),
-        ({"batch_size": "all"}, "batch_size must be a whole number: got 'all'"),
+        ({"batch_size": "all"}, "batch_size must be a whole number, or None: got 'all'"),
         ({"sparsity": 1.5}, "sparsity must be a whole number: got 1.5"),
         ({"tied": "maybe"}, "tied must be True or False: got 'maybe'"),
         ({"standardize": 1}, "standardize must be True or False: got 1"),

@@ -14,6 +14,7 @@ from sklearn.metrics import average_precision_score
 
 import reference_metrics as reference
 from antipodal.codes import pack, unpack
+from antipodal.evaluation.ceiling import evaluate_floats
 from antipodal.evaluation.metrics import bit_health, evaluate, hamming_distances
 from antipodal.evaluation.ranking import TiedRanking, _count_in_rows
 
@@ -417,7 +418,6 @@ HOT = [[1, 0], [0, 1]]
         ({"query_labels": [np.nan, 1]}, "must be integers or strings: got float64"),
         ({"query_labels": np.array(["a", None])}, "must be integers or strings: got object"),
         ({"query_labels": ["0", "1"]}, "must both be integers or both be strings: got <U1 and int"),
-        ({"query_labels": np.array([0, 1], np.uint64)}, "both be integers.*got uint64 and int64"),
         ({"query_labels": [5, 6]}, "no query has a relevant item.*same names"),
         ({"query_codes": NONE, "query_labels": []}, "got 0 query codes and 2 database codes"),
         ({"database_codes": NONE, "database_labels": []}, "got 2 query codes and 0 database codes"),
@@ -440,6 +440,18 @@ def test_wrong_arguments_are_explained(arguments, message):
     }
     with pytest.raises(ValueError, match=message):
         evaluate(**right | arguments)
+
+
+@pytest.mark.parametrize("score", [evaluate, evaluate_floats])
+def test_signed_and_unsigned_labels_are_compared_exactly(score):
+    # As float64 the first three are equal, and so are the last two.
+    query = np.array([2**53, 2**53 + 1, 2**53 + 2, 2**63, 2**64 - 1], np.uint64)
+    database = np.array([2**53 + 1, 2**53, -1, 2**63 - 1, 2**53 + 2], np.int64)
+    rows = np.eye(5, dtype=np.float32)
+    codes, options = (pack(rows > 0), {"n_bits": 5}) if score is evaluate else (rows, {})
+    named = sorted({*query.tolist(), *database.tolist()})  # Python compares integers of any size
+    names = [[named.index(label) for label in labels.tolist()] for labels in (query, database)]
+    assert score(codes, codes, query, database, **options) == score(codes, codes, *names, **options)
 
 
 def test_bit_health_needs_a_code():

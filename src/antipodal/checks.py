@@ -1,6 +1,7 @@
 """Checks of arguments that several parts make alike."""
 
-from typing import TypeAlias
+from numbers import Integral, Real
+from typing import TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +16,29 @@ def check_whole(value: object, name: str, least: int) -> None:
         raise TypeError(f"{name} must be a whole number: got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}: got {value}")
+
+
+def check_type(value: object, name: str, kind: object) -> None:
+    """Refuse a value that is not of the kind that a parameter is declared as.
+
+    Kinds are whole numbers, numbers, strings, true or false, each perhaps "or None"; of other
+    kinds nothing is said.
+    """
+    kinds = get_args(kind) or (kind,)
+    if value is None and type(None) in kinds:
+        return
+    for known, allowed, called in (
+        (int, Integral, "a whole number"),
+        (float, Real, "a number"),
+        (bool, (bool, np.bool_), "True or False"),
+        (str, str, "a string"),
+    ):
+        if known in kinds:
+            is_one = isinstance(value, allowed) and (known is bool or not isinstance(value, bool))
+            if not is_one:
+                unless = ", or None" if type(None) in kinds else ""
+                raise TypeError(f"{name} must be {called}{unless}: got {value!r}")
+            return
 
 
 def check_ids(ids: ArrayLike, name: str = "ids") -> Ids:

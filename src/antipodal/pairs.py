@@ -210,11 +210,18 @@ def check_labels(y: ArrayLike, n_samples: int) -> NDArray[Any]:
         raise ValueError(f"there must be one label a row: {n_samples} rows, {len(labels)} labels")
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if np.issubdtype(labels.dtype, np.floating) and not np.isfinite(labels).all():
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
         raise ValueError("labels contain NaN or infinity")
     if labels.ndim == 1:
-        if np.issubdtype(labels.dtype, np.floating) and (labels != np.floor(labels)).any():
-            raise ValueError("Unknown label type: labels must be classes, got real numbers")
+        if labels.dtype.kind == "f":
+            if (labels != np.floor(labels)).any():
+                raise ValueError("Unknown label type: labels must be classes, got real numbers")
+            largest = np.abs(labels).max(initial=0)
+            if largest >= 2.0 ** (np.finfo(labels.dtype).nmant + 1):
+                raise ValueError(
+                    f"labels as large as {largest:.0f} may have been rounded, as {labels.dtype}: "
+                    "pass integers"
+                )
         classes, numbers = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(

@@ -5,8 +5,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
-from numbers import Real
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -14,15 +13,13 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from antipodal.checks import check_whole
+from antipodal.checks import check_type, check_whole
 from antipodal.encoders import Encoder
 from antipodal.hashers.base import FloatArray, SupervisedHasher
 from antipodal.hashers.parts.lift import Lift, kernel_map, learn_lift, lift_rows
 from antipodal.hashers.parts.rows import feature_scale
 from antipodal.pairs import InBatchPairs, ListedPairs, check_pairs, sample_pairs
 from antipodal.siamese import Progress, Training, train
-
-_LEAST = {"n_stages": 0, "patience": 0, "batch_size": 2}  # of whole numbers; of the others 1
 
 
 @dataclass(eq=False, repr=False)
@@ -290,7 +287,17 @@ class NetworkHasher(SupervisedHasher):
         """Refuse settings that cannot work, before any time is spent."""
         for parameter in fields(self):
             if parameter.init:
-                _check_type(getattr(self, parameter.name), parameter.name, parameter.type)
+                check_type(getattr(self, parameter.name), parameter.name, parameter.type)
+        for name, least in (
+            ("n_stages", 0),
+            ("n_anchors", 1),
+            ("n_pairs", 1),
+            ("n_epochs", 1),
+            ("patience", 0),
+            ("batch_size", 2),
+        ):
+            if getattr(self, name) is not None:
+                check_whole(getattr(self, name), name, least)
         for name in ("learning_rate", "similar_weight"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite: got {getattr(self, name)}")
@@ -335,19 +342,3 @@ class NetworkHasher(SupervisedHasher):
         encoder = self.new_encoder(weights[f"{prefix}W"].shape[1]).requires_grad_(False)
         encoder.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items()})
         self.encoder_ = encoder
-
-
-def _check_type(value: Any, name: str, kind: Any) -> None:
-    """Refuse a value that is not of the kind that a parameter is declared as."""
-    kinds = get_args(kind) or (kind,)
-    if value is None and type(None) in kinds:
-        return
-    unless = ", or None" if type(None) in kinds else ""
-    if int in kinds:
-        check_whole(value, name, _LEAST.get(name, 1))
-    elif bool in kinds and not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be True or False{unless}: got {value!r}")
-    elif float in kinds and (isinstance(value, bool) or not isinstance(value, Real)):
-        raise TypeError(f"{name} must be a number{unless}: got {value!r}")
-    elif str in kinds and not isinstance(value, str):
-        raise TypeError(f"{name} must be a string{unless}: got {value!r}")
