@@ -341,7 +341,7 @@ def test_a_folder_that_cannot_be_made_is_said_before_anything_runs(tmp_path):
     (tmp_path / "file").write_text("mine")
     done = bench("--methods", "LSH", "--out", tmp_path / "r", "--figures", tmp_path / "file")
     assert isinstance(done.exception, AntipodalError)
-    assert f"cannot make {tmp_path / 'file'}" in str(done.exception)
+    assert f"cannot write {tmp_path / 'file'}" in str(done.exception)
     assert not (tmp_path / "r").exists()
 
 

@@ -3,17 +3,52 @@
 import sys
 import time
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from antipodal.cli.app import AsJson, app, print_json, print_table
 from antipodal.cli.progress import bar
+from antipodal.errors import AntipodalError
+from antipodal.storage.files import check_writable, make_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from antipodal.benchmark.records import Record
     from antipodal.datasets import Dataset
+
+
+# What messages for Python call the options of this command.
+_OPTIONS = {
+    "pass `dir`": "pass --data DIR",
+    "n_train": "--train",
+    "n_query": "--queries",
+    "n_concepts": "--concepts",
+}
+
+
+def _by_options(message: object) -> str:
+    """Return a message that names options where it named arguments."""
+    text = str(message)
+    for argument, option in _OPTIONS.items():
+        text = text.replace(argument, option)
+    return text
+
+
+def _naming_options(command: "Callable[..., None]") -> "Callable[..., None]":
+    """Have what a command raises name its options."""
+
+    @wraps(command)
+    def run(**options: Any) -> None:
+        try:
+            command(**options)
+        except (AntipodalError, ValueError) as error:
+            raise AntipodalError(_by_options(error)) from error
+
+    return run
 
 
 class DataSource(StrEnum):
@@ -42,6 +77,7 @@ class Protocol(StrEnum):
 
 
 @app.command()
+@_naming_options
 def bench(
     source: Annotated[DataSource, typer.Argument(metavar="DATASET", help=" | ".join(DataSource))],
     file: Annotated[
@@ -104,6 +140,9 @@ def bench(
         cells = grid(names, lengths, chosen)
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
+    if out is not None:
+        make_folder(out.parent)
+        check_writable(out)
     if figures is not None:
         from antipodal.benchmark.figures import draw_figures, prepare_directory
 
@@ -127,7 +166,7 @@ def bench(
             show(done, len(waiting), f", {name}")
             if isinstance(outcome, Exception):
                 failed += 1
-                _say(f"{name}: {outcome}")
+                _say(f"{name}: {_by_options(outcome)}")
                 continue
             file_of_records.append(outcome)
             records[cell] = outcome

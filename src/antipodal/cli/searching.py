@@ -15,6 +15,7 @@ import typer
 from antipodal.cli.app import ARRAY, AsJson, app, print_json
 from antipodal.cli.progress import bar
 from antipodal.errors import AntipodalError
+from antipodal.storage.files import check_writable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,6 +75,8 @@ def index(
         raise typer.BadParameter("--metadata and --resume are for stores")
     if store is not None and (stats or engine is not IndexEngine.flat):
         raise typer.BadParameter("--engine and --stats are for index files: stores are exact")
+    if out is not None:
+        check_writable(out)
     import numpy as np
 
     from antipodal.storage.arrays import read_array
