@@ -280,7 +280,7 @@ def test_a_file_that_is_no_split_is_refused(tmp_path):
     data = path.read_bytes()
     for damaged in (b"", b"text", data[:-30], data[: len(data) // 2]):
         path.write_bytes(damaged)
-        with pytest.raises(AntipodalError, match=r"not an \.npz file of plain arrays, or damaged"):
+        with pytest.raises(AntipodalError, match=r"cannot read .*Expected an \.npz file of arrays"):
             Split.load(path)
     np.savez(path, **{**GOOD, "train": np.array([Trap("x")], object)})
     with pytest.raises(AntipodalError, match="damaged"):
@@ -726,7 +726,7 @@ def test_a_capital_y_stands_in_for_a_missing_small_one(tmp_path):
         ({"X": X, "y": np.full(6, np.nan)}, "labels must be integers"),
         ({"X": X, "y": Y + 1}, "or booleans"),
         ({"X": X, "y": Y[:, :, None]}, "labels must be integers"),
-        ({"X": X, "y": np.array([None] * 6)}, "not an .npz file of plain arrays"),
+        ({"X": X, "y": np.array([None] * 6)}, "it holds Python objects"),
     ],
 )
 def test_arrays_that_are_no_dataset_are_refused(tmp_path, content, message):
