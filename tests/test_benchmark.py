@@ -179,7 +179,7 @@ def test_a_given_split_is_used_for_every_seed():
     ("method", "message"),
     [
         ("Nothing", "unknown method 'Nothing': choose from .*DeepLinf"),
-        ("ITQ:colour=red", "NAME one of n_bits, n_iter"),
+        ("ITQ:colour=red", "NAME one of n_iter"),
         ("ITQ:n_iter", "expected a setting NAME=VALUE"),
     ],
 )

@@ -280,10 +280,10 @@ def test_a_file_that_is_no_split_is_refused(tmp_path):
     data = path.read_bytes()
     for damaged in (b"", b"text", data[:-30], data[: len(data) // 2]):
         path.write_bytes(damaged)
-        with pytest.raises(AntipodalError, match=r"cannot read .*Expected an \.npz file of arrays"):
+        with pytest.raises(AntipodalError, match=r"Expected an \.npz file of arrays"):
             Split.load(path)
     np.savez(path, **{**GOOD, "train": np.array([Trap("x")], object)})
-    with pytest.raises(AntipodalError, match="damaged"):
+    with pytest.raises(AntipodalError, match="it holds Python objects"):
         Split.load(path)
 
 
@@ -748,10 +748,10 @@ def test_a_file_that_holds_no_arrays_is_refused(tmp_path):
     path, trace = tmp_path / "a.npz", tmp_path / "trace"
     for bad in (b"", b"text", pickle.dumps(Trap(trace))):
         path.write_bytes(bad)
-        with pytest.raises(AntipodalError, match=r"a\.npz: not an .npz file"):
+        with pytest.raises(AntipodalError, match=r"a\.npz: .*Expected an .npz file"):
             arrays(path)
     np.savez(path, X=X, y=np.array([Trap(trace)] * 6))
-    with pytest.raises(AntipodalError, match=r"a\.npz: not an .npz file"):
+    with pytest.raises(AntipodalError, match=r"a\.npz: .*Expected an .npz file"):
         arrays(path)
     assert not trace.exists()
 
