@@ -121,7 +121,7 @@ LABELS = ("--query-labels", "y.npy", "--database-labels", "y.npy")
         ((*EVALUATE, *LABELS, "--html", "no/n"), 1, "cannot write no/n: there is no folder"),
         (("index", "codes.npy", "-o", "no/n"), 1, "cannot write no/n: there is no folder"),
         (("demo", "--out", "m"), 1, "cannot write m: File exists"),
-        (("bench", "digits", "--out", "folder"), 1, "cannot write folder: it is a folder"),
+        (("bench", "digits", "--out", "folder"), 1, "cannot write folder: Is a directory"),
         (("bench", "digits", "--out", "m/n"), 1, "cannot write m: File exists"),
         # models
         (("encode", "no", "X.npy", "-o", "n"), 1, "cannot read no: No such file or directory. Exp"),

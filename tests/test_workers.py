@@ -1,6 +1,7 @@
 """Work side by side gives what work in line gives."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -53,6 +54,15 @@ def test_a_caller_that_stops_early_leaves_no_process_behind():
     outcomes.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def blocked(shared, job):
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_workers_never_see_an_interrupt_from_their_first_moment_on():
+    assert dict(run_jobs(blocked, None, [0, 1], 2)) == {0: True, 1: True}
+    assert not blocked(None, 0)
 
 
 def test_no_jobs_are_no_results():

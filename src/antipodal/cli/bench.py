@@ -12,7 +12,7 @@ import typer
 from antipodal.cli.app import AsJson, app, print_json, print_table
 from antipodal.cli.progress import bar
 from antipodal.errors import AntipodalError
-from antipodal.storage.files import check_writable, make_folder
+from antipodal.storage.files import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,9 +140,11 @@ def bench(
         cells = grid(names, lengths, chosen)
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    if out is not None:
-        make_folder(out.parent)
-        check_writable(out)
+    if out is None or not out.exists():
+        make_folder("." if out is None else out.parent)
+    else:
+        with appending(out):  # nothing yet: see that it can be, and that no other run has it
+            pass
     if figures is not None:
         from antipodal.benchmark.figures import draw_figures, prepare_directory
 
