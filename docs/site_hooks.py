@@ -1,7 +1,8 @@
-"""What the site does beyond MkDocs: README is its first page, links that leave docs/ become paths,
-formulas become MathML, and nothing may be loaded from elsewhere.
+"""What the site does beyond MkDocs, as hooks that it calls.
 
-The pages are written for the code host, where such links and formulas work as they stand.
+README is the first page, links that leave docs/ become paths, formulas become MathML, and nothing
+may be loaded from elsewhere. The pages are written for the code host, where such links and formulas
+work as they stand.
 """
 
 import os.path
