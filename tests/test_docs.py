@@ -1,6 +1,7 @@
 """The way through the documentation: links lead somewhere, nothing is left out of the site."""
 
 import importlib.util
+import pkgutil
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +48,26 @@ def test_the_page_on_architecture_has_the_tree_and_the_order_of_imports():
     rooms = {p.stem for p in package.iterdir() if not p.name.startswith("_") and p.stem != "py"}
     assert {line.split()[0].rstrip("/") for line in blocks[1].splitlines()[1:]} == rooms
     assert blocks[2].splitlines() == ORDER[::-1]
+
+
+def test_every_equation_of_the_paper_leads_to_functions_that_are_there():
+    table = (DOCS / "method.md").read_text().partition("| paper |")[2].partition("\n\n")[0]
+    rows = [line.split(" | ") for line in table.splitlines()[2:]]
+    assert len(rows) >= 13
+    for equation, _, code in rows:
+        files = [ROOT / "src" / "antipodal" / name for name in re.findall(r"[\w/]+\.py\b", code)]
+        sources = "".join(path.read_text() for path in files if path.exists())
+        names = [name.split(".")[-1] for name in re.findall(r"`([\w.]+)`", code)]
+        assert names or "tests/" in code, equation
+        for name in names:
+            assert re.search(rf"(def|class) {name}\b", sources), (equation, name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_that_a_page_uses_exist(page):
+    for name in set(re.findall(r"\bantipodal(?:\.[A-Za-z_]\w*)+", page.read_text())):
+        if not name.endswith((".npz", ".py")):
+            assert pkgutil.resolve_name(name)
 
 
 def on_site(written, name):

@@ -92,8 +92,8 @@ def test_the_speed_of_the_service_is_what_was_recorded():
     text = " ".join((ROOT / "docs" / "service.md").read_text().split())
     assert (
         f"one worker and {record['connections']} connections: "
-        f"{median['searches_per_second']:.0f} searches a second, 99 of 100 answered within "
-        f"{median['p99_ms']:.0f} ms, none wrong."
+        f"{median['searches_per_second']:.0f} searches by code per second, 99 of 100 answered "
+        f"within {median['p99_ms']:.0f} ms, none wrong."
     ) in text
     assert all(run["wrong"] == run["failed"] == 0 for run in record["runs"])
 
