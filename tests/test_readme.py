@@ -121,8 +121,8 @@ def test_the_numbers_of_which_method_are_those_of_the_records():
     rows = (ROOT / "docs" / "which-method.md").read_text().splitlines()
     linear = "DeepLinf:kernel=linear:dropout=0.5:n_epochs=300"
     for start, name, methods, bits, keys in (
-        ("labels of some ten", "cifar10", ["DeepLinf", "KSH"], 64, ["map"]),
-        ("labels of some ten", "fashion-mnist", ["DeepLinf", "KSH"], 64, ["map"]),
+        ("labels of some ten", "cifar10", ["DeepLinf", "KSH", "ClassifierLSH"], 64, ["map"]),
+        ("labels of some ten", "fashion-mnist", ["DeepLinf", "KSH", "ClassifierLSH"], 64, ["map"]),
         ("labels of many", "clinc150", ["ClassifierLSH", "KSH", "DeepLinf"], 64, ["map"]),
         ("several labels", "coco_bow500-without-top-1", ["DeepLinf", "KSH"], 64, ["map"]),
         ("several labels", "corel16k", ["DeepLinf", "KSH"], 64, ["map"]),
