@@ -348,7 +348,7 @@ def test_images_of_many_kinds_are_read(name):
     from antipodal.service.imagefeatures import ImageFeatures
 
     text, level = odd_images()[name]
-    features = ImageFeatures("pixels:2x4:255", 10_000)([text])
+    features = ImageFeatures("pixels:2x4:255", Limits())([text])
     assert features.shape == (1, 8)
     if level is not None:
         np.testing.assert_allclose(features, level, atol=1)

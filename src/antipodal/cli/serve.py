@@ -39,6 +39,9 @@ def serve(
         int, typer.Option(min=1, help="Items that a histogram may count.")
     ] = 1_000_000,
     max_pixels: Annotated[int, typer.Option(min=1, help="Of an image.")] = 16_000_000,
+    max_request_pixels: Annotated[
+        int, typer.Option(min=1, help="Of all images of a request together.")
+    ] = 64_000_000,
     seconds: Annotated[float, typer.Option(min=0.1, help="For one request.")] = 30.0,
     threads: Annotated[int, typer.Option(min=1, help="Searches at a time, in a worker.")] = 2,
 ) -> None:
@@ -55,6 +58,7 @@ def serve(
         results=max_results,
         histogram=max_histogram,
         pixels=max_pixels,
+        request_pixels=max_request_pixels,
         seconds=seconds,
         threads=threads,
     )

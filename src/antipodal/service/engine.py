@@ -63,7 +63,7 @@ class Engine:
             )
         self.hasher, self.store, self.limits = hasher, store, limits or Limits()
         self._identity, self._scores = identity, scores
-        self._images = None if images is None else ImageFeatures(images, self.limits.pixels)
+        self._images = None if images is None else ImageFeatures(images, self.limits)
         if self._images is not None and self._images.n_features != hasher.n_features_in_:
             raise ValueError(
                 f"{images} makes {self._images.n_features} features, the model was fitted on "
