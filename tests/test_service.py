@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 import logging
+import socket
 import sqlite3
 import threading
 import time
@@ -35,6 +36,7 @@ from starlette.routing import Mount
 from typer.testing import CliRunner
 
 from antipodal import LSH, HammingIndex, gist, open_store
+from antipodal.cli import main
 from antipodal.cli.serve import app as commands
 from antipodal.cli.serve import serve
 from antipodal.codes import from_hex, to_hex
@@ -42,7 +44,7 @@ from antipodal.errors import AntipodalError, StoreError
 from antipodal.service import Engine, Keys, Limits, create_app, imagefeatures
 from antipodal.service.guard import GuardedRoute
 from antipodal.service.logs import JsonFormatter
-from antipodal.service.server import Settings, check_host, is_loopback
+from antipodal.service.server import Settings, check_address, check_host, is_loopback
 from engines import ENGINES, engines  # noqa: F401
 
 with warnings.catch_warnings():
@@ -1254,6 +1256,29 @@ def test_what_is_wrong_is_said_before_anything_listens(tmp_path, monkeypatch, op
     result = CliRunner().invoke(commands, ["serve", *arguments, *options])
     assert isinstance(result.exception, (AntipodalError, ValueError))
     assert words in str(result.exception)
+
+
+def test_an_address_that_cannot_be_listened_on_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ANTIPODAL_KEYS", f"read {READ}")
+    model = ["--model", "missing", "--store", f"sqlite:///{tmp_path}/codes.db"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for host, words in (
+            ("127.0.0.1", "Address already in use. Is it running already?"),
+            ("192.0.2.7", "Cannot assign requested address"),  # kept for documents: nobody has it
+            ("no.such.name.invalid", "port"),
+        ):
+            arguments = ["antipodal", "serve", *model, "--host", host, "--port", port]
+            monkeypatch.setattr("sys.argv", arguments)
+            with pytest.raises(SystemExit) as ended:
+                main()
+            printed = capsys.readouterr()
+            assert (ended.value.code, printed.out) == (1, "")
+            assert printed.err.startswith(f"antipodal: cannot listen on {host} port {port}: ")
+            assert words in printed.err
+            assert printed.err.count("\n") == 1
+    check_address("127.0.0.1", int(port))  # free again
+    check_address("localhost", 0)
 
 
 def test_a_store_of_another_model_is_refused_at_the_start(tmp_path):
