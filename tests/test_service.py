@@ -283,6 +283,7 @@ def test_the_model_card_describes_the_model_and_the_stored_codes(store):
     share = bits.mean(axis=0)
     assert health["bit_balance"] == pytest.approx(100 * np.minimum(share, 1 - share).mean())
     assert health["distinct_codes"] == len(np.unique(CODES, axis=0))
+    assert health["sample"] == N_ITEMS
     assert card == {
         "method": "LSH",
         "n_bits": N_BITS,
@@ -609,6 +610,12 @@ def test_one_bad_item_keeps_out_the_whole_batch(unchanged):
         is_problem(unchanged.put("/v1/items", json={"items": [good, bad]}), 422)
     twice = unchanged.put("/v1/items", json={"items": [good, good]})
     assert "999 comes more than once" in is_problem(twice, 422)
+
+
+def test_a_filter_that_is_not_valid_is_named_as_what_is_wrong(unchanged):
+    for where in ({"a": {"in": 3}}, {"": 1}, {"or": []}, {"a": [1]}, {"a": {"lt": None}}):
+        response = unchanged.post("/v1/search", json={"code": "000000", "where": where})
+        assert is_problem(response, 422).startswith("where is not a valid filter: ")
 
 
 def test_huge_batches_are_refused(unchanged):
