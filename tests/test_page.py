@@ -310,9 +310,7 @@ def test_a_broken_filter_is_told_at_the_filter_and_an_id_is_not_asked_for(page, 
         expect(field).to_have_attribute("aria-invalid", "true")
         expect(page.get_by_role("alert")).to_be_hidden()
     assert wrong.bounding_box()["y"] > field.bounding_box()["y"]
-    page.get_by_text(
-        "Filter", exact=True
-    ).click()  # folded away, it opens again for who picks an item
+    page.get_by_text("Filter", exact=True).click()  # folded away, it opens again for a search
     page.locator(".sample button").first.click()
     expect(wrong).to_be_visible()
     field.fill('{"label": 3}')

@@ -1265,6 +1265,25 @@ def test_what_is_wrong_is_said_before_anything_listens(tmp_path, monkeypatch, op
     assert words in str(result.exception)
 
 
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_the_password_of_a_store_is_not_printed(tmp_path, monkeypatch, capsys, by_variable):
+    HASHER.save(tmp_path / "model")
+    secret = "s3cret-of-the-database"
+    url = f"postgresql://reader:{secret}@127.0.0.1:9/codes"  # where nothing listens
+    given = [] if by_variable else ["--store", url]
+    if by_variable:
+        monkeypatch.setenv("ANTIPODAL_STORE", url)
+    model = ["--model", str(tmp_path / "model")]
+    monkeypatch.setattr("sys.argv", ["antipodal", "serve", "--port", "0", *model, *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    assert ended.value.code == 1
+    assert "127.0.0.1" in printed.err  # it is said which store
+    assert secret not in printed.out + printed.err
+    assert secret not in repr(Settings(model=tmp_path, store=url))
+
+
 def test_an_address_that_cannot_be_listened_on_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("ANTIPODAL_KEYS", f"read {READ}")
     model = ["--model", "missing", "--store", f"sqlite:///{tmp_path}/codes.db"]
