@@ -331,7 +331,7 @@ def test_without_matplotlib_nothing_is_run(tmp_path, monkeypatch):
     folder, records = tmp_path / "figures", tmp_path / "r"
     done = bench("--methods", "LSH", "--bits", 8, "--out", records, "--figures", folder)
     assert isinstance(done.exception, AntipodalError)
-    assert "pip install antipodal[plots]" in str(done.exception)
+    assert "pip install '.[plots]'" in str(done.exception)
     assert not records.exists()
     assert not folder.exists()
     assert bench("--methods", "LSH", "--bits", 8, "--out", records).exit_code == 0
