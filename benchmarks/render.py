@@ -51,7 +51,10 @@ def records(name: str) -> list[Record]:
         method, _, settings = record["method"].replace(".", ":", 1).partition(":")
         return ORDER.index(method), settings, record["bits"], record["seed"]
 
-    return sorted(read_records(RESULTS / f"{name}.jsonl"), key=place)
+    found = read_records(RESULTS / f"{name}.jsonl")
+    # Of a cell that was measured again, by another version or with other defaults, the last.
+    last = {(r["method"], r["bits"], r["seed"]): r for r in found}
+    return sorted(last.values(), key=place)
 
 
 def by_length(runs: list[Record]) -> str:
