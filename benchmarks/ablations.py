@@ -8,7 +8,7 @@ chosen on images that are no queries.
 
 import argparse
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from antipodal.benchmark.cells import Benchmark, grid, run_cells
-from antipodal.benchmark.records import appending, read_records
+from antipodal.benchmark.records import appending
+from antipodal.benchmark.sources import load_dataset
 from antipodal.benchmark.workers import available_cores
 from antipodal.cli.progress import bar
-from antipodal.datasets import cifar10
 from antipodal.encoders import LinfEncoder
 from antipodal.hashers import HASHERS, DeepLinf
 
@@ -93,12 +93,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", nargs="*", default=METHODS)
     options = parser.parse_args()
-    dataset = cifar10(options.data).with_gist()
-    benchmark = Benchmark(replace(dataset, name="cifar10-gist"))
+    benchmark = Benchmark(load_dataset("cifar10", options.data))
     cells = grid(options.methods, [64], range(options.seeds))
-    done = benchmark.matching(cells, read_records(RECORDS))
-    waiting = [cell for cell in cells if cell not in done]
     with appending(RECORDS) as file, bar("ablations") as show:
+        done = benchmark.matching(cells, file.found)
+        waiting = [cell for cell in cells if cell not in done]
         outcomes = run_cells(benchmark, waiting, available_cores())
         for count, (cell, outcome) in enumerate(outcomes, start=1):
             show(count, len(waiting), f", {cell.method}, seed {cell.seed}")

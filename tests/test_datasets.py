@@ -759,7 +759,7 @@ def test_a_file_that_holds_no_arrays_is_refused(tmp_path):
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(AntipodalError, match=r"pip install antipodal\[images\]"):
+    with pytest.raises(AntipodalError, match=r"pip install '\.\[parquet\]'"):
         arrays(tmp_path / "a.parquet")
 
 

@@ -64,10 +64,10 @@ def short_training(monkeypatch):
     paper = DeepLinf.paper
 
     def quick(n_bits, **options):
-        return paper(n_bits, **options).set_params(n_pairs=1000)
+        return paper(n_bits, **options).set_params(n_pairs=300)
 
     monkeypatch.setattr(DeepLinf, "paper", quick)
-    monkeypatch.setattr(drawing, "make_hasher", partial(make_hasher, settings=["n_epochs=15"]))
+    monkeypatch.setattr(drawing, "make_hasher", partial(make_hasher, settings=["n_epochs=2"]))
 
 
 def bounds(hasher):
@@ -331,7 +331,7 @@ def test_without_matplotlib_nothing_is_run(tmp_path, monkeypatch):
     folder, records = tmp_path / "figures", tmp_path / "r"
     done = bench("--methods", "LSH", "--bits", 8, "--out", records, "--figures", folder)
     assert isinstance(done.exception, AntipodalError)
-    assert "pip install antipodal[plots]" in str(done.exception)
+    assert "pip install '.[plots]'" in str(done.exception)
     assert not records.exists()
     assert not folder.exists()
     assert bench("--methods", "LSH", "--bits", 8, "--out", records).exit_code == 0

@@ -1,5 +1,6 @@
 """What every hasher promises, tested on each of them."""
 
+import copy
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -134,24 +136,32 @@ def test_float32_and_float64_rows_give_the_same_bits(hasher):
         np.testing.assert_array_equal(hasher.encode(X.astype(dtype)), codes)
 
 
-LOAD_AND_ENCODE = """
-import sys, numpy as np, antipodal
-hasher = antipodal.load(sys.argv[1])
-np.save(sys.argv[3], hasher.encode(np.load(sys.argv[2])))
-"""
-
-
-def test_a_saved_hasher_gives_the_same_bits_in_a_fresh_process(hasher, tmp_path):
-    model, rows, codes = tmp_path / "model", tmp_path / "rows.npy", tmp_path / "codes.npy"
-    hasher.save(model)
-    np.save(rows, X)
-    subprocess.run([sys.executable, "-c", LOAD_AND_ENCODE, model, rows, codes], check=True)
-    np.testing.assert_array_equal(np.load(codes), hasher.encode(X))
-    loaded = load(model)
+def test_a_loaded_hasher_is_the_one_that_was_saved(hasher, tmp_path):
+    hasher.save(tmp_path / "model")
+    loaded = load(tmp_path / "model")
     assert loaded.get_params() == hasher.get_params()
     np.testing.assert_array_equal(loaded.project(X), hasher.project(X))
     loaded.save(tmp_path / "again")
     np.testing.assert_array_equal(load(tmp_path / "again").encode(X), hasher.encode(X))
+
+
+LOAD_AND_ENCODE = """
+import sys, numpy as np, antipodal
+X = np.load(sys.argv[1])
+for model in sys.argv[2:]:
+    np.save(model + ".npy", antipodal.load(model).encode(X))
+"""
+
+
+def test_saved_hashers_give_the_same_bits_in_a_fresh_process(tmp_path):
+    fitted = {str(tmp_path / f"{i}"): clone(each).fit(X, Y) for i, each in enumerate(HASHERS)}
+    np.save(tmp_path / "rows.npy", X)
+    for model, hasher in fitted.items():
+        hasher.save(model)
+    command = [sys.executable, "-c", LOAD_AND_ENCODE, str(tmp_path / "rows.npy"), *fitted]
+    subprocess.run(command, check=True)
+    for model, hasher in fitted.items():
+        np.testing.assert_array_equal(np.load(model + ".npy"), hasher.encode(X), name(hasher))
 
 
 def test_encoding_streams_from_a_read_only_memory_map(hasher, tmp_path):
@@ -225,11 +235,25 @@ def test_more_bits_than_features_is_fine_where_it_can_be():
 
 
 def test_only_hashers_that_use_labels_are_changed_by_them(hasher):
-    if hasher.uses_labels:
-        return
-    other = type(hasher)(**hasher.get_params()).fit(X, Y[::-1])
-    np.testing.assert_array_equal(other.encode(X), hasher.encode(X))
+    other = clone(hasher).fit(X, Y[::-1])
+    same = np.array_equal(other.encode(X), hasher.encode(X))
+    assert same != hasher.uses_labels
 
 
-def test_hashing_does_not_track_gradients(hasher):
-    assert not torch.from_numpy(hasher.project(X[:3])).requires_grad
+def test_hashing_does_not_track_gradients(hasher, monkeypatch):
+    build, tracked = hasher.projector, []
+
+    def watched(max_rows):
+        project = build(max_rows)
+
+        def watching(rows):
+            values = project(rows)
+            tracked.append(torch.is_grad_enabled() or values.requires_grad)
+            return values
+
+        return watching
+
+    again = copy.copy(hasher)
+    monkeypatch.setattr(again, "projector", watched, raising=False)
+    again.project(X[:3])
+    assert tracked == [False]

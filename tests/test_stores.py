@@ -386,7 +386,7 @@ def test_passwords_are_not_shown():
 )
 def test_a_missing_extra_is_named(monkeypatch, url, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(StoreError, match=rf"pip install 'antipodal\[{extra}\]'"):
+    with pytest.raises(StoreError, match=rf"pip install '\.\[{extra}\]'"):
         open_store(url, n_bits=8)
 
 

@@ -8,6 +8,11 @@ class AntipodalError(Exception):
     """
 
 
+def missing_extra(who: str, module: str, extra: str) -> str:
+    """Return the message for a package that comes with an extra and is not there."""
+    return f"{who} needs {module}, of the extra `{extra}`: pip install '.[{extra}]' in a clone"
+
+
 class ModelFileError(AntipodalError):
     """A model or checkpoint file is truncated, foreign, too new, or was changed after writing."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from antipodal import __version__
-from antipodal.errors import AntipodalError
+from antipodal.errors import AntipodalError, missing_extra
 
 app = typer.Typer(
     help="Learn binary codes that survive quantisation, and search them.",
@@ -63,6 +63,4 @@ def require_service() -> None:
     try:
         import_module("antipodal.service.server")
     except ImportError as error:
-        raise AntipodalError(
-            f"the service needs {error.name}: pip install 'antipodal[serve]'"
-        ) from error
+        raise AntipodalError(missing_extra("the service", str(error.name), "serve")) from error

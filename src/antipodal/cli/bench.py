@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from antipodal.benchmark.records import Record
-    from antipodal.datasets import Dataset
 
 
 # What messages for Python call the options of this command.
@@ -60,6 +59,9 @@ class DataSource(StrEnum):
     idx = "idx"
     arrays = "arrays"
     digits = "digits"
+
+
+_IMAGES = (DataSource.cifar10, DataSource.idx, DataSource.digits)
 
 
 class Features(StrEnum):
@@ -131,8 +133,14 @@ def bench(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise typer.BadParameter("--methods: give at least one")
+    if (file is None) == (source in (DataSource.multilabel, DataSource.arrays)):
+        wanted = "needs a FILE" if file is None else "takes no FILE"
+        raise typer.BadParameter(f"bench {source} {wanted}")
+    if features is not None and source not in _IMAGES:
+        raise typer.BadParameter(f"--features is for images, and {source} has none")
     from antipodal.benchmark.cells import Benchmark, grid, run_cells
-    from antipodal.benchmark.records import appending, read_records
+    from antipodal.benchmark.records import appending
+    from antipodal.benchmark.sources import load_dataset
     from antipodal.benchmark.workers import available_cores
     from antipodal.datasets import Split
 
@@ -149,18 +157,18 @@ def bench(
         from antipodal.benchmark.figures import draw_figures, prepare_directory
 
         prepare_directory(figures)  # now: what is missing should not show after hours
-    dataset = _load(source, file, data, features, skip_concepts)
+    dataset = load_dataset(source, file or data, features=features, skip_concepts=skip_concepts)
     given = None if split is None else Split.load(split, len(dataset))
     benchmark = Benchmark(dataset, protocol, train, queries, concepts, given, mirrored)
     path = out or Path(f"antipodal-bench-{dataset.name}.jsonl")
-    records = benchmark.matching(cells, read_records(path))
-    for record in records.values() if as_json else ():
-        print_json(record)
-    waiting = [cell for cell in cells if cell not in records]
-    if records:
-        _say(f"{len(records)} of {len(cells)} cells are in {path} already")
     began, failed = time.perf_counter(), 0
     with appending(path) as file_of_records, bar(dataset.name) as show:
+        records = benchmark.matching(cells, file_of_records.found)
+        for record in records.values() if as_json else ():
+            print_json(record)
+        waiting = [cell for cell in cells if cell not in records]
+        if records:
+            _say(f"{len(records)} of {len(cells)} cells are in {path} already")
         show(0, len(waiting))
         outcomes = run_cells(benchmark, waiting, processes or available_cores())
         for done, (cell, outcome) in enumerate(outcomes, start=1):
@@ -187,50 +195,6 @@ def bench(
         )  # fmt: skip
     if failed:
         raise typer.Exit(1)
-
-
-def _load(
-    source: DataSource, file: Path | None, data: Path | None, features: Features | None, skip: int
-) -> "Dataset":
-    """Read the dataset, with the features it is to be benchmarked on."""
-    from dataclasses import replace
-
-    import numpy as np
-
-    from antipodal import datasets
-
-    if (file is None) == (source in (DataSource.multilabel, DataSource.arrays)):
-        wanted = "needs a FILE" if file is None else "takes no FILE"
-        raise typer.BadParameter(f"bench {source} {wanted}")
-    dataset: Dataset
-    if file is not None:
-        dataset = datasets.arrays(file)
-    else:
-        loaders = {
-            DataSource.cifar10: datasets.cifar10,
-            DataSource.nuswide: datasets.nus_wide,
-            DataSource.idx: datasets.idx,
-        }
-        dataset = datasets.digits() if source is DataSource.digits else loaders[source](data)
-    if source is DataSource.multilabel and dataset.labels.ndim == 1:
-        raise ValueError(f"{file} has one label a row: use `antipodal bench arrays {file}`")
-    images = dataset.images
-    if images is None:
-        if features is not None:
-            raise typer.BadParameter(f"--features is for images, and {dataset.name} has none")
-    elif features is Features.gist or (features is None and source is DataSource.cifar10):
-        dataset = replace(dataset.with_gist(), name=f"{dataset.name}-gist")
-    elif dataset.features is None:
-        pixels = images.reshape(len(images), -1)
-        dataset = replace(dataset, features=pixels, name=f"{dataset.name}-pixels")
-    if skip:
-        if dataset.labels.ndim == 1 or skip >= dataset.labels.shape[1]:
-            raise ValueError(f"--skip-concepts {skip}: {dataset.name} has no more concepts")
-        rare = np.sort(np.argsort(-dataset.labels.sum(axis=0), kind="stable")[skip:])
-        dataset = replace(
-            dataset, labels=dataset.labels[:, rare], name=f"{dataset.name}-without-top-{skip}"
-        )
-    return dataset
 
 
 def _print_table(records: "list[Record]", path: Path) -> None:

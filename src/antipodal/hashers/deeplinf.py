@@ -27,11 +27,11 @@ class DeepLinf(NetworkHasher):
         K, the unfolded ADMM iterations behind the first layer.
     tied : bool
         Whether the stages share S and b.
-    kernel : {"linear", "rbf"}
-        What the first layer is linear in: the features, as in the paper, or the principal
-        components of a Gaussian kernel on `n_anchors` training rows. The second ranks better on
-        all data tried, and encoding takes the time of a product with the anchors. The first wants
-        more training, say dropout=0.5 and n_epochs=300.
+    kernel : {"rbf", "linear"}
+        What the first layer is linear in: the principal components of a Gaussian kernel on
+        `n_anchors` training rows, or the features themselves, as in the paper. "rbf" ranks better
+        on all data tried, and encoding takes the time of a product with the anchors. "linear"
+        wants more training, say dropout=0.5 and n_epochs=300.
     n_anchors : int
         Most anchors, for kernel="rbf".
     bound : float
@@ -84,7 +84,7 @@ class DeepLinf(NetworkHasher):
     --------
     >>> from sklearn.datasets import load_digits
     >>> X, y = load_digits(return_X_y=True)
-    >>> hasher = DeepLinf(n_bits=16, n_epochs=20, random_state=0).fit(X, y)
+    >>> hasher = DeepLinf(n_bits=16, n_epochs=20, random_state=0).fit(X[:300], y[:300])
     >>> hasher.encode(X).shape
     (1797, 2)
     """

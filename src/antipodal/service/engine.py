@@ -63,7 +63,7 @@ class Engine:
             )
         self.hasher, self.store, self.limits = hasher, store, limits or Limits()
         self._identity, self._scores = identity, scores
-        self._images = None if images is None else ImageFeatures(images, self.limits.pixels)
+        self._images = None if images is None else ImageFeatures(images, self.limits)
         if self._images is not None and self._images.n_features != hasher.n_features_in_:
             raise ValueError(
                 f"{images} makes {self._images.n_features} features, the model was fitted on "
@@ -105,6 +105,8 @@ class Engine:
         k = 10 if request.k is None else request.k
         if k > self.limits.k:
             raise ValueError(f"k must be at most {self.limits.k}: got {k}")
+        if request.where is not None:
+            _check_where(request.where)
         code, values = self._query(request)
         if code is None:
             return None
@@ -155,6 +157,7 @@ class Engine:
                 "bit_balance": found.bit_balance,
                 "bit_correlation": found.bit_correlation,
                 "distinct_codes": found.distinct_codes,
+                "sample": len(codes),
             }
         return {
             "method": type(self.hasher).__name__,
@@ -299,3 +302,11 @@ class Engine:
 
     def _hex(self, codes: Codes) -> list[str]:
         return to_hex(codes, self.store.n_bits)
+
+
+def _check_where(where: Mapping[str, Any]) -> None:
+    """Say that it is the filter which is wrong, in words that begin with its name."""
+    try:
+        parse_where(where)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"where is not a valid filter: {error}") from None
