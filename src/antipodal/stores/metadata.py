@@ -16,6 +16,7 @@ import numpy as np
 MAX_DEPTH = 50
 INT64 = range(-(2**63), 2**63)
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode_sorted = json.JSONEncoder(sort_keys=True).encode
 
 
 def metadata_texts(metadata: Iterable[Any] | None, n: int) -> list[str]:
@@ -39,6 +40,12 @@ def parse_metadata(text: str | bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"metadata must be a JSON object: got {text!r}")
     return value
+
+
+def same_metadata(text: str, fields: dict[str, Any]) -> bool:
+    """Say whether a text of `metadata_texts` means these fields, in whatever order."""
+    # As texts, for in Python true equals 1.
+    return _encode_sorted(_decode(text)) == _encode_sorted(fields)
 
 
 def clean(value: Any, depth: int = 0) -> Any:
