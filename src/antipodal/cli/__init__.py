@@ -6,11 +6,11 @@ output, progress to standard error.
 
 import sys
 
-from antipodal.cli import bench, datasets, demo, hashing, searching, serve
+from antipodal.cli import bench, datasets, demo, hashing, indexing, searching, serve
 from antipodal.cli.app import app
 from antipodal.errors import AntipodalError
 
-__all__ = ["app", "bench", "datasets", "demo", "hashing", "main", "searching", "serve"]
+__all__ = ["app", "bench", "datasets", "demo", "hashing", "indexing", "main", "searching", "serve"]
 
 
 def main() -> None:

@@ -5,14 +5,17 @@ from typing import Annotated
 
 import typer
 
-from antipodal.cli.app import app, require_service
+from antipodal.cli.app import STORE_VARIABLE, app, require_service
 
 
 @app.command()
 def serve(
     model: Annotated[Path, typer.Option(help="A fitted hasher, by `antipodal fit`.")],
     store: Annotated[
-        str, typer.Option(help="Of its codes, made if there is none: sqlite:///FILE, ….")
+        str,
+        typer.Option(
+            envvar=STORE_VARIABLE, help="Of its codes, made if there is none: sqlite:///FILE, …."
+        ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0: any that is free.")] = 8000,

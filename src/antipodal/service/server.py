@@ -31,7 +31,7 @@ class Settings:
     """What a worker needs to know; it is sent to other processes, so it holds no keys."""
 
     model: Path
-    store: str
+    store: str = field(repr=False)  # it may hold a password
     host: str = "127.0.0.1"
     port: int = 8000
     workers: int = 1

@@ -117,10 +117,8 @@ def parse_url(url: str) -> Address:
         raise ValueError(
             f"{shown_url(url)} must be {scheme}://host:port, with ?collection=name if need be"
         )
-    if user and "token" in ours:
-        raise ValueError(f"{shown_url(url)} must have a user and password, or a token: got both")
     if user:
-        ours["token"] = unquote(user)  # not in the target, which the client may print
+        ours.setdefault("token", unquote(user))  # not in the target, which the client may print
     target = f"{scheme.removeprefix('milvus+')}://{host}"
     return Address(scheme, target, ours, f"{scheme}://{host}", secrets)
 

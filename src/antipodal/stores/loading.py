@@ -1,6 +1,6 @@
 """Many items at once: what is checked before the first is written, and what is counted after."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from antipodal.checks import Ids, check_ids
 from antipodal.codes import check_codes
-from antipodal.stores.metadata import metadata_texts
+from antipodal.stores.metadata import Metadata, metadata_texts
 
 BATCH_SIZE = 50_000  # items in one transaction
 
@@ -23,14 +23,14 @@ class Loaded(NamedTuple):
         Of all items that were given.
     added, replaced : int
         Items that are new, and items that took the place of others.
-    passed_over : int
+    unchanged : int
         Items that were there as they were given.
     """
 
     ids: Ids
     added: int
     replaced: int
-    passed_over: int
+    unchanged: int
 
 
 def check_items(
@@ -68,7 +68,7 @@ def batches(n: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
 
-def check_length(metadata: Iterable[Any] | None, n: int) -> None:
+def check_length(metadata: Metadata | None, n: int) -> None:
     """Refuse another number of metadata than of items, where it is known beforehand."""
     if isinstance(metadata, Sized) and not isinstance(metadata, (str, bytes, Mapping)):
         n_objects = len(metadata)
@@ -79,7 +79,7 @@ def check_length(metadata: Iterable[Any] | None, n: int) -> None:
 
 
 def batches_of_texts(
-    metadata: Iterable[Any] | None, n: int, size: int
+    metadata: Metadata | None, n: int, size: int
 ) -> Iterator[tuple[slice, list[str] | None]]:
     """Go through n items in batches, each with the JSON texts of its metadata, if there are any."""
     if isinstance(metadata, (str, bytes, Mapping)):

@@ -121,9 +121,7 @@ class MilvusStore(Store):
         return int(rows[0]["id"]) if rows else None
 
     def _delete(self, ids: Ids) -> int:
-        present = self._known(
-            ids
-        ).tolist()  # a server counts what was asked for
+        present = self._known(ids).tolist()  # a server counts what was asked for
         for part in batches(len(present), _BATCH):
             with self._errors() as client:
                 client.delete(self._collection, ids=present[part])

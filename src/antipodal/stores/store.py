@@ -5,7 +5,7 @@ arguments here, once; an engine implements the methods with an underscore.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -26,7 +26,7 @@ from antipodal.stores.loading import (
     check_items,
     check_length,
 )
-from antipodal.stores.metadata import metadata_texts, same_metadata
+from antipodal.stores.metadata import Metadata, metadata_texts, same_metadata
 from antipodal.stores.where import Where, parse_where
 
 
@@ -53,7 +53,7 @@ class Store(ABC):
         self,
         ids: ArrayLike,
         codes: ArrayLike,
-        metadata: Iterable[Mapping[str, Any] | None] | None = None,
+        metadata: Metadata | None = None,
         *,
         keep_metadata: bool = False,
     ) -> None:
@@ -73,7 +73,7 @@ class Store(ABC):
         self,
         codes: ArrayLike,
         ids: ArrayLike | None = None,
-        metadata: Iterable[Mapping[str, Any] | None] | None = None,
+        metadata: Metadata | None = None,
     ) -> Ids:
         """Keep new items, each under an id of its own, and return their ids.
 
@@ -98,7 +98,7 @@ class Store(ABC):
         self,
         ids: ArrayLike | None,
         codes: ArrayLike,
-        metadata: Iterable[Mapping[str, Any] | None] | None = None,
+        metadata: Metadata | None = None,
         *,
         replace: bool = True,
         resume: bool = False,
@@ -289,7 +289,7 @@ class Store(ABC):
         self,
         ids: Ids,
         codes: NDArray[Any],
-        metadata: Iterable[Any] | None,
+        metadata: Metadata | None,
         replace: bool,
         batch_size: int,
     ) -> NDArray[np.bool_]:
