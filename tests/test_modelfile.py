@@ -13,7 +13,12 @@ from safetensors.numpy import save
 
 from antipodal import LSH, AntipodalError, load
 from antipodal.errors import ModelFileError
-from antipodal.storage.modelfile import model_identity, read_model_file, write_model_file
+from antipodal.storage.modelfile import (
+    model_bits,
+    model_identity,
+    read_model_file,
+    write_model_file,
+)
 
 ROWS = np.random.default_rng(0).standard_normal((20, 6))
 
@@ -211,3 +216,17 @@ def test_equal_models_have_one_identity_and_others_another(tmp_path):
     assert model_identity(tmp_path / "other") not in identities
     with pytest.raises(ModelFileError, match="cannot read"):
         model_identity(tmp_path / "missing")
+
+
+def test_the_length_of_the_codes_is_read_without_the_hasher(tmp_path, model_bytes):
+    path = tmp_path / "f"
+    path.write_bytes(model_bytes)
+    assert model_bits(path) == load(path).n_bits == 12
+    path.write_bytes(model_bytes.replace(b'\\"n_bits\\": 12', b'\\"n_bits\\": 13'))
+    assert path.read_bytes() != model_bytes
+    with pytest.raises(ModelFileError, match="does not match its checksum"):
+        model_bits(path)
+    for header in ({}, {"parameters": {}}, {"parameters": {"n_bits": "12"}}, {"parameters": []}):
+        write_model_file(path, "hasher", header, {})
+        with pytest.raises(ModelFileError, match="does not say how long its codes are"):
+            model_bits(path)

@@ -53,3 +53,9 @@ def check_ids(ids: ArrayLike, name: str = "ids") -> Ids:
     if array.dtype.kind == "u" and array.max() > MAX_ID:
         raise ValueError(f"{name} must be at most {MAX_ID}, the last of 64 bits: got {array.max()}")
     return array.astype(np.int64, copy=False)
+
+
+def some_ids(ids: Ids) -> str:
+    """Name a few ids, for a message."""
+    named = ", ".join(str(i) for i in ids[:5].tolist())
+    return f"{named} and {len(ids) - 5:,} more" if len(ids) > 5 else named

@@ -8,11 +8,11 @@ import os
 import sys
 from typing import NoReturn
 
-from antipodal.cli import bench, datasets, demo, hashing, searching, serve
+from antipodal.cli import bench, datasets, demo, hashing, indexing, searching, serve
 from antipodal.cli.app import app
 from antipodal.errors import AntipodalError
 
-__all__ = ["app", "bench", "datasets", "demo", "hashing", "main", "searching", "serve"]
+__all__ = ["app", "bench", "datasets", "demo", "hashing", "indexing", "main", "searching", "serve"]
 
 # What the data or the machine can cause. Anything else is a fault of ours, and shows where it is.
 _EXPECTED = (AntipodalError, OSError, ValueError, TypeError, FloatingPointError, MemoryError)

@@ -2,6 +2,7 @@
 
 import json
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,15 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Bits = Annotated[int, typer.Option("--bits", min=1, help="Length of the codes.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
+# A URL may hold a password, which is better not on a command line: others can see that.
+STORE_VARIABLE = "ANTIPODAL_STORE"
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar=STORE_VARIABLE,
+        help="A store: sqlite:///FILE, postgresql://…, milvus:///FILE or milvus+http://….",
+    ),
+]
 ARRAY = "FILE.npy, FILE.npz:NAME, or - for a .npy in a pipe"
 
 
@@ -56,6 +66,21 @@ def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:
 def print_json(record: dict[str, Any]) -> None:
     """Print one record a line."""
     typer.echo(json.dumps(record))
+
+
+def chosen_store(
+    context: typer.Context, store: str | None, file: Path | None, option: str
+) -> str | None:
+    """Return the URL of the store, or None if a file is named: one of them must be.
+
+    A file goes before a store that only the environment names.
+    """
+    source = context.get_parameter_source("store")
+    if file is not None and source is not None and source.name == "ENVIRONMENT":
+        return None
+    if (store is None) == (file is None):
+        raise typer.BadParameter(f"give --store URL or {option} FILE")
+    return store
 
 
 def require_service() -> None:

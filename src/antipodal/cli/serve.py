@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from antipodal.cli.app import app, require_service
+from antipodal.cli.app import STORE_VARIABLE, app, require_service
 
 
 @app.command()
@@ -14,7 +14,7 @@ def serve(
     store: Annotated[
         str,
         typer.Option(
-            envvar="ANTIPODAL_STORE", help="Of its codes, made if there is none: sqlite:///FILE, …."
+            envvar=STORE_VARIABLE, help="Of its codes, made if there is none: sqlite:///FILE, …."
         ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

@@ -11,17 +11,18 @@ from antipodal.checks import Ids
 from antipodal.codes import Codes, code_width, from_hex, to_hex
 from antipodal.evaluation.metrics import bit_health
 from antipodal.hashers import BaseHasher, load
-from antipodal.index.rescore import best_first, projection_scores
+from antipodal.index import Neighbours
+from antipodal.index.rescore import OVERSAMPLE, rescored
+from antipodal.index.scan import Distances
 from antipodal.service.imagefeatures import ImageFeatures
 from antipodal.service.limits import Limits
 from antipodal.service.problems import UnavailableError
 from antipodal.service.schemas import DeleteRequest, EncodeRequest, SearchRequest, UpsertRequest
 from antipodal.storage.modelfile import model_identity
 from antipodal.stores import Store, open_store
-from antipodal.stores.store import Distances, Items
+from antipodal.stores.store import Items
 from antipodal.stores.where import matches, parse_where
 
-_OVERSAMPLE = 4  # candidates for each result of a rescored search, as in `HammingIndex.search`
 _TRIES = 20
 _HEALTH_SAMPLE = 1_000
 _NO_IMAGES = (
@@ -195,7 +196,7 @@ class Engine:
         """Search once. None: what was found has changed before it could be fetched."""
         where, store = request.where, self.store
         answer: dict[str, Any] = {}
-        n_wanted = k if values is None else k * _OVERSAMPLE
+        n_wanted = k if values is None else k * OVERSAMPLE
         if request.histogram:
             n_items = store.count(where)
             if n_items > self.limits.histogram:
@@ -227,9 +228,14 @@ class Engine:
         for result, distance in zip(results, distances.tolist(), strict=True):
             result["distance"] = distance
         if values is not None and len(ids):
-            scores = projection_scores(values, items.codes[None], store.n_bits)
-            best = best_first(scores, ids[None], k)[0]
-            results = [results[i] | {"score": float(scores[0, i])} for i in best.tolist()]
+            candidates = Neighbours(ids[None], distances[None])
+            best = rescored(candidates, k, values, store.n_bits, lambda: items.codes[None])
+            scores = [] if best.scores is None else best.scores[0].tolist()
+            known = dict(zip(ids.tolist(), results, strict=True))
+            results = [
+                known[number] | {"score": score}
+                for number, score in zip(best.ids[0].tolist(), scores, strict=True)
+            ]
         return {"results": results, "total": total, **answer}
 
     def _still(

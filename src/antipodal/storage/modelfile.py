@@ -6,6 +6,7 @@ Reading never runs anything from the file.
 
 import hashlib
 import json
+import operator
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,6 +76,15 @@ def model_identity(path: str | os.PathLike[str]) -> str:
     Equal models have equal identities, although their files may order their parts differently.
     """
     return _metadata(path, _read(path, "hasher")).get("sha256", "")
+
+
+def model_bits(path: str | os.PathLike[str]) -> int:
+    """Return the length of the codes that a saved hasher makes, without making the hasher."""
+    header, _ = read_model_file(path, "hasher")
+    try:
+        return operator.index(header["parameters"]["n_bits"])
+    except (KeyError, TypeError):
+        raise ModelFileError(f"{path} does not say how long its codes are") from None
 
 
 def _read(path: str | os.PathLike[str], kind: str) -> bytes:

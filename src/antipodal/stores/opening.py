@@ -24,7 +24,7 @@ def open_store(url: str, *, n_bits: int | None = None, model: str | None = None)
     Returns
     -------
     Store
-        With `upsert`, `load`, `delete`, `get`, `search`, `radius`, `count` and `close`.
+        With `add`, `upsert`, `load`, `delete`, `get`, `search`, `radius`, `count` and `close`.
 
     Raises
     ------
