@@ -65,6 +65,8 @@ class LinfHash(BaseHasher):
     True
     """
 
+    encoding_parameters = ("n_bits", "bound", "penalty", "n_iter")
+
     mean_: NDArray[np.float32]
     dictionary_: NDArray[np.float32]
     scale_: float
@@ -108,6 +110,7 @@ class LinfHash(BaseHasher):
 
         For asymmetric distances: a query as it is, against what the codes remember.
         """
+        self._check_fitted()
         bits = unpack(codes, self.n_bits)
         return self.mean_ + np.float32(self.scale_) * self._corners(bits)
 
