@@ -263,7 +263,9 @@ def map_blocks(project: Projector, rows: NDArray[Any]) -> Iterator[tuple[int, Fl
             block = np.ascontiguousarray(rows[start : start + size], dtype=np.float32)
         n_rows = len(block)
         if n_rows < _FEWEST_ROWS:
-            block = np.pad(block, ((0, _FEWEST_ROWS - n_rows), (0, 0)))
+            padded = np.zeros((_FEWEST_ROWS, block.shape[1]), np.float32)
+            padded[:n_rows] = block
+            block = padded
         if not block.flags.writeable:
             block = block.copy()  # torch will not wrap a read-only memory map
         X = torch.from_numpy(block)

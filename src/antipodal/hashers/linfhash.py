@@ -134,7 +134,7 @@ class LinfHash(BaseHasher):
         mean, D = torch.from_numpy(self.mean_), torch.from_numpy(self.dictionary_)
         W, S = unfolded_weights(D, self.penalty)
         bound = self.bound / math.sqrt(self.n_bits)
-        work = torch.empty(2, max_rows, self.n_bits)
+        work = torch.empty(2, max_rows, D.shape[1])
 
         def project(X: Tensor) -> Tensor:
             # The iteration of solve_linf, u ← u + α(Wy + S(2z - u) - z) with z = clip(u), but

@@ -137,7 +137,7 @@ def load(path: str | os.PathLike[str]) -> BaseHasher:
         hasher = kind(**header["parameters"])
         hasher.restore_state({**arrays, **header["fitted"]})
         hasher.check_restored()
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
         raise ModelFileError(f"{path} does not describe a {name}: {error}") from error
     return hasher
 
@@ -200,8 +200,9 @@ def _import_hasher(address: str) -> type[BaseHasher]:
             f"{type(error).__name__}: {error}"
         ) from error
     if not hasattr(found, name):
-        raise ValueError(f"{address}: {module} ({found.__file__}) has no {name!r}")
-    return register(getattr(found, name))
+        raise ValueError(f"{address}: the module {module} has no {name!r}")
+    kind: type[BaseHasher] = getattr(found, name)
+    return register(kind)
 
 
 def _address(kind: type) -> str:
