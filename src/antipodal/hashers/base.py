@@ -31,6 +31,7 @@ _FEWEST_ROWS = 32
 # A projector for up to this many rows is kept between calls: to build one takes longer than to
 # encode a few rows. Calls with more rows do not notice, and the memory they work in is given back.
 _KEPT_ROWS = 256
+_MOST_KEPT = 8  # after a time when many threads were encoding
 
 Projector = Callable[[Tensor], Tensor]
 
@@ -201,7 +202,8 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         try:
             yield project
         finally:
-            idle.append(project)  # to the list it came from: there may be a new one by now
+            if len(idle) < _MOST_KEPT:
+                idle.append(project)  # to the list it came from: there may be a new one by now
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
