@@ -19,17 +19,28 @@ def blocks(path, language):
     return [code for kind, code in BLOCK.findall(path.read_text()) if kind == language]
 
 
-def test_the_python_blocks_of_the_readme_run_and_print_what_it_says(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("page", ["README.md", "docs/own-methods.md"])
+def test_the_python_blocks_of_a_page_run_and_print_what_it_says(
+    page, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    names = {}
-    for code in blocks(ROOT / "README.md", "python"):
-        exec(compile(code, "README.md", "exec"), names)
-    printed, promised = capsys.readouterr().out, "".join(blocks(ROOT / "README.md", "text"))
+    names = {"__name__": "__main__"}
+    for code in blocks(ROOT / page, "python"):
+        exec(compile(code, page, "exec"), names)
+    printed, promised = capsys.readouterr().out, "".join(blocks(ROOT / page, "text"))
     number = re.compile(r"\d+")
     assert number.sub("#", printed) == number.sub("#", promised)
     found = [int(n) for n in number.findall(printed)]
     # Another processor rounds differently, and training carries that on.
     assert found == pytest.approx([int(n) for n in number.findall(promised)], abs=3)
+
+
+def test_the_page_of_own_methods_has_the_code_of_the_example():
+    example = (ROOT / "examples" / "own_method.py").read_text()
+    page = (ROOT / "docs" / "own-methods.md").read_text()
+    for beginning in ("@register\nclass MedianHash", "def likelihood"):
+        start = example.index(beginning)
+        assert example[start : example.index("\n\n\n", start)] in page
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
