@@ -21,7 +21,7 @@ from antipodal.benchmark.sources import load_dataset
 from antipodal.benchmark.workers import available_cores
 from antipodal.cli.progress import bar
 from antipodal.encoders import LinfEncoder
-from antipodal.hashers import HASHERS, DeepLinf
+from antipodal.hashers import DeepLinf, register
 
 RECORDS = Path(__file__).parent / "results" / "ablations.jsonl"
 
@@ -48,6 +48,8 @@ class AnyNeuronEncoder(LinfEncoder):
         return out.copy_(self.unit_neuron(v))
 
 
+# Known to worker processes too: they import this file again.
+@register
 @dataclass(kw_only=True, eq=False, repr=False)
 class Ablated(DeepLinf):
     """`DeepLinf` with another neuron, or with bounds that stay as they are."""
@@ -65,9 +67,6 @@ class Ablated(DeepLinf):
         encoder.blu.log_threshold.requires_grad_(self.learn_bound)
         return encoder
 
-
-# Known to `make_hasher` by this, in worker processes too: they import this file again.
-HASHERS["Ablated"] = Ablated
 
 MARGINS = [f"{scale * math.sqrt(128):.2f}" for scale in (0.7, 1.2)]  # × √(2N), N = 64
 METHODS = [

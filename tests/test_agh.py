@@ -139,17 +139,13 @@ def test_there_are_never_more_centres_than_distinct_rows():
     assert {tuple(c) for c in centres} == {tuple(x) for x in X[:7]}
 
 
-def test_distances_hold_far_from_zero_and_infinity_becomes_nan():
+def test_distances_hold_far_from_zero():
     anchors = (X[:20] + 4096).astype(np.float32)
     rows = X[:100] + 4096
     mean = rows.mean(axis=0).astype(np.float32)
     (_, squared), *_ = distance_blocks(rows, anchors, mean)
     exact = ((X[:100, None] - X[None, :20]) ** 2).sum(axis=2)
     np.testing.assert_allclose(squared, exact, rtol=1e-4, atol=0.5)
-    rows[3, 5], rows[4, 5], rows[5, 5] = np.inf, -np.inf, np.nan
-    (_, squared), *_ = distance_blocks(rows, anchors, mean)
-    assert squared[3:6].isnan().all()
-    assert squared[[2, 6]].isfinite().all()
 
 
 @pytest.mark.parametrize(

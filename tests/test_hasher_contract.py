@@ -186,6 +186,14 @@ def test_rows_that_cannot_be_encoded_are_named(hasher, rows, message):
         hasher.encode(rows)
 
 
+def test_one_bad_number_names_its_row_wherever_it_stands(hasher):
+    for row, bad in ((0, np.nan), (31, np.inf), (32, -np.inf), (399, np.nan)):
+        rows = X.copy()
+        rows[row, 0] = bad  # a feature that is 0 in all digits: no method learns anything from it
+        with pytest.raises(ValueError, match=f"first in row {row}: features must be finite"):
+            hasher.encode(rows)
+
+
 @pytest.mark.parametrize("unfitted", HASHERS, ids=name)
 def test_an_unfitted_hasher_says_so(unfitted, tmp_path):
     fresh = type(unfitted)(**unfitted.get_params())

@@ -42,11 +42,13 @@ def same_but_for_rounding(printed, promised):
     assert [int(n) for n in NUMBER.findall(printed)] == pytest.approx(expected, abs=3)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md", "docs/benchmark.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/tutorial.md", "docs/benchmark.md", "docs/own-methods.md"]
+)
 def test_the_blocks_of_a_page_run_in_order_and_print_what_it_says(name, tmp_path, monkeypatch):
     """`python` and `sh` run; `text` and `json` are what they print; `console` is not run."""
     monkeypatch.chdir(tmp_path)
-    names, printed = {}, ""
+    names, printed = {"__name__": "__main__"}, ""
     for kind, code in BLOCK.findall((ROOT / name).read_text()):
         if kind == "python":
             with redirect_stdout(StringIO()) as output:
@@ -60,6 +62,14 @@ def test_the_blocks_of_a_page_run_in_order_and_print_what_it_says(name, tmp_path
             assert json.loads(printed.splitlines()[0]).keys() == json.loads(code).keys()
         else:
             assert kind == "console"
+
+
+def test_the_page_of_own_methods_has_the_code_of_the_example():
+    example = (ROOT / "examples" / "own_method.py").read_text()
+    page = (ROOT / "docs" / "own-methods.md").read_text()
+    for beginning in ("@register\nclass MedianHash", "def likelihood"):
+        start = example.index(beginning)
+        assert example[start : example.index("\n\n\n", start)] in page
 
 
 def test_tables_and_the_reference_of_commands_are_not_stale():

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from antipodal.codes import pack as pack
     from antipodal.codes import unpack as unpack
     from antipodal.dictionary import ksvd as ksvd
+    from antipodal.encoders import Encoder as Encoder
     from antipodal.encoders import LinfEncoder as LinfEncoder
     from antipodal.encoders import ListaEncoder as ListaEncoder
     from antipodal.encoders import PlainEncoder as PlainEncoder
@@ -32,16 +33,19 @@ if TYPE_CHECKING:
     from antipodal.hashers import KSH as KSH
     from antipodal.hashers import LSH as LSH
     from antipodal.hashers import PSH as PSH
+    from antipodal.hashers import BaseHasher as BaseHasher
     from antipodal.hashers import ClassifierLSH as ClassifierLSH
     from antipodal.hashers import DeepLinf as DeepLinf
     from antipodal.hashers import LDAHash as LDAHash
     from antipodal.hashers import LinfHash as LinfHash
+    from antipodal.hashers import NetworkHasher as NetworkHasher
     from antipodal.hashers import NNHash as NNHash
     from antipodal.hashers import OneHotHash as OneHotHash
     from antipodal.hashers import SignHash as SignHash
     from antipodal.hashers import SparseHash as SparseHash
     from antipodal.hashers import SpectralHash as SpectralHash
     from antipodal.hashers import load as load
+    from antipodal.hashers import register as register
     from antipodal.index import HammingIndex as HammingIndex
     from antipodal.index import Vectors as Vectors
     from antipodal.neurons import BLU as BLU
@@ -55,8 +59,10 @@ _HOME = {
     "AntipodalError": "errors",
     "BLU": "neurons",
     "BRE": "hashers",
+    "BaseHasher": "hashers",
     "ClassifierLSH": "hashers",
     "DeepLinf": "hashers",
+    "Encoder": "encoders",
     "Evaluation": "evaluation",
     "HELU": "neurons",
     "HammingIndex": "index",
@@ -69,6 +75,7 @@ _HOME = {
     "LinfSolution": "admm",
     "ListaEncoder": "encoders",
     "NNHash": "hashers",
+    "NetworkHasher": "hashers",
     "OneHotHash": "hashers",
     "PSH": "hashers",
     "PlainEncoder": "encoders",
@@ -87,6 +94,7 @@ _HOME = {
     "load": "hashers",
     "open_store": "stores",
     "pack": "codes",
+    "register": "hashers",
     "solve_linf": "admm",
     "unpack": "codes",
 }

@@ -19,6 +19,11 @@ from antipodal.neurons import BLU, SHeLU
 class Encoder(nn.Module):
     """K unfolded steps behind a first layer; subclasses choose the neuron.
 
+    An own encoder needs one hook, `neuron`. Others say more: `unit` and `threshold` how the neuron
+    is computed fast, `readout` what becomes of the last layer, `feeds_input_to_every_stage`
+    whether Wy reaches all layers, `initial_gain` how large S is at first. One that also overrides
+    `forward` or `from_drive` is still encoded with as it was trained, if more slowly.
+
     Parameters
     ----------
     n_features, n_bits : int
@@ -61,11 +66,15 @@ class Encoder(nn.Module):
 
     def neuron(self, u: Tensor) -> Tensor:
         """Apply f of this encoder, entry by entry: f(u) = θ·f₁(u/θ)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must have a neuron(u)")
 
     def unit(self, v: Tensor, out: Tensor) -> Tensor:
-        """Write f₁, the neuron with threshold 1, to `out`: without gradients, for fast encoding."""
-        raise NotImplementedError
+        """Write f₁(v) = f(θv)/θ to `out`: without gradients, for fast encoding.
+
+        A subclass may do so without going through f.
+        """
+        theta = self.threshold
+        return out.copy_(self.neuron(v * theta) / theta)
 
     @property
     def threshold(self) -> Tensor:
@@ -75,6 +84,12 @@ class Encoder(nn.Module):
     def readout(self, z: Tensor) -> Tensor:
         """Turn the last zᵏ into the output, which it is unless a subclass says otherwise."""
         return z
+
+    @property
+    def is_plain_unfolding(self) -> bool:
+        """Whether the layers are those of this class, so that there is a fast way through them."""
+        own = type(self)
+        return own.forward is Encoder.forward and own.from_drive is Encoder.from_drive
 
     def forward(self, y: Tensor) -> Tensor:  # (m, n) -> (m, N)
         """Encode each row of y."""

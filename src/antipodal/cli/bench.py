@@ -89,7 +89,8 @@ def bench(
         Path | None, typer.Option(help="Directory of the data; otherwise $ANTIPODAL_DATA.")
     ] = None,
     methods: Annotated[
-        str, typer.Option(help="Separated by commas; settings as NAME:parameter=value.")
+        str,
+        typer.Option(help="By commas; settings as NAME:parameter=value, your own as module:Class."),
     ] = "DeepLinf,ITQ,LSH",
     bits: Annotated[str, typer.Option(help="Code lengths.")] = "48,64",
     seeds: Annotated[str, typer.Option(help="Each draws a split and its methods' choices.")] = "0",

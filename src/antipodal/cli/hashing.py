@@ -26,7 +26,7 @@ def fit(
         str | None, typer.Option(help=f"Rows i, j, similar (1 or 0), instead of labels: {ARRAY}.")
     ] = None,
     method: Annotated[
-        str, typer.Option(help="Name of the method, such as DeepLinf, KSH or ITQ.")
+        str, typer.Option(help="Such as DeepLinf, KSH or ITQ; your own as module:Class.")
     ] = "DeepLinf",
     bits: Bits = 64,
     seed: Seed = 0,

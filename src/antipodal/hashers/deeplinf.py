@@ -42,6 +42,10 @@ class DeepLinf(NetworkHasher):
         β of Eq. 7, for init="ksvd".
     sparsity : int
         Non-zeros a sample in K-SVD, for init="ksvd".
+    loss : "contrastive" or callable
+        What to minimise: Eq. 12, or loss(codes, similar, dissimilar), a function of the codes of a
+        batch (m, N) and of two tables (m, m) of its similar and dissimilar pairs, as
+        `antipodal.pairs` says. A saved model keeps its name alone.
     margin : float, optional
         m of Eq. 12, the distance from which dissimilar pairs are left alone. By default 0.95
         times √(2N)·λ, the distance of two random codes.

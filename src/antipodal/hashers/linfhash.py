@@ -65,6 +65,8 @@ class LinfHash(BaseHasher):
     True
     """
 
+    encoding_parameters = ("n_bits", "bound", "penalty", "n_iter")
+
     mean_: NDArray[np.float32]
     dictionary_: NDArray[np.float32]
     scale_: float
@@ -108,6 +110,7 @@ class LinfHash(BaseHasher):
 
         For asymmetric distances: a query as it is, against what the codes remember.
         """
+        self._check_fitted()
         bits = unpack(codes, self.n_bits)
         return self.mean_ + np.float32(self.scale_) * self._corners(bits)
 
@@ -131,7 +134,7 @@ class LinfHash(BaseHasher):
         mean, D = torch.from_numpy(self.mean_), torch.from_numpy(self.dictionary_)
         W, S = unfolded_weights(D, self.penalty)
         bound = self.bound / math.sqrt(self.n_bits)
-        work = torch.empty(2, max_rows, self.n_bits)
+        work = torch.empty(2, max_rows, D.shape[1])
 
         def project(X: Tensor) -> Tensor:
             # The iteration of solve_linf, u ← u + α(Wy + S(2z - u) - z) with z = clip(u), but

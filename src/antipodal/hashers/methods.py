@@ -2,20 +2,12 @@
 
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from inspect import signature
 from typing import Any
 
 from antipodal.checks import check_type
-from antipodal.hashers import AGH, HASHERS, BaseHasher, DeepLinf
-
-# Names of a table that are settings of a class.
-_NAMED: dict[str, Callable[..., BaseHasher]] = {
-    "DeepLinf.lookup": DeepLinf.lookup,
-    "DeepLinf.paper": DeepLinf.paper,
-    "AGH1": partial(AGH, layers=1),
-    "AGH2": partial(AGH, layers=2),
-}
+from antipodal.hashers.base import BaseHasher
+from antipodal.hashers.registry import NAMED_SETTINGS, find_hasher, hasher_names
 
 # What a command asks for by options of their own, and writes down.
 _BY_OPTION = {"n_bits": "--bits", "random_state": "--seed, or --seeds"}
@@ -23,11 +15,13 @@ _BY_OPTION = {"n_bits": "--bits", "random_state": "--seed, or --seeds"}
 
 def method_names() -> list[str]:
     """Return every name that `make_hasher` knows."""
-    return [*HASHERS, *_NAMED]
+    return [*hasher_names(), *NAMED_SETTINGS]
 
 
 def make_hasher(method: str, n_bits: int, seed: int, settings: Sequence[str] = ()) -> BaseHasher:
     """Make a hasher from its name, with settings NAME=VALUE behind colons or as a list.
+
+    A class from outside that is not registered is named "module:Class", and imported.
 
     Examples
     --------
@@ -37,9 +31,15 @@ def make_hasher(method: str, n_bits: int, seed: int, settings: Sequence[str] = (
     DeepLinf(init='ksvd', n_bits=48, n_stages=4, random_state=1)
     """
     name, *inline = method.split(":")
-    kind: Callable[..., BaseHasher] | None = _NAMED.get(name) or HASHERS.get(name)
+    if inline and "=" not in inline[0]:
+        name = f"{name}:{inline.pop(0)}"
+    kind: Callable[..., BaseHasher] | None = NAMED_SETTINGS.get(name) or find_hasher(name)
     if kind is None:
-        raise ValueError(f"unknown method {name!r}: choose from {', '.join(method_names())}")
+        raise ValueError(
+            f"unknown method {name!r}: choose from {', '.join(method_names())}. One of your own is "
+            "named module:Class; one that was registered must be in worker processes too, not "
+            'under `if __name__ == "__main__"`'
+        )
     hasher = kind(n_bits, random_state=seed)
     for setting in (*inline, *settings):
         parameter, equals, text = setting.partition("=")

@@ -38,6 +38,8 @@ class SparseHash(NetworkHasher):
     (1797, 2)
     """
 
+    encoding_parameters = (*NetworkHasher.encoding_parameters, "nonnegative")
+
     weight_decay: float = 1.0
     threshold: float = 0.3
     nonnegative: bool = True
