@@ -37,8 +37,9 @@ class MedianHash(BaseHasher):
         return lambda X: X @ directions - medians
 
 
-def likelihood(codes, similar, dissimilar):
+def likelihood(codes, targets):
     """Minus the log-likelihood of who is similar, with log-odds ½zᵀz' for the codes z and z'."""
+    similar, dissimilar = targets > 0, targets < 0
     odds = codes @ codes.T / 2
     pull = (softplus(-odds) * similar).sum() / similar.sum().clamp(min=1)
     return pull + (softplus(odds) * dissimilar).sum() / dissimilar.sum().clamp(min=1)

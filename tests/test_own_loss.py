@@ -21,16 +21,18 @@ PAIRS = np.random.default_rng(0).integers(0, 300, (700, 2))
 SIMILAR = Y[PAIRS[:, 0]] == Y[PAIRS[:, 1]]
 
 
-def contrastive(codes, similar, dissimilar, margin=3.0, weight=0.1):
+def contrastive(codes, targets, margin=3.0, weight=0.1):
     """Eq. 12, written as an own loss."""
+    similar, dissimilar = targets > 0, targets < 0
     distance = torch.cdist(codes, codes, compute_mode="donot_use_mm_for_euclid_dist")
     pull = 0.5 * (distance.square() * similar).sum() / similar.sum().clamp(min=1)
     push = 0.5 * ((margin - distance).clamp(min=0).square() * dissimilar).sum()
     return weight * pull + push / dissimilar.sum().clamp(min=1)
 
 
-def likelihood(codes, similar, dissimilar):
+def likelihood(codes, targets):
     """-log P(similar), with log-odds ½zᵀz'."""
+    similar, dissimilar = targets > 0, targets < 0
     odds = codes @ codes.T / 2
     pull = (softplus(-odds) * similar).sum() / similar.sum().clamp(min=1)
     return pull + (softplus(odds) * dissimilar).sum() / dissimilar.sum().clamp(min=1)
@@ -59,7 +61,8 @@ def test_the_tables_of_a_batch_have_each_of_its_pairs_and_no_others(batch):
     }
     z = torch.randn(n, 5, dtype=torch.float64)
     ours = batch.loss(z, 3.0, 0.1)
-    assert contrastive(z, similar, dissimilar).item() == pytest.approx(ours.item(), rel=1e-9)
+    targets = similar.double() - dissimilar.double()
+    assert contrastive(z, targets).item() == pytest.approx(ours.item(), rel=1e-9)
 
 
 SETTINGS = {"n_bits": 12, "n_epochs": 4, "margin": 3.0, "kernel": "linear", "random_state": 0}
@@ -104,8 +107,8 @@ def test_a_saved_model_keeps_the_name_of_its_loss_and_does_not_need_it(tmp_path)
 class Scaled:
     """A loss that is an object."""
 
-    def __call__(self, codes, similar, dissimilar):
-        return 2 * contrastive(codes, similar, dissimilar)
+    def __call__(self, codes, targets):
+        return 2 * contrastive(codes, targets)
 
 
 def test_a_checkpoint_of_another_loss_is_refused(tmp_path):
@@ -123,9 +126,9 @@ def test_a_checkpoint_of_another_loss_is_refused(tmp_path):
     [
         ("triplet", ValueError, "loss must be 'contrastive' or a function .* got 'triplet'"),
         (None, ValueError, "loss must be 'contrastive' or a function"),
-        (lambda z, s, d: 1.0, TypeError, "must return a tensor without dimensions: got float"),
-        (lambda z, s, d: z.sum(dim=1), TypeError, r"without dimensions: got shape \(300,\)"),
-        (lambda z, s, d: z.sum() / 0, FloatingPointError, "lambda> divides by zero"),
+        (lambda z, targets: 1.0, TypeError, "must return a tensor without dimensions: got float"),
+        (lambda z, targets: z.sum(dim=1), TypeError, r"without dimensions: got shape \(300,\)"),
+        (lambda z, targets: z.sum() / 0, FloatingPointError, "lambda> divides by zero"),
     ],
 )
 def test_a_loss_that_cannot_work_is_refused(loss, error, message):

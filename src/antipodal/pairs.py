@@ -3,14 +3,14 @@
 A source of pairs deals out batches for one epoch. A batch names the rows to encode and, given
 their codes, computes its pairwise loss.
 
-An own loss is a function of the codes of a batch and of two tables that say which rows pair up:
+An own loss is a function of the codes of a batch and of a table that says which rows pair up:
 
-    loss(codes, similar, dissimilar) -> the value to minimise, a tensor without dimensions
+    loss(codes, targets) -> the value to minimise, a tensor without dimensions
 
-with codes (m, N), what the encoder makes of the rows before the sign, and boolean tables (m, m),
-symmetric and false on their diagonals. A pair that is in neither table does not count, so one
+with codes (m, N), what the encoder makes of the rows before the sign, and targets (m, m): 1 for a
+similar pair, -1 for a dissimilar one, and 0 for what does not count, the diagonal among it. So one
 formula does for all pairs in a batch and for pairs that are listed. A batch may have no pair of one
-kind: divide a sum by `similar.sum().clamp(min=1)`, where the mean of nothing would be NaN.
+kind: divide a sum by `(targets > 0).sum().clamp(min=1)`, where the mean of nothing would be NaN.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ _MOST_DRAWS = 1000  # rounds in which to look for dissimilar pairs
 _BATCH, _LARGEST_BATCH = 256, 1024
 _ROWS_A_CLASS = 12
 
-PairLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+PairLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def pairwise_loss(

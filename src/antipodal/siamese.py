@@ -172,7 +172,8 @@ def _loss(batch: Batch, z: Tensor, settings: Training, own: PairLoss | None) -> 
     """Return the loss of a batch with codes z, by Eq. 12 or the function that was given."""
     if own is None:
         return batch.loss(z, settings.margin, settings.similar_weight)
-    value = own(z, *batch.tables())
+    similar, dissimilar = batch.tables()
+    value = own(z, similar.to(z.dtype) - dissimilar.to(z.dtype))
     if not isinstance(value, Tensor) or value.ndim:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"{settings.loss} must return a tensor without dimensions: got {got}")

@@ -43,9 +43,9 @@ class DeepLinf(NetworkHasher):
     sparsity : int
         Non-zeros a sample in K-SVD, for init="ksvd".
     loss : "contrastive" or callable
-        What to minimise: Eq. 12, or loss(codes, similar, dissimilar), a function of the codes of a
-        batch (m, N) and of two tables (m, m) of its similar and dissimilar pairs, as
-        `antipodal.pairs` says. A saved model keeps its name alone.
+        What to minimise: Eq. 12, or loss(codes, targets), a function of the codes of a batch
+        (m, N) and of a table (m, m) with 1 for similar pairs, -1 for dissimilar ones and 0
+        elsewhere: see `antipodal.pairs`. A saved model keeps the name of a function alone.
     margin : float, optional
         m of Eq. 12, the distance from which dissimilar pairs are left alone. By default 0.95
         times √(2N)·λ, the distance of two random codes.

@@ -345,7 +345,7 @@ class NetworkHasher(SupervisedHasher):
             ) from error
         if self.loss != "contrastive" and not callable(self.loss):
             raise ValueError(
-                f"loss must be 'contrastive' or a function of (codes, similar, dissimilar): got "
+                f"loss must be 'contrastive' or a function of (codes, targets): got "
                 f"{self.loss!r}. A model that was loaded knows its own loss by name only"
             )
 
