@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from antipodal.pairs import PairSource
 from antipodal.storage.checkpoint import fingerprint, restore_checkpoint, save_checkpoint
-from antipodal.threads import one_thread_if_small
+from antipodal.threads import one_thread
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def train(
         The network, its training rows (m, n) on the same device, and the source of their pairs.
     settings : Training
         Everything that decides the result, the seed included: the same settings and data give
-        the same weights.
+        the same weights, on any number of CPU threads.
     validation : (rows, pairs), optional
         Held-out rows and their pairs. Training stops when their loss has not improved for
         `settings.patience` epochs, and the best weights are kept.
@@ -98,8 +98,7 @@ def train(
             losses, best = restore_checkpoint(checkpoint, run, encoder, optimizer)
             history = History(**losses)
     generator = torch.Generator(device=X.device)
-    n_weights = sum(p.numel() for p in encoder.parameters())
-    with one_thread_if_small(settings.batch_size * n_weights):
+    with one_thread():
         for epoch in range(len(history.loss), settings.n_epochs):
             if validation is not None and epoch - history.best_epoch > settings.patience:
                 break

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
 import antipodal
-from antipodal.checks import check_whole
+from antipodal.checks import check_finite, check_whole
 from antipodal.codes import Bits, Codes, code_width
 from antipodal.pairs import check_labels
 from antipodal.storage.modelfile import Arrays, write_model_file
@@ -113,12 +113,23 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 raise ValueError(f"{name!r} is not the name of something learned")
             setattr(self, name, value)
 
-    def check_fit(self, X: ArrayLike, *, min_samples: int = 2) -> FloatArray:
-        """Check the training rows and the number of bits; remember the features' number."""
+    def check_fit(self, X: ArrayLike, *, min_samples: int = 2) -> NDArray[Any]:
+        """Check the training rows and the number of bits; then forget what was learned before.
+
+        The rows come back as the numbers they are, and a memory-mapped file stays one: they are
+        looked at a block at a time. `antipodal.hashers.parts.rows.sample_rows` makes floats of
+        as many as are to be learned from.
+        """
         check_whole(self.n_bits, "n_bits", 1)
-        rows: FloatArray = validate_data(
-            self, X, dtype=[np.float64, np.float32], ensure_min_samples=min_samples
-        )
+        checked = check_array(
+            X, dtype="numeric", ensure_all_finite=False, ensure_min_samples=min_samples,
+            estimator=self, input_name="X",
+        )  # fmt: skip
+        rows: NDArray[Any] = np.asarray(checked)  # no subclass: a memory map is an array like any
+        check_finite(rows)
+        for name in BaseHasher.fitted_state(self):
+            delattr(self, name)
+        validate_data(self, X, skip_check_array=True)  # remembers number and names of features
         return rows
 
     def _check_rows(self, X: ArrayLike) -> NDArray[Any]:

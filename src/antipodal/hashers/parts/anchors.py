@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.cluster import KMeans
 from torch import Tensor
 
 from antipodal.hashers.base import FloatArray
@@ -52,21 +53,16 @@ def cluster_centres(
 ) -> NDArray[np.float32]:
     """Return up to n_centres centres of clusters, by Lloyd's iterations from random rows.
 
-    Centres that no row is nearest to are dropped: there are never more than distinct rows.
+    They are distinct, so that there are never more than distinct rows.
     """
-    mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
     start = rng.permutation(len(rows))[:n_centres]
-    centres = np.unique(rows[start].astype(np.float32), axis=0)
-    for _ in range(n_iter):
-        sums = torch.zeros(centres.shape, dtype=torch.float64)
-        sizes = torch.zeros(len(centres), dtype=torch.int64)
-        for block, squared in distance_blocks(rows, centres, mean):
-            nearest = squared.argmin(dim=1)
-            sums.index_add_(0, nearest, block.double())
-            sizes += torch.bincount(nearest, minlength=len(centres))
-        kept = sizes > 0
-        centres = (sums[kept] / sizes[kept, None]).float().numpy()
-    return centres
+    centres: NDArray[np.float32] = np.unique(rows[start].astype(np.float32), axis=0)
+    if n_iter == 0:
+        return centres
+    found = KMeans(len(centres), init=centres, n_init=1, max_iter=n_iter, tol=0).fit(
+        rows.astype(np.float32, copy=False)
+    )
+    return np.unique(found.cluster_centers_.astype(np.float32), axis=0)
 
 
 def check_bandwidth(bandwidth: float | None) -> None:
