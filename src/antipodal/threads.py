@@ -43,7 +43,8 @@ def one_thread() -> Iterator[None]:
     with (
         _one_torch_thread(),
         _one_blas_thread(controller),
-        controller.limit(limits=1, user_api="openmp"),  # counts by thread of Python, as it should
+        # a number of each thread of Python, so that nobody else has to wait for it
+        controller.select(user_api="openmp").limit(limits=1),
     ):
         yield
 
@@ -74,9 +75,11 @@ def _one_torch_thread() -> Iterator[None]:
 def _one_blas_thread(controller: ThreadpoolController) -> Iterator[None]:
     """Set the number for all; the last one to leave gives the old one back."""
     global _n_fits, _blas
+    blas = controller.select(user_api="blas")
     with _lock:
         if _n_fits == 0:
-            _blas = controller.limit(limits=1, user_api="blas")
+            _blas = blas.limit(limits=1)
+            _let_go(blas)
         _n_fits += 1
     try:
         yield
@@ -85,3 +88,13 @@ def _one_blas_thread(controller: ThreadpoolController) -> Iterator[None]:
             _n_fits -= 1
             if _n_fits == 0:
                 _blas.restore_original_limits()
+                _let_go(blas)
+
+
+def _let_go(blas: ThreadpoolController) -> None:
+    """Allow another thread of Python to set the number next.
+
+    threadpoolctl obeys the thread that set it last until that leaves a context.
+    """
+    with blas.limit(limits=None):
+        pass

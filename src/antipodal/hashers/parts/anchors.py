@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 from antipodal.hashers.base import FloatArray
@@ -55,13 +54,15 @@ def cluster_centres(
 
     They are distinct, so that there are never more than distinct rows.
     """
+    from sklearn.cluster import KMeans  # lazy: AGH alone needs it
+
     start = rng.permutation(len(rows))[:n_centres]
     centres: NDArray[np.float32] = np.unique(rows[start].astype(np.float32), axis=0)
     if n_iter == 0:
         return centres
-    found = KMeans(len(centres), init=centres, n_init=1, max_iter=n_iter, tol=0).fit(
-        rows.astype(np.float32, copy=False)
-    )
+    kmeans = KMeans(len(centres), init=centres, n_init=1, max_iter=n_iter, tol=0)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows, choose_bandwidth refuses
+        found = kmeans.fit(rows.astype(np.float32, copy=False))
     return np.unique(found.cluster_centers_.astype(np.float32), axis=0)
 
 

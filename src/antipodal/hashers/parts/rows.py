@@ -12,7 +12,7 @@ from antipodal.checks import check_whole
 from antipodal.hashers.base import FloatArray
 from antipodal.pairs import check_labels
 
-_BLOCK_ENTRIES = 2**22  # of rows that are worked on at once: 32 MB as float64
+_BLOCK_ENTRIES = 2**20  # of rows that are worked on at once: 8 MB as float64
 
 Rng = np.random.RandomState | np.random.Generator
 
