@@ -136,7 +136,7 @@ def test_centres_cluster_nearly_as_well_as_scikit_learns():
 def test_there_are_never_more_centres_than_distinct_rows():
     rows = np.repeat(X[:7], 20, axis=0)
     centres = cluster_centres(rows, 50, 3, np.random.RandomState(0))
-    assert {tuple(c) for c in centres} == {tuple(x) for x in X[:7]}
+    np.testing.assert_allclose(centres, np.unique(X[:7], axis=0), atol=1e-5)
 
 
 def test_distances_hold_far_from_zero():

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Ids: TypeAlias = NDArray[np.int64]
 MAX_ID = 2**63 - 1
+_BLOCK_ROWS = 4096
 
 
 def check_whole(value: object, name: str, least: int) -> None:
@@ -59,3 +60,15 @@ def some_ids(ids: Ids) -> str:
     """Name a few ids, for a message."""
     named = ", ".join(str(i) for i in ids[:5].tolist())
     return f"{named} and {len(ids) - 5:,} more" if len(ids) > 5 else named
+
+
+def check_finite(rows: NDArray[np.generic], name: str = "X") -> None:
+    """Refuse rows that float32 cannot hold, and name the first of them. A block at a time."""
+    for start in range(0, len(rows), _BLOCK_ROWS):
+        with np.errstate(over="ignore"):  # what overflows is named below
+            finite = np.isfinite(rows[start : start + _BLOCK_ROWS].astype(np.float32, copy=False))
+        if not finite.all():
+            raise ValueError(
+                f"{name} contains NaN, infinity or a value too large for float32, first in row "
+                f"{start + int((~finite).any(axis=1).argmax())}: features must be finite"
+            )

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_array, check_random_state
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from antipodal.pursuit import FloatArray, IntArray, SparseCodes, decode, pursue
+from antipodal.threads import one_thread
 
 Array = TypeVar("Array", Tensor, NDArray[Any])
 
@@ -84,7 +84,7 @@ def ksvd(
             f"sparsity must be at most n_atoms = {n_atoms}: got {sparsity}. Are the two swapped?"
         )
     # the products are small: threads save little, and cost a lot where the machine is busy
-    with threadpool_limits(1, user_api="blas"):
+    with one_thread():
         return _learn(samples, n_atoms, sparsity, n_iter, check_random_state(random_state))
 
 

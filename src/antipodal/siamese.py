@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from antipodal.pairs import Batch, PairLoss, PairSource
 from antipodal.storage.checkpoint import fingerprint, restore_checkpoint, save_checkpoint
-from antipodal.threads import one_thread_if_small
+from antipodal.threads import one_thread
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def train(
         The network, its training rows (m, n) on the same device, and the source of their pairs.
     settings : Training
         Everything that decides the result, the seed included: the same settings and data give
-        the same weights.
+        the same weights, on any number of CPU threads.
     loss : callable, optional
         In place of Eq. 12, what to minimise: see `antipodal.pairs`.
     validation : (rows, pairs), optional
@@ -102,8 +102,7 @@ def train(
             losses, best = restore_checkpoint(checkpoint, run, encoder, optimizer)
             history = History(**losses)
     generator = torch.Generator(device=X.device)
-    n_weights = sum(p.numel() for p in encoder.parameters())
-    with one_thread_if_small(settings.batch_size * n_weights):
+    with one_thread():
         for epoch in range(len(history.loss), settings.n_epochs):
             if validation is not None and epoch - history.best_epoch > settings.patience:
                 break

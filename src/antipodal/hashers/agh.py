@@ -21,6 +21,8 @@ from antipodal.hashers.parts.anchors import (
     distance_blocks,
     distance_map,
 )
+from antipodal.hashers.parts.rows import sample_rows
+from antipodal.threads import one_thread
 
 _SMALLEST = 1e-9  # eigenvalues are in [0, 1]; smaller ones are rounding
 
@@ -53,8 +55,10 @@ class AGH(BaseHasher):
         σ, by default the mean distance of a row from the farthest of its s anchors.
     n_iter : int
         Iterations of the clustering.
+    n_samples : int
+        Rows to learn from, at most; where there are more, so many are drawn.
     random_state : int, RandomState or None
-        Seed of the rows that clustering starts from.
+        Seed of the rows that are drawn, and of those that clustering starts from.
     """
 
     encoding_parameters = ("n_bits", "n_nearest")
@@ -75,6 +79,7 @@ class AGH(BaseHasher):
         n_nearest: int = 2,
         bandwidth: float | None = None,
         n_iter: int = 5,
+        n_samples: int = 100_000,
         random_state: Any = None,
     ) -> None:
         self.n_bits = n_bits
@@ -83,13 +88,16 @@ class AGH(BaseHasher):
         self.n_nearest = n_nearest
         self.bandwidth = bandwidth
         self.n_iter = n_iter
+        self.n_samples = n_samples
         self.random_state = random_state
 
+    @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Find the anchors and the eigenvectors of their graph; y is ignored."""
-        rows = self.check_fit(X)
+        checked = self.check_fit(X)
         self._check_parameters()
         rng = check_random_state(self.random_state)
+        rows = sample_rows(checked, self.n_samples, rng)
         self.mean_ = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
         self.anchors_ = cluster_centres(rows, self.n_anchors, self.n_iter, rng)
         nearest, squared = self._nearest_anchors(rows)

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
 import antipodal
-from antipodal.checks import check_whole
+from antipodal.checks import check_finite, check_whole
 from antipodal.codes import Bits, Codes, code_width
 from antipodal.pairs import check_labels, function_name
 from antipodal.storage.modelfile import Arrays, write_model_file
@@ -139,13 +139,24 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         if made != (_FEWEST_ROWS, self.n_bits):
             raise ValueError(f"what it learned makes codes of {made[-1]} bits, not {self.n_bits}")
 
-    def check_fit(self, X: ArrayLike, *, min_samples: int = 2) -> FloatArray:
-        """Check the training rows and the number of bits; remember the features' number."""
+    def check_fit(self, X: ArrayLike, *, min_samples: int = 2) -> NDArray[Any]:
+        """Check the training rows and the number of bits; then forget what was learned before.
+
+        The rows come back as the numbers they are, and a memory-mapped file stays one: they are
+        looked at a block at a time. `antipodal.hashers.parts.rows.sample_rows` makes floats of
+        as many as are to be learned from.
+        """
         check_whole(self.n_bits, "n_bits", 1)
         self._remember_parameters()
-        rows: FloatArray = validate_data(
-            self, X, dtype=[np.float64, np.float32], ensure_min_samples=min_samples
-        )
+        checked = check_array(
+            X, dtype="numeric", ensure_all_finite=False, ensure_min_samples=min_samples,
+            estimator=self, input_name="X",
+        )  # fmt: skip
+        rows: NDArray[Any] = np.asarray(checked)  # no subclass: a memory map is an array like any
+        check_finite(rows)
+        for name in BaseHasher.fitted_state(self):
+            delattr(self, name)
+        validate_data(self, X, skip_check_array=True)  # remembers number and names of features
         return rows
 
     def _remember_parameters(self) -> None:
@@ -271,11 +282,8 @@ def map_blocks(project: Projector, rows: NDArray[Any]) -> Iterator[tuple[int, Fl
         if not block.flags.writeable:
             block = block.copy()  # torch will not wrap a read-only memory map
         X = torch.from_numpy(block)
-        if (bad := _first_not_finite(X)) is not None:
-            raise ValueError(
-                "X contains NaN, infinity or a value too large for float32, "
-                f"first in row {start + bad}: features must be finite"
-            )
+        if _first_not_finite(X) is not None:
+            check_finite(rows)  # names the first such row
         values = project(X)[:n_rows]
         if (bad := _first_not_finite(values)) is not None:
             raise ValueError(

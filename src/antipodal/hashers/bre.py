@@ -19,8 +19,14 @@ from torch import Tensor
 
 from antipodal.checks import check_whole
 from antipodal.hashers.base import BaseHasher, FloatArray
-from antipodal.hashers.parts.rows import feature_scale, unit_rows
+from antipodal.hashers.parts.rows import (
+    draw_rows,
+    feature_moments,
+    feature_scale,
+    unit_rows,
+)
 from antipodal.pairs import check_labels
+from antipodal.threads import one_thread
 
 _ENOUGH = 1e-3  # a sweep that lowers the error by less than this share is the last
 _APART = 1e-9  # thresholds nearer to each other, relative to their size, count as equal
@@ -50,7 +56,8 @@ class BRE(BaseHasher):
         Pairs that each row is in: half with similar rows (without labels: nearest), half with
         dissimilar (without labels: any) ones.
     n_samples : int
-        Rows to train on, at most; they are drawn at random.
+        Rows to train on, at most; where there are more, so many are drawn, evenly from classes.
+        Mean and scale are those of all rows.
     n_sweeps : int
         Passes over all weights, at most.
     gamma : float
@@ -97,13 +104,14 @@ class BRE(BaseHasher):
         self.standardize = standardize
         self.random_state = random_state
 
+    @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn from labels y, (m,) or multi-hot (m, c), or without them from distances."""
         rows = self.check_fit(X)
         self._check_parameters()
         labels = None if y is None else check_labels(y, len(rows))
         rng = check_random_state(self.random_state)
-        chosen = np.sort(rng.permutation(len(rows))[: self.n_samples])
+        chosen = draw_rows(len(rows), self.n_samples, rng, labels)
         self._learn_scale(rows)
         sample = self._normalised(torch.from_numpy(rows[chosen].astype(np.float32)))
         Z = sample.numpy().astype(np.float64)
@@ -125,11 +133,9 @@ class BRE(BaseHasher):
         self.offsets_ = -(centre[used] @ weights[used]).astype(np.float32)
         return self
 
-    def _learn_scale(self, rows: FloatArray) -> None:
-        mean = rows.mean(axis=0, dtype=np.float64)
-        scale = np.ones_like(mean)
-        if self.standardize:
-            scale = feature_scale(mean, rows.std(axis=0, dtype=np.float64))
+    def _learn_scale(self, rows: NDArray[Any]) -> None:
+        mean, deviation = feature_moments(rows)
+        scale = feature_scale(mean, deviation) if self.standardize else np.ones_like(mean)
         self.mean_, self.feature_scale_ = mean.astype(np.float32), scale.astype(np.float32)
 
     def _normalised(self, X: Tensor) -> Tensor:

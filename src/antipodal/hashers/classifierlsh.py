@@ -23,8 +23,12 @@ class ClassifierLSH(ClassifierHasher):
         Weight of training errors against the margin of the support vector machine.
     gamma : float, optional
         γ of its kernel exp(-γ‖x - s‖²) on standardised features; by default 1 / their number.
+    n_samples : int
+        Rows to learn from, at most; where there are more, so many are drawn, evenly
+        from classes. Memory grows with their square.
     random_state : int, RandomState or None
-        Seed of the projections, and of the folds in which probabilities are calibrated.
+        Seed of the rows that are drawn, of the projections, and of the folds in which
+        probabilities are calibrated.
     """
 
     mean_probabilities_: NDArray[np.float32]

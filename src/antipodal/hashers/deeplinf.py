@@ -78,11 +78,14 @@ class DeepLinf(NetworkHasher):
         Share of the training rows that is held out to stop early. 0 trains on all, to the end.
     patience : int
         Epochs without a lower validation loss after which training stops.
+    n_samples : int
+        Rows to learn from, at most; where there are more, so many are drawn, evenly from classes.
     device : str
         Where to train: "auto" takes a GPU if there is one, "cpu", "cuda:1", … Encoding is
         done on the CPU, where it takes little more than one product with W.
     random_state : int, RandomState or None
-        Seed of everything that is drawn.
+        Seed of everything that is drawn. On the CPU training takes one thread, so that a seed
+        gives the same network on any number of cores.
 
     Examples
     --------

@@ -11,6 +11,8 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from antipodal.hashers.base import BaseHasher
+from antipodal.hashers.parts.rows import sample_rows
+from antipodal.threads import one_thread
 
 
 class ITQ(BaseHasher):
@@ -26,8 +28,10 @@ class ITQ(BaseHasher):
         Alternations. With 0 and `rotate=False` the bits are the signs of the components.
     rotate : bool
         Whether to start from a random rotation, as the method does, or from R = I.
+    n_samples : int
+        Rows to learn from, at most; where there are more, so many are drawn.
     random_state : int, RandomState or None
-        Seed of that rotation.
+        Seed of that rotation, and of the rows that are drawn.
     """
 
     mean_: NDArray[np.float32]
@@ -39,22 +43,27 @@ class ITQ(BaseHasher):
         *,
         n_iter: int = 50,
         rotate: bool = True,
+        n_samples: int = 100_000,
         random_state: Any = None,
     ) -> None:
         self.n_bits = n_bits
         self.n_iter = n_iter
         self.rotate = rotate
+        self.n_samples = n_samples
         self.random_state = random_state
 
+    @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn components and rotation; y is ignored."""
-        rows = self.check_fit(X).astype(np.float64)
-        n_features = rows.shape[1]
+        checked = self.check_fit(X)
+        n_features = checked.shape[1]
         if self.n_bits > n_features:
             raise ValueError(
                 f"ITQ needs n_bits ≤ features, since it takes one principal component a bit: "
                 f"got {self.n_bits} bits for {n_features} feature(s)"
             )
+        rng = check_random_state(self.random_state)
+        rows = sample_rows(checked, self.n_samples, rng).astype(np.float64)
         mean = rows.mean(axis=0)
         rows -= mean
         covariance = rows.T @ rows
@@ -62,7 +71,6 @@ class ITQ(BaseHasher):
         components = vectors[:, ::-1]
         rotation = np.eye(self.n_bits)
         if self.rotate:
-            rng = check_random_state(self.random_state)
             rotation = np.linalg.qr(rng.standard_normal((self.n_bits, self.n_bits)))[0]
         V = rows @ components
         for _ in range(self.n_iter):

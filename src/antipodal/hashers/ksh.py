@@ -8,7 +8,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import cholesky, eigh, solve_triangular
 from sklearn.utils import check_random_state
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from antipodal.checks import check_whole
@@ -19,7 +18,9 @@ from antipodal.hashers.parts.anchors import (
     distance_blocks,
     distance_map,
 )
+from antipodal.hashers.parts.rows import as_floats, draw_rows
 from antipodal.pairs import are_similar
+from antipodal.threads import one_thread
 
 Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
@@ -43,9 +44,8 @@ class KSH(SupervisedHasher):
     n_anchors : int
         Most anchors: rows drawn from those learned from.
     n_labelled : int
-        Most rows to learn from. If there are more, so many are drawn, as evenly from the classes
-        as they come. Time grows with their number, memory with that of distinct label sets
-        squared.
+        Rows to learn from, at most; where there are more, so many are drawn, evenly from classes.
+        Time grows with their number, memory with that of distinct label sets squared.
     bandwidth : float, optional
         σ, by default the root of the mean squared distance of rows from anchors.
     ridge : float
@@ -82,14 +82,15 @@ class KSH(SupervisedHasher):
         self.n_iter = n_iter
         self.random_state = random_state
 
+    @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn from labels y, a class a row (n,) or multi-hot concepts (n, c)."""
-        rows = self.check_fit(X)
-        labels = self.check_labels(y, len(rows))
+        checked = self.check_fit(X)
+        labels = self.check_labels(y, len(checked))
         self._check_parameters()
         rng = check_random_state(self.random_state)
-        chosen = _draw_evenly(labels, self.n_labelled, rng)
-        rows, labels = rows[chosen], labels[chosen]
+        chosen = draw_rows(len(checked), self.n_labelled, rng, labels)
+        rows, labels = as_floats(checked[chosen]), labels[chosen]
 
         self.mean_ = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
         anchors = np.sort(rng.permutation(len(rows))[: self.n_anchors])
@@ -102,8 +103,7 @@ class KSH(SupervisedHasher):
         mean = kernels.mean(axis=0)
         self.kernel_mean_ = mean.astype(np.float32)
         residue = LabelResidue(labels, self.n_bits)
-        with threadpool_limits(1):  # thousands of small steps, after which threads would wait
-            A = learn_bits(kernels - mean, residue, self.ridge, self.n_iter)
+        A = learn_bits(kernels - mean, residue, self.ridge, self.n_iter)
         self.projection_ = A.astype(np.float32)
         return self
 
@@ -258,18 +258,3 @@ def ascend(
 def _signs(values: Float32Array) -> Float32Array:
     """Return 1 where a bit is set, -1 where not."""
     return np.where(values > 0, np.float32(1), np.float32(-1))
-
-
-def _draw_evenly(
-    labels: NDArray[Any], n_rows: int, rng: np.random.RandomState
-) -> NDArray[np.int64]:
-    """Return up to n_rows rows, in order: of classes equally many, while they have as many."""
-    order = rng.permutation(len(labels))
-    if len(labels) <= n_rows:
-        return np.arange(len(labels))
-    if labels.ndim == 1:
-        by_class = order[np.argsort(labels[order], kind="stable")]
-        counts = np.bincount(labels)
-        turn = np.concatenate([np.arange(count) for count in counts])
-        order = by_class[np.argsort(turn, kind="stable")]
-    return np.sort(order[:n_rows])

@@ -14,7 +14,9 @@ from torch import Tensor
 from antipodal.checks import check_whole
 from antipodal.hashers.base import SupervisedHasher
 from antipodal.hashers.parts.cuts import best_cuts
+from antipodal.hashers.parts.rows import sample_labelled
 from antipodal.pairs import ListedPairs, sample_pairs
+from antipodal.threads import one_thread
 
 Covariances = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -41,9 +43,12 @@ class LDAHash(SupervisedHasher):
         Added to the diagonal of Σ_P, as a share of the mean of the diagonal of Σ_N.
     n_pairs : int
         Pairs, half of them similar, to draw where labels are multi-hot. With one class a row
-        nothing is drawn: all pairs are counted.
+        no pair is drawn: all are counted.
+    n_samples : int
+        Rows to learn from, at most; where there are more, so many are drawn, evenly
+        from classes.
     random_state : int, RandomState or None
-        Seed of the pairs.
+        Seed of the rows and the pairs that are drawn.
     """
 
     mean_: NDArray[np.float32]
@@ -56,13 +61,16 @@ class LDAHash(SupervisedHasher):
         *,
         regularization: float = 0.1,
         n_pairs: int = 100_000,
+        n_samples: int = 50_000,
         random_state: Any = None,
     ) -> None:
         self.n_bits = n_bits
         self.regularization = regularization
         self.n_pairs = n_pairs
+        self.n_samples = n_samples
         self.random_state = random_state
 
+    @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn from labels, (n,) classes or (n, c) multi-hot: rows that share one are similar."""
         if not 0 < self.regularization < math.inf:
@@ -70,21 +78,23 @@ class LDAHash(SupervisedHasher):
                 f"regularization must be positive and finite: got {self.regularization}"
             )
         check_whole(self.n_pairs, "n_pairs", 2)
-        rows = self.check_fit(X).astype(np.float64)
-        n_features = rows.shape[1]
+        checked = self.check_fit(X)
+        n_features = checked.shape[1]
         if self.n_bits > n_features:
             raise ValueError(
                 f"LDAHash needs n_bits ≤ features, since it takes one eigenvector a bit: "
                 f"got {self.n_bits} bits for {n_features} feature(s)"
             )
-        labels = self.check_labels(y, len(rows))
+        labels = self.check_labels(y, len(checked))
+        rng = check_random_state(self.random_state)
+        sample, labels = sample_labelled(checked, labels, self.n_samples, rng)
+        rows = sample.astype(np.float64)
         mean = rows.mean(axis=0)
         rows -= mean
         pairs: NDArray[np.int64] | ListedPairs = labels
         if labels.ndim == 1:
             similar, dissimilar = covariances_of_classes(rows, labels)
         else:
-            rng = check_random_state(self.random_state)
             generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
             pairs = sample_pairs(torch.from_numpy(labels), self.n_pairs, generator)
             similar, dissimilar = _covariances_of_pairs(rows, pairs)
@@ -135,13 +145,18 @@ def covariances_of_classes(rows: NDArray[np.float64], labels: NDArray[np.int64])
     starts = np.cumsum(counts) - counts
     means = np.add.reduceat(rows[order], starts, axis=0) / counts[:, None]
     own = rows - means[labels]
-    within = own * np.sqrt(counts[labels])[:, None]
-    across = own * np.sqrt(n - counts[labels])[:, None]
-    between = (means - rows.mean(axis=0)) * np.sqrt(n * counts)[:, None]
-    similar = within.T @ within
-    dissimilar = across.T @ across + between.T @ between
+    between = means - rows.mean(axis=0)
+    similar = _scatter(own, counts[labels])
+    dissimilar = _scatter(own, n - counts[labels]) + _scatter(between, n * counts)
     n_similar = (counts * (counts - 1) // 2).sum()
     return similar / n_similar, dissimilar / (n * (n - 1) // 2 - n_similar)
+
+
+def _scatter(rows: NDArray[np.float64], weights: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return Σ w xxᵀ over the rows x."""
+    weighted = rows * np.sqrt(weights)[:, None]
+    scatter: NDArray[np.float64] = weighted.T @ weighted
+    return scatter
 
 
 def _covariances_of_pairs(rows: NDArray[np.float64], pairs: ListedPairs) -> Covariances:

@@ -15,7 +15,8 @@ from antipodal.checks import check_whole
 from antipodal.codes import unpack
 from antipodal.dictionary import ksvd
 from antipodal.hashers.base import BaseHasher, FloatArray
-from antipodal.hashers.parts.rows import unit_rows
+from antipodal.hashers.parts.rows import as_floats, draw_rows, unit_rows
+from antipodal.threads import one_thread
 
 _RELAXATION = 1.6  # α of solve_linf
 
@@ -46,7 +47,8 @@ class LinfHash(BaseHasher):
     sparsity : int
         Atoms that a row may use in K-SVD.
     n_samples : int
-        Rows, drawn at random, that D is learned from.
+        Rows that D is learned from, at most; where there are more, so many are drawn. The mean is
+        that of all rows.
     n_iter : int
         Iterations of ADMM for every row, whatever the rows beside it need: signs settle long
         before values do.
@@ -90,18 +92,19 @@ class LinfHash(BaseHasher):
         self.penalty = penalty
         self.random_state = random_state
 
+    @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn the mean, the dictionary and the scale of reconstructions; y is ignored."""
         rows = self.check_fit(X)
         self._check_parameters()
         rng = check_random_state(self.random_state)
         mean = rows.mean(axis=0, dtype=np.float64)
-        chosen = np.sort(rng.permutation(len(rows))[: self.n_samples])
-        sample = rows[chosen] - mean
+        drawn = as_floats(rows[draw_rows(len(rows), self.n_samples, rng)])
+        sample = drawn - mean
         self.mean_ = mean.astype(np.float32)
         self.dictionary_ = self._dictionary(sample, rng).astype(np.float32)
         # s minimises Σ ‖y - s·Db‖² over the sample: the mean length of rows, and λ, are in it.
-        corners = self._corners(self.transform(rows[chosen]))
+        corners = self._corners(self.transform(drawn))
         self.scale_ = float(np.vdot(corners, sample) / max(np.vdot(corners, corners), 1e-30))
         return self
 

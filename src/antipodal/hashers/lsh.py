@@ -10,6 +10,7 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from antipodal.hashers.base import BaseHasher
+from antipodal.threads import one_thread
 
 
 class LSH(BaseHasher):
@@ -32,6 +33,7 @@ class LSH(BaseHasher):
         self.n_bits = n_bits
         self.random_state = random_state
 
+    @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn the mean and draw the hyperplanes; y is ignored."""
         rows = self.check_fit(X, min_samples=1)

@@ -17,7 +17,13 @@ from antipodal.checks import check_type, check_whole
 from antipodal.encoders import Encoder
 from antipodal.hashers.base import FloatArray, SupervisedHasher
 from antipodal.hashers.parts.lift import Lift, kernel_map, learn_lift, lift_rows
-from antipodal.hashers.parts.rows import feature_scale
+from antipodal.hashers.parts.rows import (
+    as_floats,
+    feature_moments,
+    feature_scale,
+    sample_labelled,
+    standardised,
+)
 from antipodal.pairs import (
     InBatchPairs,
     ListedPairs,
@@ -27,6 +33,7 @@ from antipodal.pairs import (
     sample_pairs,
 )
 from antipodal.siamese import Progress, Training, train
+from antipodal.threads import one_thread
 
 
 @dataclass(eq=False, repr=False)
@@ -73,6 +80,7 @@ class NetworkHasher(SupervisedHasher):
     standardize: bool = True
     validation_fraction: float = 0.0
     patience: int = 30
+    n_samples: int = 100_000
     device: str = "auto"
     random_state: Any = None
 
@@ -88,6 +96,7 @@ class NetworkHasher(SupervisedHasher):
     def reach(self) -> float:
         """Return half the distance between the two values of a bit, at the start of training."""
 
+    @one_thread()
     def fit(
         self,
         X: ArrayLike,
@@ -97,6 +106,8 @@ class NetworkHasher(SupervisedHasher):
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Learn from labels: rows are similar if they share one.
+
+        Memory and the time of an epoch are bounded by `n_samples`, however many rows there are.
 
         Parameters
         ----------
@@ -109,9 +120,11 @@ class NetworkHasher(SupervisedHasher):
         checkpoint : path, optional
             File to keep the state of the training in, and to resume from if it exists.
         """
-        rows = self.check_fit(X)
-        labels = self.check_labels(y, len(rows))
+        checked = self.check_fit(X)
+        labels = self.check_labels(y, len(checked))
         seed = self._seed()
+        rng = np.random.default_rng(seed)
+        rows, labels = sample_labelled(checked, labels, self.n_samples, rng)
         train_rows, held_out = self._hold_out(labels, seed)
         device = self._device()
 
@@ -126,11 +139,11 @@ class NetworkHasher(SupervisedHasher):
         if len(held_out):
             n_held_out_pairs = max(2, round(self.n_pairs * self.validation_fraction))
             validation = (Y[held_out].to(device), source(held_out, n_held_out_pairs))
-        self._train(
-            Y[train_rows], source(train_rows, self.n_pairs), validation, seed, progress, checkpoint
-        )
+            Y = Y[train_rows]
+        self._train(Y, source(train_rows, self.n_pairs), validation, seed, progress, checkpoint)
         return self
 
+    @one_thread()
     def fit_pairs(
         self,
         X: ArrayLike,
@@ -142,10 +155,16 @@ class NetworkHasher(SupervisedHasher):
     ) -> Self:
         """Learn from explicit pairs (P, 2) of rows of X, each similar (1) or not (0).
 
-        With `validation_fraction` that share of the pairs is held out.
+        With `validation_fraction` that share of the pairs is held out. If there are more rows than
+        `n_samples`, only those that a pair names are learned from, all of them: memory grows with
+        their number.
         """
-        rows = self.check_fit(X)
-        listed, flags = check_pairs(pairs, similar, len(rows))
+        checked = self.check_fit(X)
+        listed, flags = check_pairs(pairs, similar, len(checked))
+        if len(checked) > self.n_samples:
+            named, listed = np.unique(listed, return_inverse=True)
+            checked, listed = checked[named], listed.reshape(-1, 2)
+        rows = as_floats(checked)
         seed = self._seed()
         device = self._device()
         train_pairs, held_out = self._hold_out(flags, seed)
@@ -254,7 +273,7 @@ class NetworkHasher(SupervisedHasher):
         Y = self._standardised(rows, fitted_on)
         if self.kernel == "linear":
             return Y
-        learned = learn_lift(Y[fitted_on].numpy(), self.n_anchors, seed)
+        learned = learn_lift(_some(Y.numpy(), fitted_on), self.n_anchors, seed)
         self.anchors_, self.gamma_, self.lift_, self.lift_offset_ = learned
         return lift_rows(learned, Y)
 
@@ -270,10 +289,10 @@ class NetworkHasher(SupervisedHasher):
         self.mean_ = np.zeros(n_features, np.float32)
         self.scale_ = np.ones(n_features, np.float32)
         if self.standardize:
-            mean, deviation = rows[fitted_on].mean(axis=0), rows[fitted_on].std(axis=0)
+            mean, deviation = feature_moments(_some(rows, fitted_on))
             self.mean_ = mean.astype(np.float32)
             self.scale_ = feature_scale(mean, deviation).astype(np.float32)
-        return torch.from_numpy(((rows - self.mean_) / self.scale_).astype(np.float32))
+        return torch.from_numpy(standardised(rows, self.mean_, self.scale_))
 
     def _hold_out(
         self, groups: NDArray[Any], seed: int
@@ -366,3 +385,8 @@ class NetworkHasher(SupervisedHasher):
         encoder = self.new_encoder(n_features)
         encoder.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items()})
         self.encoder_ = encoder.eval().requires_grad_(False)
+
+
+def _some(rows: NDArray[Any], chosen: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the rows chosen, in order; without a copy where they are all."""
+    return rows if len(chosen) == len(rows) else rows[chosen]

@@ -13,7 +13,9 @@ from torch import Tensor
 from antipodal.checks import check_whole
 from antipodal.hashers.base import SupervisedHasher
 from antipodal.hashers.parts.cuts import best_cuts, column_blocks
+from antipodal.hashers.parts.rows import sample_labelled
 from antipodal.pairs import ListedPairs, sample_pairs
+from antipodal.threads import one_thread
 
 _MOST_COMPONENTS = 128  # later principal components vary little and tell little
 _MOST_CANDIDATES = 2000  # that bits are chosen from, those of largest gap: bounds the memory
@@ -47,8 +49,11 @@ class PSH(SupervisedHasher):
     n_pairs : int
         Pairs, half of them similar, that are drawn to measure the spread; with multi-hot
         labels also the gaps, which otherwise are those of all pairs.
+    n_samples : int
+        Rows to learn from, at most; where there are more, so many are drawn, evenly
+        from classes.
     random_state : int, RandomState or None
-        Seed of projections and pairs.
+        Seed of rows, projections and pairs.
 
     Attributes
     ----------
@@ -67,20 +72,24 @@ class PSH(SupervisedHasher):
         *,
         n_projections: int = 1000,
         n_pairs: int = 20_000,
+        n_samples: int = 20_000,
         random_state: Any = None,
     ) -> None:
         self.n_bits = n_bits
         self.n_projections = n_projections
         self.n_pairs = n_pairs
+        self.n_samples = n_samples
         self.random_state = random_state
 
+    @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn from labels, (n,) classes or (n, c) multi-hot: rows that share one are similar."""
         check_whole(self.n_projections, "n_projections", 0)
         check_whole(self.n_pairs, "n_pairs", 2)
-        rows = self.check_fit(X)
-        labels = self.check_labels(y, len(rows))
+        checked = self.check_fit(X)
+        labels = self.check_labels(y, len(checked))
         rng = check_random_state(self.random_state)
+        rows, labels = sample_labelled(checked, labels, self.n_samples, rng)
         generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
         pairs = sample_pairs(torch.from_numpy(labels), self.n_pairs, generator)
 

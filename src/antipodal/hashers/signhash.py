@@ -10,6 +10,7 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from antipodal.hashers.base import BaseHasher
+from antipodal.threads import one_thread
 
 
 class SignHash(BaseHasher):
@@ -56,6 +57,7 @@ class SignHash(BaseHasher):
         self.rotate = rotate
         self.random_state = random_state
 
+    @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn the mean and draw the rotation; y is ignored."""
         rows = self.check_fit(X, min_samples=1)

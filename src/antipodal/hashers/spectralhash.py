@@ -8,9 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh
+from sklearn.utils import check_random_state
 from torch import Tensor
 
 from antipodal.hashers.base import BaseHasher
+from antipodal.hashers.parts.rows import sample_rows
+from antipodal.threads import one_thread
 
 # A component that spreads less than this share of the widest holds rounding, not data.
 _NARROWEST = 1e-5
@@ -31,8 +34,10 @@ class SpectralHash(BaseHasher):
     ----------
     n_bits : int
         Length of the code; it may exceed the number of features.
+    n_samples : int
+        Rows to learn from, at most; where there are more, so many are drawn.
     random_state : int, RandomState or None
-        Not used, since nothing is drawn; every hasher has it.
+        Seed of the rows that are drawn; nothing else is.
 
     Attributes
     ----------
@@ -49,13 +54,18 @@ class SpectralHash(BaseHasher):
     component_: NDArray[np.int64]
     mode_: NDArray[np.int64]
 
-    def __init__(self, n_bits: int = 64, *, random_state: Any = None) -> None:
+    def __init__(
+        self, n_bits: int = 64, *, n_samples: int = 100_000, random_state: Any = None
+    ) -> None:
         self.n_bits = n_bits
+        self.n_samples = n_samples
         self.random_state = random_state
 
+    @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn the components and the box; y is ignored."""
-        rows = self.check_fit(X).astype(np.float64)
+        rng = check_random_state(self.random_state)
+        rows = sample_rows(self.check_fit(X), self.n_samples, rng).astype(np.float64)
         if (rows == rows[0]).all():
             raise ValueError(
                 f"SpectralHash needs rows that differ: all {len(rows)} training rows are the same"

@@ -51,21 +51,18 @@ def cluster_centres(
 ) -> NDArray[np.float32]:
     """Return up to n_centres centres of clusters, by Lloyd's iterations from random rows.
 
-    Centres that no row is nearest to are dropped: there are never more than distinct rows.
+    They are distinct, so that there are never more than distinct rows.
     """
-    mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+    from sklearn.cluster import KMeans  # lazy: AGH alone needs it
+
     start = rng.permutation(len(rows))[:n_centres]
-    centres = np.unique(rows[start].astype(np.float32), axis=0)
-    for _ in range(n_iter):
-        sums = torch.zeros(centres.shape, dtype=torch.float64)
-        sizes = torch.zeros(len(centres), dtype=torch.int64)
-        for block, squared in distance_blocks(rows, centres, mean):
-            nearest = squared.argmin(dim=1)
-            sums.index_add_(0, nearest, block.double())
-            sizes += torch.bincount(nearest, minlength=len(centres))
-        kept = sizes > 0
-        centres = (sums[kept] / sizes[kept, None]).float().numpy()
-    return centres
+    centres: NDArray[np.float32] = np.unique(rows[start].astype(np.float32), axis=0)
+    if n_iter == 0:
+        return centres
+    kmeans = KMeans(len(centres), init=centres, n_init=1, max_iter=n_iter, tol=0)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows, choose_bandwidth refuses
+        found = kmeans.fit(rows.astype(np.float32, copy=False))
+    return np.unique(found.cluster_centers_.astype(np.float32), axis=0)
 
 
 def check_bandwidth(bandwidth: float | None) -> None:

@@ -14,7 +14,9 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from antipodal.hashers.base import SupervisedHasher, block_rows, map_blocks
+from antipodal.hashers.parts.rows import sample_labelled
 from antipodal.hashers.parts.svm import SVM, fit_svm, svm_probabilities
+from antipodal.threads import one_thread
 
 
 class ClassifierHasher(SupervisedHasher):
@@ -30,11 +32,12 @@ class ClassifierHasher(SupervisedHasher):
 
     def __init__(
         self, n_bits: int = 64, *, C: float = 5.0, gamma: float | None = None,
-        random_state: Any = None,
+        n_samples: int = 8000, random_state: Any = None,
     ) -> None:  # fmt: skip
         self.n_bits = n_bits
         self.C = C
         self.gamma = gamma
+        self.n_samples = n_samples
         self.random_state = random_state
 
     @abstractmethod
@@ -45,15 +48,17 @@ class ClassifierHasher(SupervisedHasher):
     def _code(self) -> Callable[[Tensor], Tensor]:
         """Return the map from probabilities (m, c) to values whose signs are the bits."""
 
+    @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn to predict y: a class a row (m,), or multi-hot concepts (m, c)."""
-        rows = self.check_fit(X)
-        labels = self.check_labels(y, len(rows))
+        checked = self.check_fit(X)
+        labels = self.check_labels(y, len(checked))
         for name in ("C", "gamma"):
             value = getattr(self, name)
             if not (name == "gamma" and value is None) and not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be positive and finite: got {value}")
         rng = check_random_state(self.random_state)
+        rows, labels = sample_labelled(checked, labels, self.n_samples, rng)
         svm = fit_svm(rows, labels, self.C, self.gamma, rng)
         self.mean_, self.scale_, self.support_, self.weights_, self.offsets_ = svm[:5]
         self.gamma_, self.multilabel_ = svm.gamma, svm.multilabel

@@ -21,6 +21,8 @@ from torch import Tensor
 from antipodal.hashers.parts.anchors import distance_blocks, distance_map
 
 _MOST_COMPONENTS = 512  # later ones fit single rows more than classes
+_MOST_ROWS = 16_384  # more move the components little, and take longer
+_BLOCK_ROWS = 8192
 _RANK = 1e-6  # eigenvalues below this share of the largest are rounding
 
 Float32Array = NDArray[np.float32]
@@ -36,26 +38,40 @@ class Lift(NamedTuple):
 
 
 def learn_lift(Y: Float32Array, n_anchors: int, seed: int) -> Lift:
-    """Choose anchors among the rows Y (l, n), at most so many, and learn the components."""
+    """Choose anchors among the rows Y (l, n), at most so many, and learn the components.
+
+    γ, c and the components are those of up to 16,384 rows, drawn as the anchors are.
+    """
     rng = np.random.default_rng(seed)
-    anchors = np.ascontiguousarray(Y[np.sort(rng.permutation(len(Y))[:n_anchors])])
+    order = rng.permutation(len(Y))
+    anchors = np.ascontiguousarray(Y[np.sort(order[:n_anchors])])
+    if len(Y) > _MOST_ROWS:
+        Y = Y[np.sort(order[:_MOST_ROWS])]
     origin = np.zeros(Y.shape[1], np.float32)
 
     def distances(rows: Float32Array) -> NDArray[np.float64]:
         blocks = [part.double() for _, part in distance_blocks(rows, anchors, origin)]
         return torch.cat(blocks).numpy()
 
-    squared = distances(Y)
-    gamma = 2 / (float(squared.mean()) or 1.0)  # all rows equal: any will do
+    blocks = [Y[start : start + _BLOCK_ROWS] for start in range(0, len(Y), _BLOCK_ROWS)]
+    total = sum(float(distances(block).sum()) for block in blocks)
+    gamma = 2 / (total / (len(Y) * len(anchors)) or 1.0)  # all rows equal: any will do
     values, U = eigh(np.exp(-gamma * distances(anchors)))
     kept = values > _RANK * values[-1]
     root = U[:, kept] / np.sqrt(values[kept])  # K^(-½), turned
-    Z = np.exp(-gamma * squared) @ root
-    mean = Z.mean(axis=0)
-    Z -= mean
-    n = Z.shape[1]
+    n = root.shape[1]
+    mean, scatter, n_seen = np.zeros(n), np.zeros((n, n)), 0
+    for block in blocks:
+        # Mean and scatter of what was seen and of the block make those of both [Chan1983].
+        Z = np.exp(-gamma * distances(block)) @ root
+        step = Z.mean(axis=0) - mean
+        Z -= mean + step
+        scatter += Z.T @ Z
+        scatter += np.outer(step, step) * (n_seen * len(Z) / (n_seen + len(Z)))
+        n_seen += len(Z)
+        mean += step * (len(Z) / n_seen)
     widest = (max(n - _MOST_COMPONENTS, 0), n - 1)
-    variances, V = eigh(Z.T @ Z / len(Z), subset_by_index=widest)
+    variances, V = eigh(scatter / len(Y), subset_by_index=widest)
     kept = np.flatnonzero(variances >= _RANK * variances[-1])[::-1]
     V = V[:, kept]  # the widest first
     scale = np.sqrt(len(kept) / (float(variances[kept].sum()) or 1.0))
@@ -77,5 +93,9 @@ def kernel_map(lift: Lift, max_rows: int) -> Callable[[Tensor], Tensor]:
 def lift_rows(lift: Lift, Y: Tensor) -> Tensor:
     """Return φ(y) for each row, (l, p)."""
     L, c = torch.from_numpy(lift.weight), torch.from_numpy(lift.offset)
-    kernels = kernel_map(lift, len(Y))
-    return kernels(Y) @ L - c
+    kernels = kernel_map(lift, min(len(Y), _BLOCK_ROWS))
+    lifted = torch.empty(len(Y), len(c))
+    for start in range(0, len(Y), _BLOCK_ROWS):
+        rows = slice(start, start + _BLOCK_ROWS)
+        torch.mm(kernels(Y[rows]), L, out=lifted[rows]).sub_(c)
+    return lifted

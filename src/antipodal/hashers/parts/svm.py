@@ -19,7 +19,7 @@ from scipy.special import expit, log_softmax, softmax
 from sklearn.svm import SVC
 from torch import Tensor
 
-from antipodal.hashers.parts.rows import feature_scale
+from antipodal.hashers.parts.rows import feature_moments, feature_scale, row_blocks
 
 Floats = NDArray[np.floating[Any]]
 
@@ -49,7 +49,7 @@ def fit_svm(
 
     gamma=None is 1/n. The slope and the offsets come from cross-validation in five folds.
     """
-    mean, deviation = rows.mean(axis=0, dtype=np.float64), rows.std(axis=0, dtype=np.float64)
+    mean, deviation = feature_moments(rows)
     scale = feature_scale(mean, deviation)
     X = (rows - mean) / scale
     gamma = 1 / X.shape[1] if gamma is None else gamma
@@ -97,8 +97,10 @@ def svm_probabilities(svm: SVM, max_rows: int) -> Callable[[Tensor], Tensor]:
 
 def _kernel(X: Floats, gamma: float) -> Floats:
     lengths = np.einsum("ij,ij->i", X, X)
-    squared = lengths[:, None] + lengths - 2 * X @ X.T
-    K: Floats = np.exp(-gamma * np.maximum(squared, 0))
+    K: Floats = 2 * X @ X.T
+    for block in row_blocks(K):  # in place: K is the largest array of all
+        squared = lengths[block, None] + lengths - K[block]
+        K[block] = np.exp(-gamma * np.maximum(squared, 0))
     return K
 
 

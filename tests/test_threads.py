@@ -1,0 +1,113 @@
+"""Threads are given back, whoever leaves first, and do not change what is learned."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from antipodal import AGH, ITQ, KSH, DeepLinf
+from antipodal.threads import one_thread, one_thread_if_small
+
+X, Y = load_digits(return_X_y=True)
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    before, (blas_before,) = torch.get_num_threads(), blas_threads()
+    torch.set_num_threads(2)
+    set_blas_threads(2)
+    yield
+    torch.set_num_threads(before)
+    set_blas_threads(blas_before)
+
+
+def blas_threads():
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+def in_a_new_thread(function):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def set_blas_threads(n_threads):
+    # In a thread that ends: the last that set the number is the only one that may change it.
+    in_a_new_thread(lambda: threadpool_limits(n_threads, user_api="blas"))
+
+
+@pytest.mark.parametrize("limit", [one_thread, lambda: one_thread_if_small(1)])
+def test_two_overlapping_uses_give_the_threads_back(limit):
+    entered, leave = threading.Event(), threading.Event()
+    inside, after = [], []
+
+    def second():
+        with limit():
+            inside.append(torch.get_num_threads())
+            entered.set()
+            leave.wait()
+            inside.append(torch.get_num_threads())
+        after.append(torch.get_num_threads())
+
+    thread = threading.Thread(target=second)
+    with limit():
+        thread.start()
+        entered.wait()
+    leave.set()  # the first has left, the second leaves last
+    thread.join()
+    assert inside == [1, 1]
+    assert after == [2]
+    assert torch.get_num_threads() == in_a_new_thread(torch.get_num_threads) == 2
+    assert blas_threads() == {2}
+
+
+def test_a_use_within_a_use_keeps_to_one_thread_until_the_outer_ends():
+    with one_thread():
+        with one_thread():
+            pass
+        with one_thread_if_small(1):
+            pass
+        assert torch.get_num_threads() == 1
+        assert blas_threads() == {1}
+    assert torch.get_num_threads() == 2
+    assert blas_threads() == {2}
+
+
+def test_threads_are_given_back_after_an_error():
+    with pytest.raises(ValueError, match="first in row 0"):
+        ITQ(8).fit(X * np.nan)
+    assert torch.get_num_threads() == 2
+    assert blas_threads() == {2}
+
+
+def test_a_large_computation_keeps_its_threads():
+    with one_thread_if_small(2**30):
+        assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    "hasher",
+    [
+        DeepLinf(16, n_anchors=300, n_epochs=2, random_state=0),
+        DeepLinf(8, kernel="linear", init="ksvd", sparsity=2, n_epochs=1, random_state=0),
+        KSH(16, n_anchors=300, n_iter=5, random_state=0),
+        ITQ(16, random_state=0),
+        AGH(16, n_anchors=100, random_state=0),
+    ],
+)
+def test_a_seed_gives_the_same_hasher_and_codes_on_one_thread_and_on_two(hasher):
+    codes, learned = [], []
+    for n_threads in (1, 2):
+        torch.set_num_threads(n_threads)
+        set_blas_threads(n_threads)
+        codes.append(hasher.fit(X[:600], Y[:600]).encode(X))
+        learned.append({k: np.asarray(v) for k, v in hasher.fitted_state().items()})
+    np.testing.assert_array_equal(*codes)
+    assert learned[0].keys() == learned[1].keys()
+    for name, value in learned[0].items():
+        np.testing.assert_array_equal(value, learned[1][name], err_msg=name)
