@@ -15,7 +15,7 @@ ORDER = [
     "checks codes threads",
     "storage",
     "neurons polish pursuit",
-    "admm dictionary",
+    "admm dictionary solver",
     "encoders pairs",
     "siamese",
     "features",

@@ -11,8 +11,6 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from antipodal import datasets as datasets
-    from antipodal.admm import LinfSolution as LinfSolution
-    from antipodal.admm import solve_linf as solve_linf
     from antipodal.codes import pack as pack
     from antipodal.codes import unpack as unpack
     from antipodal.dictionary import ksvd as ksvd
@@ -48,6 +46,8 @@ if TYPE_CHECKING:
     from antipodal.neurons import HELU as HELU
     from antipodal.neurons import SHeLU as SHeLU
     from antipodal.service import create_app as create_app
+    from antipodal.solver import LinfSolution as LinfSolution
+    from antipodal.solver import solve_linf as solve_linf
     from antipodal.stores import open_store as open_store
 
 _HOME = {
@@ -66,7 +66,7 @@ _HOME = {
     "LSH": "hashers",
     "LinfEncoder": "encoders",
     "LinfHash": "hashers",
-    "LinfSolution": "admm",
+    "LinfSolution": "solver",
     "ListaEncoder": "encoders",
     "NNHash": "hashers",
     "OneHotHash": "hashers",
@@ -87,7 +87,7 @@ _HOME = {
     "load": "hashers",
     "open_store": "stores",
     "pack": "codes",
-    "solve_linf": "admm",
+    "solve_linf": "solver",
     "unpack": "codes",
 }
 

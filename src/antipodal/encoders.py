@@ -7,13 +7,14 @@ in their neuron and in whether the input reaches every layer:
 """
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from antipodal.admm import admm_step, unfolded_bias, unfolded_weights
-from antipodal.neurons import BLU, SHeLU
+from antipodal.neurons import BLU, SHeLU, rectify
 
 
 class Encoder(nn.Module):
@@ -63,8 +64,8 @@ class Encoder(nn.Module):
         """Apply f of this encoder, entry by entry: f(u) = θ·f₁(u/θ)."""
         raise NotImplementedError
 
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
-        """Write f₁, the neuron with threshold 1, to `out`: without gradients, for fast encoding."""
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
+        """Apply f₁, the neuron with threshold 1; the result is in `out` if given."""
         raise NotImplementedError
 
     @property
@@ -82,16 +83,27 @@ class Encoder(nn.Module):
 
     def from_drive(self, drive: Tensor) -> Tensor:
         """Go through all layers, given Wy."""
-        z = self.neuron(drive)
-        feed = drive if self.feeds_input_to_every_stage else torch.zeros_like(drive[:1])
-        for k in range(self.n_stages):
-            z, _ = admm_step(feed, z, *self.stage(k), self.neuron)
-        return self.readout(z)
+        return self.readout(self.layers(drive, self.stages(), self.neuron))
 
-    def stage(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return S and b of stage k, which are always the same in a tied encoder."""
-        shared = min(k, len(self.S) - 1)
-        return self.S[shared], self.b[shared]
+    def layers(
+        self,
+        drive: Tensor,
+        stages: Iterable[tuple[Tensor, Tensor]],
+        neuron: Callable[[Tensor], Tensor],
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Return zᴷ, given Wy, all (S_k, b_k) and f; `out` is memory for what goes into f."""
+        z = neuron(drive)
+        feed = drive if self.feeds_input_to_every_stage else torch.zeros_like(drive[:1])
+        for S, b in stages:
+            z, _ = admm_step(feed, z, S, b, neuron, out=out)
+        return z
+
+    def stages(self) -> list[tuple[Tensor, Tensor]]:
+        """Return S_k and b_k for k = 1 … K, which are all the same in a tied encoder."""
+        shared = [min(k, len(self.S) - 1) for k in range(self.n_stages)]
+        return [(self.S[k], self.b[k]) for k in shared]
 
 
 class LinfEncoder(Encoder):
@@ -115,9 +127,9 @@ class LinfEncoder(Encoder):
         blu: Tensor = self.blu(u)
         return blu
 
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
         """Clip to ±1."""
-        return torch.clamp(v, -1.0, 1.0, out=out)
+        return self.blu.unit(v, out)
 
     @property
     def threshold(self) -> Tensor:
@@ -191,9 +203,9 @@ class ListaEncoder(Encoder):
         shelu: Tensor = self.shelu(u)
         return shelu
 
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
         """Move towards zero by 1."""
-        return torch.sub(v, torch.clamp(v, -1.0, 1.0, out=out), out=out)
+        return self.shelu.unit(v, out)
 
     @property
     def threshold(self) -> Tensor:
@@ -225,13 +237,11 @@ class SparseBitEncoder(ListaEncoder):
 
     def neuron(self, u: Tensor) -> Tensor:
         """Shrink each entry by its threshold."""
-        return (u - self.threshold).clamp(min=0.0) if self.nonnegative else super().neuron(u)
+        return rectify(u, self.threshold) if self.nonnegative else super().neuron(u)
 
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
         """Shrink each entry by 1."""
-        if self.nonnegative:
-            return torch.sub(v, 1.0, out=out).clamp_(min=0.0)
-        return super().unit(v, out)
+        return rectify(v, 1.0, out) if self.nonnegative else super().unit(v, out)
 
     def readout(self, z: Tensor) -> Tensor:
         """Squash the positive entries: zero stays zero."""
@@ -245,9 +255,9 @@ class PlainEncoder(Encoder):
     initial_gain = nn.init.calculate_gain("tanh")  # else the signal would fade from layer to layer
 
     def neuron(self, u: Tensor) -> Tensor:
-        """Squash each entry."""
-        return u.tanh()
-
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
         """Squash each entry: tanh has no threshold."""
+        return self.unit(u)
+
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
+        """Squash each entry."""
         return torch.tanh(v, out=out)
