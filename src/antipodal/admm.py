@@ -45,7 +45,7 @@ def admm_step(
     drive: Tensor,
     z: Tensor,
     S: Tensor,
-    b: Tensor | None,
+    b: Tensor,
     neuron: Callable[[Tensor], Tensor],
     *,
     out: Tensor | None = None,
@@ -55,12 +55,10 @@ def admm_step(
     `drive` is Wy. With u = Wy + Sz + b the x of Eq. 7 is u + p/β, so the multiplier update of
     Eq. 6, p ← p + β(z - x), is p ← β(z - u): β times what the box cut off.
 
-    To save memory u may be written to `out`, which may be `drive` itself, and b may be None
-    where `drive` has it in it.
+    Without gradients u can be written to `out`, which may be `b`, to save the time that new
+    memory takes.
     """
-    u = torch.addmm(drive, z, S.T, out=out)
-    if b is not None:
-        u += b
+    u = drive + z @ S.T + b if out is None else torch.add(drive, b, out=out).addmm_(z, S.T)
     return neuron(u), u
 
 
@@ -82,8 +80,7 @@ def relaxed_step(
     `drive` is αWy, `R` comes from `relaxed_weight`, `work` is memory for as much as u.
     """
     reflected = torch.lerp(u, z, 2.0, out=work)
-    feed = torch.add(drive, u, alpha=1 - RELAXATION / 2, out=u)
-    return admm_step(feed, reflected, R, None, neuron, out=u)
+    return admm_step(drive, reflected, R, u.mul_(1 - RELAXATION / 2), neuron, out=u)
 
 
 def relaxed_weight(S: Tensor) -> Tensor:

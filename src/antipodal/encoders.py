@@ -95,7 +95,11 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Return zᴷ, given Wy, all (S_k, b_k) and f; `out` is memory for what goes into f."""
         z = neuron(drive)
-        feed = drive if self.feeds_input_to_every_stage else torch.zeros_like(drive[:1])
+        feed = (
+            drive
+            if self.feeds_input_to_every_stage
+            else torch.zeros_like(drive[:1]).expand_as(drive)
+        )
         for S, b in stages:
             z, _ = admm_step(feed, z, S, b, neuron, out=out)
         return z

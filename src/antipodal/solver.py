@@ -291,7 +291,7 @@ def _tiniest(dtype: torch.dtype) -> float:
 def _alike(Y: Tensor, rows: int) -> Iterator[tuple[int, slice | Tensor]]:
     """Yield blocks of rows that are of one order of magnitude, and its exponent.
 
-    It is 0 for rows whose largest entry is between 2⁻¹⁷ and 2¹⁵, which need no scaling.
+    It is 0 for rows of a length between 2⁻¹⁷ and 2¹⁵, which need no scaling.
     """
     orders = (_exponents(Y, dim=1) + _OCTAVES // 2) // _OCTAVES
     first, last = int(orders.min()), int(orders.max())
@@ -306,8 +306,16 @@ def _alike(Y: Tensor, rows: int) -> Iterator[tuple[int, slice | Tensor]]:
 
 
 def _exponents(X: Tensor, dim: int) -> Tensor:
-    """Return e with max|x| in [2^(e-1), 2^e), 0 where all is zero."""
-    return torch.frexp(torch.linalg.vector_norm(X, torch.inf, dim=dim)).exponent
+    """Return e with ‖x‖ in [2^(e-1), 2^e), 0 where all is zero.
+
+    Where squares could leave the range of numbers the largest entry stands for the length.
+    """
+    size = torch.linalg.vector_norm(X, dim=dim)
+    safe = torch.finfo(X.dtype).max ** 0.25
+    sure = (size > 1 / safe) & (size < safe)
+    if not sure.all():
+        size = torch.where(sure, size, X.abs().amax(dim=dim))
+    return torch.frexp(size).exponent
 
 
 def _times_two_to(power: int | NDArray[np.integer[Any]], X: Tensor) -> Tensor:
