@@ -14,7 +14,7 @@ ORDER = [
     "errors",
     "checks codes threads",
     "storage",
-    "neurons polish pursuit",
+    "neurons polish pursuit scaling",
     "admm dictionary solver",
     "encoders pairs",
     "siamese",

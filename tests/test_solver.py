@@ -279,6 +279,13 @@ def test_read_only_arrays_are_solved_and_left_alone():
     np.testing.assert_array_equal(Y, [[3.0, 0.5]])
 
 
+def test_tensors_that_want_gradients_are_solved_without_them():
+    D = torch.eye(2, requires_grad=True)
+    codes = solve_linf(torch.tensor([[3.0, -0.25]]), D, 1.0).codes
+    torch.testing.assert_close(codes, torch.tensor([[1.0, -0.25]]))
+    assert not codes.requires_grad
+
+
 def test_no_rows_give_no_codes():
     solution = solve_linf(np.empty((0, 3)), np.ones((3, 2)), 1.0)
     assert solution.codes.shape == (0, 2)

@@ -2,14 +2,11 @@
 
     min_x ‖Dx - y‖²  subject to  ‖x‖∞ ≤ λ                                    [Wang2016, Eq. 1]
 
-The problem knows no units: (y, D, λ) and (sy, DΛ, sλ) with x ← sΛ⁻¹x have one solution. Inside,
-atoms have length 1, and rows are divided by a power of two that makes them so roughly. Thus
-neither the penalty nor the tolerance depends on the units, and no square over- or underflows.
+Inside, z stands for x in the units of `antipodal.scaling`, where atoms have length 1 and no square
+over- or underflows. Neither the penalty nor the tolerance then depends on the units of y and D.
 """
 
-import math
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -23,6 +20,7 @@ from torch import Tensor
 from antipodal.admm import RELAXATION, relaxed_step, relaxed_weight
 from antipodal.neurons import clip
 from antipodal.polish import kkt_violation, projected_newton
+from antipodal.scaling import OCTAVES, Scaling, alike, times_two_to
 from antipodal.threads import one_thread_if_small
 
 Array = TypeVar("Array", Tensor, NDArray[Any])
@@ -32,8 +30,7 @@ _CHECK_EVERY = 8
 _FIRST_POLISH = 96
 _COARSE = 16  # iterations in single precision; a multiple of _CHECK_EVERY
 _BLOCK_BYTES = 2**20  # a block of rows this large stays in the cache through an iteration
-_OCTAVES = 32  # rows that are scaled alike differ by at most this many powers of two
-_LEAST_PENALTY, _MOST_PENALTY = 1e-9, 1e9  # beyond, S is 0 or I to the last bit
+_LEAST_PENALTY, _MOST_PENALTY = 1e-9, 1e9  # beyond, steps lead nowhere
 
 
 @dataclass(frozen=True)
@@ -90,7 +87,8 @@ def solve_linf(
     -------
     LinfSolution
         Its codes lie in the box exactly. Where `max_iter` was not enough, or the codes are too
-        small for their dtype, it says so (`converged`), and a ConvergenceWarning is given.
+        small for their dtype, it says so (`converged`), and a ConvergenceWarning is given. No
+        gradients pass through it; for those, unfold it (`LinfEncoder.from_dictionary`).
 
     Examples
     --------
@@ -120,9 +118,9 @@ def solve_linf(
     rows = max(1, _BLOCK_BYTES // (N * D.element_size()))
     codes = Y.new_empty(len(Y), N)
     n_iter, residuals, too_small = 0, [], False
-    with one_thread_if_small(rows * N * max(n, N)):
+    with torch.no_grad(), one_thread_if_small(rows * N * max(n, N)):
         solver = _Solver(D, bound, penalty, max_iter, tol)
-        for exponent, block in _alike(Y, rows):
+        for exponent, block in alike(Y, rows):
             found = solver.solve(Y[block], exponent, None if start is None else start[block])
             codes[block] = found.codes
             n_iter = max(n_iter, found.n_iter)
@@ -145,21 +143,6 @@ def solve_linf(
     return LinfSolution(codes, n_iter, residual, converged=residual <= tol)
 
 
-class _Units(NamedTuple):
-    """The box |z| ≤ `box` (N,) of scaled problems, and what |x| is at its wall, `reach` (N,)."""
-
-    box: Tensor
-    reach: Tensor
-
-    def leave(self, z: Tensor) -> Tensor:
-        """Return x for z, in the box exactly, and ±λ to the last bit where z is on its wall."""
-        return z / self.box * self.reach
-
-    def enter(self, x: Tensor) -> Tensor:
-        """Return z for x, moved into the box if it is outside."""
-        return clip(x / self.reach.clamp(min=_tiniest(x.dtype)), 1.0) * self.box
-
-
 class _Found(NamedTuple):
     codes: Tensor
     n_iter: int
@@ -171,37 +154,17 @@ class _Solver:
     """One dictionary, factored, and the iteration for blocks of right-hand sides."""
 
     def __init__(self, D: Tensor, bound: float, penalty: float, max_iter: int, tol: float) -> None:
-        # The length of an atom is lengths·2^exponents, which may be beyond the range of its dtype.
-        self.exponents = _exponents(D, dim=0).cpu().numpy()
-        atoms = _times_two_to(-self.exponents, D)
-        lengths = torch.linalg.vector_norm(atoms, dim=0)
-        lengths = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
-        self.lengths = lengths.double().cpu().numpy()
-        self.atoms = atoms / lengths
+        self.scaling = Scaling(D, bound)
+        self.atoms = self.scaling.atoms
         self.gram = self.atoms.T @ self.atoms
         self.eigenvalues, self.basis = torch.linalg.eigh(self.gram)
-        self.bound = float(torch.tensor(bound, dtype=D.dtype))
         self.penalty = min(max(penalty, _LEAST_PENALTY), _MOST_PENALTY)
         self.max_iter, self.tol = max_iter, tol
 
-    def units(self, exponent: int) -> _Units:
-        """Return the box of rows that are divided by 2^exponent, λ·length/2^exponent.
-
-        It is cut to a range whose squares are numbers: a wall outside it is one that no solution
-        reaches, or holds entries too small to matter beside y.
-        """
-        room = math.sqrt(torch.finfo(self.gram.dtype).max)
-        bound, power = math.frexp(self.bound)
-        with np.errstate(over="ignore"):  # infinity is cut as well
-            box = np.ldexp(bound * self.lengths, self.exponents + power - exponent)
-            farthest = np.ldexp(room / self.lengths, exponent - self.exponents)
-        box, reach = np.clip(box, 1 / room, room), np.minimum(self.bound, farthest)
-        return _Units(torch.as_tensor(box).to(self.gram), torch.as_tensor(reach).to(self.gram))
-
     def solve(self, Y: Tensor, exponent: int, start: Tensor | None) -> _Found:
         """Iterate on a block of rows divided by 2^exponent, dropping those that are done."""
-        Y = _times_two_to(-exponent, Y) if exponent else Y
-        units = self.units(exponent)
+        Y = times_two_to(-exponent, Y)
+        units = self.scaling.units(exponent)
         box, neuron = units.box, partial(clip, bound=units.box)
         Dty = every_Dty = Y @ self.atoms
         size = torch.linalg.vector_norm(Y, dim=1, keepdim=True)
@@ -248,7 +211,7 @@ class _Solver:
             n_iter += 1
         codes = units.leave(solved)
         residual, too_small = float(residuals.max()), False
-        if self.grain(exponent) > 2**-_OCTAVES * self.tol:
+        if units.grain > 2**-OCTAVES * self.tol:
             rounded = self.violation(units.enter(codes), every_Dty, box, every_size)
             too_small = residual <= self.tol < float(rounded.max())
             residual = max(residual, float(rounded.max()))
@@ -275,54 +238,6 @@ class _Solver:
     def violation(self, z: Tensor, Dty: Tensor, box: Tensor, size: Tensor) -> Tensor:
         """Return how far each row is from optimal, relative to its size."""
         return kkt_violation(z, z @ self.gram - Dty, box).amax(dim=1) / size[:, 0]
-
-    def grain(self, exponent: int) -> float:
-        """Return how much of z the smallest number that x can be stands for."""
-        _, power = math.frexp(_tiniest(self.gram.dtype))
-        with np.errstate(over="ignore"):
-            return float(np.ldexp(self.lengths, self.exponents + power - exponent).max())
-
-
-def _tiniest(dtype: torch.dtype) -> float:
-    """Return the smallest number above zero."""
-    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
-
-
-def _alike(Y: Tensor, rows: int) -> Iterator[tuple[int, slice | Tensor]]:
-    """Yield blocks of rows that are of one order of magnitude, and its exponent.
-
-    It is 0 for rows of a length between 2⁻¹⁷ and 2¹⁵, which need no scaling.
-    """
-    orders = (_exponents(Y, dim=1) + _OCTAVES // 2) // _OCTAVES
-    first, last = int(orders.min()), int(orders.max())
-    if first == last:  # the usual case, where slices make no copies
-        for i in range(0, len(Y), rows):
-            yield _OCTAVES * first, slice(i, i + rows)
-        return
-    for order in range(first, last + 1):
-        members = (orders == order).nonzero()[:, 0]
-        for i in range(0, len(members), rows):
-            yield _OCTAVES * order, members[i : i + rows]
-
-
-def _exponents(X: Tensor, dim: int) -> Tensor:
-    """Return e with ‖x‖ in [2^(e-1), 2^e), 0 where all is zero.
-
-    Where squares could leave the range of numbers the largest entry stands for the length.
-    """
-    size = torch.linalg.vector_norm(X, dim=dim)
-    safe = torch.finfo(X.dtype).max ** 0.25
-    sure = (size > 1 / safe) & (size < safe)
-    if not sure.all():
-        size = torch.where(sure, size, X.abs().amax(dim=dim))
-    return torch.frexp(size).exponent
-
-
-def _times_two_to(power: int | NDArray[np.integer[Any]], X: Tensor) -> Tensor:
-    """Multiply columns by powers of two, in two steps because 2^power may not be a number."""
-    for half in (power // 2, power - power // 2):
-        X = X * torch.as_tensor(np.ldexp(1.0, half)).to(X)
-    return X
 
 
 def _balance(z: Tensor, z_old: Tensor, u: Tensor, u_old: Tensor) -> float:
