@@ -22,14 +22,15 @@ from antipodal.benchmark.workers import available_cores
 from antipodal.cli.progress import bar
 from antipodal.encoders import LinfEncoder
 from antipodal.hashers import DeepLinf, register
+from antipodal.neurons import BLU, HELU, SHeLU
 
 RECORDS = Path(__file__).parent / "results" / "ablations.jsonl"
 
 UNIT_NEURONS = {
-    "BLU": lambda v: v.clamp(-1.0, 1.0),
+    "BLU": BLU.unit,
     "tanh": torch.tanh,
-    "SHeLU": lambda v: v - v.clamp(-1.0, 1.0),
-    "HELU": lambda v: torch.where(v.abs() > 1.0, v, torch.zeros_like(v)),
+    "SHeLU": SHeLU.unit,
+    "HELU": HELU.unit,
     "ReLU": torch.relu,
 }
 
@@ -43,9 +44,10 @@ class AnyNeuronEncoder(LinfEncoder):
         """Scale, apply the chosen neuron, scale back."""
         return self.threshold * self.unit_neuron(u / self.threshold)
 
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
         """Apply the chosen neuron."""
-        return out.copy_(self.unit_neuron(v))
+        result = self.unit_neuron(v)
+        return result if out is None else out.copy_(result)
 
 
 # Known to worker processes too: they import this file again.

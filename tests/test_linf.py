@@ -8,7 +8,16 @@ import pytest
 import torch
 from sklearn.datasets import load_digits, make_multilabel_classification
 
-from antipodal import ITQ, DeepLinf, LinfEncoder, evaluate, ksvd, unpack
+from antipodal import (
+    ITQ,
+    DeepLinf,
+    LinfEncoder,
+    NNHash,
+    SparseHash,
+    evaluate,
+    ksvd,
+    unpack,
+)
 from antipodal.admm import admm_iterations
 
 X, Y = load_digits(return_X_y=True)
@@ -112,6 +121,21 @@ def test_projecting_is_the_encoder_on_standardised_rows(tied, K):
     hasher.fit(X, Y)
     rows = torch.from_numpy(((X - hasher.mean_) / hasher.scale_).astype(np.float32))
     np.testing.assert_allclose(hasher.project(X), hasher.encoder_(rows), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "hasher",
+    [
+        DeepLinf(24), DeepLinf(24, tied=True, n_stages=3), NNHash(24),
+        SparseHash(24), SparseHash(24, nonnegative=False),
+    ],
+    ids=["DeepLinf", "tied", "NNHash", "SparseHash", "SparseHash both sides"],
+)  # fmt: skip
+def test_bits_are_those_of_the_encoder(hasher):
+    hasher.set_params(kernel="linear", n_epochs=3, random_state=0).fit(X, Y)
+    rows = torch.from_numpy(((X - hasher.mean_) / hasher.scale_).astype(np.float32))
+    with torch.no_grad():
+        np.testing.assert_array_equal(hasher.transform(X), hasher.encoder_(rows) > 0)
 
 
 def test_encoding_a_long_memory_map_takes_little_memory(tmp_path):

@@ -138,8 +138,8 @@ def test_registering_a_hasher_of_the_library_changes_nothing():
 
 
 def test_module_and_class_are_told_from_settings(outside):
-    hasher = make_hasher("outside:Outsider:shift=3", 8, seed=0, settings=["n_bits=4"])
-    assert hasher.get_params() == {"n_bits": 4, "shift": 3, "random_state": 0}
+    hasher = make_hasher("outside:Outsider:shift=3", 8, seed=0, settings=["shift=4"])
+    assert hasher.get_params() == {"n_bits": 8, "shift": 4, "random_state": 0}
     assert type(make_hasher("Outsider", 8, seed=0)) is type(hasher)  # known from now on
     for method, message in (
         ("outside:Outsider:shift", "expected a setting NAME=VALUE"),

@@ -11,8 +11,6 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from antipodal import datasets as datasets
-    from antipodal.admm import LinfSolution as LinfSolution
-    from antipodal.admm import solve_linf as solve_linf
     from antipodal.codes import pack as pack
     from antipodal.codes import unpack as unpack
     from antipodal.dictionary import ksvd as ksvd
@@ -52,6 +50,8 @@ if TYPE_CHECKING:
     from antipodal.neurons import HELU as HELU
     from antipodal.neurons import SHeLU as SHeLU
     from antipodal.service import create_app as create_app
+    from antipodal.solver import LinfSolution as LinfSolution
+    from antipodal.solver import solve_linf as solve_linf
     from antipodal.stores import open_store as open_store
 
 _HOME = {
@@ -72,7 +72,7 @@ _HOME = {
     "LSH": "hashers",
     "LinfEncoder": "encoders",
     "LinfHash": "hashers",
-    "LinfSolution": "admm",
+    "LinfSolution": "solver",
     "ListaEncoder": "encoders",
     "NNHash": "hashers",
     "NetworkHasher": "hashers",
@@ -95,7 +95,7 @@ _HOME = {
     "open_store": "stores",
     "pack": "codes",
     "register": "hashers",
-    "solve_linf": "admm",
+    "solve_linf": "solver",
     "unpack": "codes",
 }
 

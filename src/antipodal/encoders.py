@@ -7,13 +7,14 @@ in their neuron and in whether the input reaches every layer:
 """
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from antipodal.admm import admm_step, unfolded_bias, unfolded_weights
-from antipodal.neurons import BLU, SHeLU
+from antipodal.neurons import BLU, SHeLU, rectify
 
 
 class Encoder(nn.Module):
@@ -22,7 +23,7 @@ class Encoder(nn.Module):
     An own encoder needs one hook, `neuron`. Others say more: `unit` and `threshold` how the neuron
     is computed fast, `readout` what becomes of the last layer, `feeds_input_to_every_stage`
     whether Wy reaches all layers, `initial_gain` how large S is at first. One that also overrides
-    `forward` or `from_drive` is still encoded with as it was trained, if more slowly.
+    `forward`, `from_drive` or `layers` is still encoded with as it was trained, if more slowly.
 
     Parameters
     ----------
@@ -68,13 +69,14 @@ class Encoder(nn.Module):
         """Apply f of this encoder, entry by entry: f(u) = θ·f₁(u/θ)."""
         raise NotImplementedError(f"{type(self).__name__} must have a neuron(u)")
 
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
-        """Write f₁(v) = f(θv)/θ to `out`: without gradients, for fast encoding.
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
+        """Apply f₁(v) = f(θv)/θ, the neuron with threshold 1; the result is in `out` if given.
 
         A subclass may do so without going through f.
         """
         theta = self.threshold
-        return out.copy_(self.neuron(v * theta) / theta)
+        result = self.neuron(v * theta) / theta
+        return result if out is None else out.copy_(result)
 
     @property
     def threshold(self) -> Tensor:
@@ -89,7 +91,8 @@ class Encoder(nn.Module):
     def is_plain_unfolding(self) -> bool:
         """Whether the layers are those of this class, so that there is a fast way through them."""
         own = type(self)
-        return own.forward is Encoder.forward and own.from_drive is Encoder.from_drive
+        hooks = ("forward", "from_drive", "layers")
+        return all(getattr(own, name) is getattr(Encoder, name) for name in hooks)
 
     def forward(self, y: Tensor) -> Tensor:  # (m, n) -> (m, N)
         """Encode each row of y."""
@@ -97,16 +100,31 @@ class Encoder(nn.Module):
 
     def from_drive(self, drive: Tensor) -> Tensor:
         """Go through all layers, given Wy."""
-        z = self.neuron(drive)
-        feed = drive if self.feeds_input_to_every_stage else torch.zeros_like(drive[:1])
-        for k in range(self.n_stages):
-            z, _ = admm_step(feed, z, *self.stage(k), self.neuron)
-        return self.readout(z)
+        return self.readout(self.layers(drive, self.stages(), self.neuron))
 
-    def stage(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return S and b of stage k, which are always the same in a tied encoder."""
-        shared = min(k, len(self.S) - 1)
-        return self.S[shared], self.b[shared]
+    def layers(
+        self,
+        drive: Tensor,
+        stages: Iterable[tuple[Tensor, Tensor]],
+        neuron: Callable[[Tensor], Tensor],
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Return zᴷ, given Wy, all (S_k, b_k) and f; `out` is memory for what goes into f."""
+        z = neuron(drive)
+        feed = (
+            drive
+            if self.feeds_input_to_every_stage
+            else torch.zeros_like(drive[:1]).expand_as(drive)
+        )
+        for S, b in stages:
+            z, _ = admm_step(feed, z, S, b, neuron, out=out)
+        return z
+
+    def stages(self) -> list[tuple[Tensor, Tensor]]:
+        """Return S_k and b_k for k = 1 … K, which are all the same in a tied encoder."""
+        shared = [min(k, len(self.S) - 1) for k in range(self.n_stages)]
+        return [(self.S[k], self.b[k]) for k in shared]
 
 
 class LinfEncoder(Encoder):
@@ -130,9 +148,9 @@ class LinfEncoder(Encoder):
         blu: Tensor = self.blu(u)
         return blu
 
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
         """Clip to ±1."""
-        return torch.clamp(v, -1.0, 1.0, out=out)
+        return self.blu.unit(v, out)
 
     @property
     def threshold(self) -> Tensor:
@@ -206,9 +224,9 @@ class ListaEncoder(Encoder):
         shelu: Tensor = self.shelu(u)
         return shelu
 
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
         """Move towards zero by 1."""
-        return torch.sub(v, torch.clamp(v, -1.0, 1.0, out=out), out=out)
+        return self.shelu.unit(v, out)
 
     @property
     def threshold(self) -> Tensor:
@@ -240,13 +258,11 @@ class SparseBitEncoder(ListaEncoder):
 
     def neuron(self, u: Tensor) -> Tensor:
         """Shrink each entry by its threshold."""
-        return (u - self.threshold).clamp(min=0.0) if self.nonnegative else super().neuron(u)
+        return rectify(u, self.threshold) if self.nonnegative else super().neuron(u)
 
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
         """Shrink each entry by 1."""
-        if self.nonnegative:
-            return torch.sub(v, 1.0, out=out).clamp_(min=0.0)
-        return super().unit(v, out)
+        return rectify(v, 1.0, out) if self.nonnegative else super().unit(v, out)
 
     def readout(self, z: Tensor) -> Tensor:
         """Squash the positive entries: zero stays zero."""
@@ -260,9 +276,9 @@ class PlainEncoder(Encoder):
     initial_gain = nn.init.calculate_gain("tanh")  # else the signal would fade from layer to layer
 
     def neuron(self, u: Tensor) -> Tensor:
-        """Squash each entry."""
-        return u.tanh()
-
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
         """Squash each entry: tanh has no threshold."""
+        return self.unit(u)
+
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
+        """Squash each entry."""
         return torch.tanh(v, out=out)

@@ -5,6 +5,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -225,23 +226,14 @@ class NetworkHasher(SupervisedHasher):
             return lambda X: encoder(self._encoder_inputs(X))
         theta = encoder.threshold
         first_layer = self._first_layer(encoder.W / theta[:, None], max_rows)
-        stages = [
-            ((S * theta / theta[:, None]).T, b / theta)
-            for S, b in map(encoder.stage, range(encoder.n_stages))
-        ]
+        stages = [(S * theta / theta[:, None], b / theta) for S, b in encoder.stages()]
         # Memory that is asked for anew for every block would cost more than the neurons.
         work = torch.empty(3, max_rows, self.n_bits)
 
         def project(X: Tensor) -> Tensor:
             drive, v, u = work[:, : len(X)].unbind()
             first_layer(X, drive)
-            encoder.unit(drive, out=v)
-            for S, b in stages:
-                if encoder.feeds_input_to_every_stage:
-                    torch.add(drive, b, out=u).addmm_(v, S)
-                else:
-                    torch.addmm(b, v, S, out=u)
-                encoder.unit(u, out=v)
+            encoder.layers(drive, stages, partial(encoder.unit, out=v), out=u)
             return encoder.readout(v.mul_(theta))
 
         return project
