@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
@@ -19,6 +19,7 @@ from antipodal.admm import (
     unfolded_weights,
 )
 from antipodal.neurons import clip
+from effort import examples
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -111,7 +112,7 @@ def test_the_bits_of_a_code_keep_the_bound_of_theorem_1_and_wrong_bits_break_it(
     assert (moved(wrong) > most).mean() > 0.9
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(seed=seeds, n_levels=st.integers(1, 64), share=st.floats(0.01, 0.3))
 def test_solutions_keep_the_bound_of_theorem_1_for_any_number_of_levels(seed, n_levels, share):
     """They do because they are in the box: least squares, quantised alike, leaves the bound."""

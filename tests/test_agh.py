@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import eigh
 from scipy.optimize import minimize
@@ -13,6 +13,7 @@ from sklearn.metrics.pairwise import euclidean_distances
 
 from antipodal.hashers.agh import AGH, graph_functions, split_thresholds
 from antipodal.hashers.parts.anchors import cluster_centres, distance_blocks
+from effort import examples
 
 X, Y = load_digits(return_X_y=True)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -38,7 +39,7 @@ def random_graph(seed, n=60, m=8, s=3):
 
 
 @given(seed=SEEDS)
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_the_functions_are_orthogonal_eigenvectors_of_the_graph(seed):
     Z = random_graph(seed)
     values, W = graph_functions(Z, 5)
@@ -64,7 +65,7 @@ def test_in_a_graph_of_two_parts_the_constant_function_is_still_left_out():
 
 
 @given(seed=SEEDS, column=st.integers(0, 3))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_thresholds_minimise_the_cut_of_the_second_layer(seed, column):
     Z = random_graph(seed)
     y = (Z @ graph_functions(Z, 4)[1])[:, column]

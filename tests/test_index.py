@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -17,6 +17,7 @@ from antipodal.codes import pack, unpack
 from antipodal.index import Ball, HammingIndex, bands, scan
 from antipodal.index.bands import Tables
 from antipodal.index.items import to_rows
+from effort import fresh_examples
 
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -53,7 +54,7 @@ def check_ball(ball, answers, r):
         assert list(found) == [pair for pair in answer if pair[0] <= r]
 
 
-@settings(max_examples=150, deadline=None)
+@fresh_examples(150)
 @given(
     seed=st.integers(0, 2**32 - 1),
     n_bits=st.integers(1, 70),
@@ -250,9 +251,7 @@ class IndexBesideADictionary(RuleBasedStateMachine):
 
 
 TestIndexBesideADictionary = IndexBesideADictionary.TestCase
-TestIndexBesideADictionary.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None
-)
+TestIndexBesideADictionary.settings = fresh_examples(40, stateful_step_count=30)
 
 
 def test_an_empty_index_gives_empty_answers():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
@@ -17,6 +17,7 @@ from antipodal.codes import pack, unpack
 from antipodal.evaluation.ceiling import evaluate_floats
 from antipodal.evaluation.metrics import bit_health, evaluate, hamming_distances
 from antipodal.evaluation.ranking import TiedRanking, _count_in_rows
+from effort import fresh_examples
 
 ORDERS = ("", "_worst", "_best")
 
@@ -55,7 +56,7 @@ def random_problem(rng, n_queries=40, n_items=300, n_bits=12, n_labels=3):
 # Ties ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@fresh_examples(300)
 @given(
     problem=small_problems(), k=st.integers(1, 8), ap_at_k=st.sampled_from(["relevant", "found"])
 )
@@ -135,7 +136,7 @@ def test_without_ties_all_orders_give_the_average_precision_of_scikit_learn(seed
 
 
 @given(seed=st.integers(0, 2**32 - 1), ap_at_k=st.sampled_from(["relevant", "found"]))
-@settings(max_examples=25, deadline=None)
+@fresh_examples(25)
 def test_the_worst_order_is_never_above_the_expected_one_nor_that_above_the_best(seed, ap_at_k):
     problem = random_problem(np.random.default_rng(seed), n_bits=5)
     top = [1, 10, 150, 1000]
@@ -160,7 +161,7 @@ def test_dividing_by_what_was_found_prefers_to_find_less():
 # Balls -----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@fresh_examples(100)
 @given(problem=small_problems(9), balls=st.sampled_from(["macro", "nonempty", "micro"]))
 def test_balls_match_loops_over_queries_and_items(problem, balls):
     query, database, *labels = problem
@@ -183,7 +184,7 @@ def test_an_empty_ball_has_precision_zero_and_is_counted():
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=25, deadline=None)
+@fresh_examples(25)
 def test_permuting_the_database_moves_no_number(seed):
     rng = np.random.default_rng(seed)
     query, database, query_labels, labels = random_problem(rng)

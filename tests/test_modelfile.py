@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
@@ -19,6 +19,7 @@ from antipodal.storage.modelfile import (
     read_model_file,
     write_model_file,
 )
+from effort import fresh_examples
 
 ROWS = np.random.default_rng(0).standard_normal((20, 6))
 
@@ -52,7 +53,7 @@ def test_the_header_is_readable_at_the_beginning_of_the_file(model_bytes):
         assert word in text
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@fresh_examples(400, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_flipped_bytes_only_ever_give_our_error(tmp_path, model_bytes, data):
     damaged = bytearray(model_bytes)

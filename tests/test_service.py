@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from PIL import Image
 from schemathesis import GenerationMode
@@ -45,6 +45,7 @@ from antipodal.service import Engine, Keys, Limits, create_app, imagefeatures
 from antipodal.service.guard import GuardedRoute
 from antipodal.service.logs import JsonFormatter
 from antipodal.service.server import Settings, check_address, check_host, is_loopback
+from effort import examples
 from engines import ENGINES, engines  # noqa: F401
 
 with warnings.catch_warnings():
@@ -736,9 +737,7 @@ json_values = st.recursive(
 names = ("vector", "code", "id", "k", "radius", "where", "items", "ids", "vectors", "histogram")
 
 
-@settings(
-    max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     body=st.binary(max_size=60)
     | json_values.map(lambda value: json.dumps(value).encode())
@@ -772,7 +771,7 @@ def test_the_service_keeps_to_its_openapi_description(store, method, path, mode)
     operation = schemathesis.openapi.from_asgi("/openapi.json", app)[path][method]
     checks = [*CHECKS, negative_data_rejection] if mode is GenerationMode.NEGATIVE else CHECKS
 
-    @settings(max_examples=15, suppress_health_check=list(HealthCheck), deadline=None)
+    @examples(15, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def run(case):
         case.call_and_validate(checks=checks)

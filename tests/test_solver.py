@@ -5,12 +5,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 from sklearn.exceptions import ConvergenceWarning
 
 from antipodal import solve_linf
+from effort import examples
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -32,7 +33,7 @@ def objective(D, y, x):
     return np.sum((D @ x - y) ** 2)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     seed=seeds, n=st.integers(1, 24), N=st.integers(1, 24), log_bound=st.floats(-3, 3),
     rank=st.integers(1, 24), log_scale=st.floats(-3, 3), spread=st.floats(0, 6),
@@ -55,7 +56,7 @@ def test_solutions_are_as_good_as_scipys_and_satisfy_the_optimality_conditions(
         assert kkt_violation(D, y, x, bound) <= 2e-9
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(seed=seeds, bound=st.floats(0.02, 5.0))
 def test_entries_match_scipys_where_the_dictionary_is_well_conditioned(seed, bound):
     rng = np.random.default_rng(seed)
@@ -129,7 +130,7 @@ def test_a_problem_is_solved_whatever_its_scale(dtype, scale):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(seed=seeds, data=st.data())
 def test_rows_and_atoms_of_any_scale_have_scipys_solution_of_the_problem_at_scale_one(
     dtype, seed, data
