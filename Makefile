@@ -2,13 +2,17 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test lint docs results clean
+.PHONY: demo test campaign lint docs results clean
 
 demo: .venv/.library
 	$(BIN)/antipodal demo
 
 test: .venv/.developer
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# The same with twenty times the examples, longer campaigns of faults, and other seeds: an hour or more.
+campaign: .venv/.developer
+	ANTIPODAL_CAMPAIGN=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: .venv/.developer
 	$(BIN)/ruff check .

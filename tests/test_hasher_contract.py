@@ -115,14 +115,16 @@ def test_no_rows_have_no_codes(hasher):
         hasher.encode(none[:, :2])
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_the_same_seed_gives_the_same_bits(hasher):
     again = type(hasher)(**hasher.get_params()).fit(X, Y)
     np.testing.assert_array_equal(again.encode(X), hasher.encode(X))
 
 
-def test_the_bits_of_a_row_do_not_depend_on_its_company(hasher):
+@pytest.mark.usefixtures("two_threads")
+def test_the_bits_of_a_row_do_not_depend_on_its_company(hasher, fresh_rng):
     codes = hasher.encode(X)
-    order = np.random.default_rng(0).permutation(len(X))
+    order = fresh_rng.permutation(len(X))
     np.testing.assert_array_equal(hasher.encode(X[order]), codes[order])
     alone = np.concatenate([hasher.encode(X[i : i + 1]) for i in range(60)])
     np.testing.assert_array_equal(alone, codes[:60])

@@ -152,11 +152,10 @@ def test_band_tables_scan_only_the_queries_that_have_too_many_candidates(monkeyp
     assert scanned == [2, 1]
 
 
-def test_band_tables_compare_many_candidates_in_blocks(monkeypatch):
+def test_band_tables_compare_many_candidates_in_blocks(monkeypatch, fresh_rng):
     monkeypatch.setattr(bands, "_CANDIDATES_AT_ONCE", 100)
     monkeypatch.setattr(bands, "QUERIES_AT_ONCE", 37)
-    rng = np.random.default_rng(0)
-    codes = crowded_codes(rng, 20_000, 64, n_centres=2_000)
+    codes = crowded_codes(fresh_rng, 20_000, 64, n_centres=2_000)
     tables = Tables(codes, 64, 3)
     hits, expected = tables.within(codes[:200], 2), scan.within(codes[:200], codes, 2)
     for mine, other in zip(hits, expected, strict=True):

@@ -119,9 +119,9 @@ def large(request, engines):  # noqa: F811
 
 @pytest.mark.parametrize("where", FILTERS, ids=str)
 @pytest.mark.parametrize(("k", "r"), [(1, 0), (300, 4)])
-def test_neighbours_and_balls_are_those_of_brute_force(large, where, k, r):
+def test_neighbours_and_balls_are_those_of_brute_force(large, where, k, r, fresh_rng):
     store, model = large
-    queries = np.random.default_rng(k).integers(0, 256, (4, 2), dtype=np.uint8)
+    queries = fresh_rng.integers(0, 256, (4, 2), dtype=np.uint8)
     assert_same_answers(store, model, queries, k, r, where)
 
 
@@ -132,8 +132,8 @@ def test_more_neighbours_than_items_gives_all_of_them(large, where):
     assert_same_answers(store, model, queries, 20_000, N_BITS, where)
 
 
-def test_answers_stay_right_through_updates_and_deletes(store):
-    rng = np.random.default_rng(2)
+def test_answers_stay_right_through_updates_and_deletes(store, fresh_rng):
+    rng = fresh_rng
     model = Model()
     for n_changed in (300, 200, 20, 20, 1, 20, 300):  # many at once, and few
         ids = rng.choice(600, n_changed, replace=False)
