@@ -88,6 +88,18 @@ def test_the_commands_hide_it_too(tmp_path, command, from_environment):
         assert_hidden(done.output + told(done.exception))
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [("index", "URL"), ("index", "codes.npy", "URL"), ("search", "URL"), ("search", "x.npy", "URL"),
+     ("serve", "--model", "m", "--store", "s", "URL"), ("URL",), ("index", "c.npy", "--stor=URL")],
+)  # fmt: skip
+def test_an_address_in_the_wrong_place_is_not_quoted_with_it(arguments):
+    for url in (*URLS[:3], "postgresql://u:SEC)' RET@host/db"):
+        done = CliRunner().invoke(app, [word.replace("URL", url) for word in arguments])
+        assert done.exit_code == 2
+        assert_hidden(done.output)
+
+
 def test_what_works_is_shown_without_it(tmp_path, engines):  # noqa: F811
     np.save(tmp_path / "codes.npy", np.arange(2, dtype=np.uint8)[:, None])
     url = engines.url("postgresql", "hidden").replace("postgres:@", "postgres:SECRET@")

@@ -1,16 +1,39 @@
 """The command line's application, the options that commands share, and how they print."""
 
 import json
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from antipodal import __version__
 from antipodal.errors import AntipodalError, missing_extra
 
+_UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it
+
+
+class _Commands(TyperGroup):
+    """The commands. What they say of a URL in the wrong place must not show its password."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that the arguments name."""
+        try:
+            return super().invoke(ctx)
+        except _UsageError as error:
+            from antipodal.stores.address import shown_url
+
+            # To the end: a password may hold any character.
+            error.message = re.sub(
+                r"[^\s(']*://.*", lambda found: shown_url(found[0]), error.message, flags=re.DOTALL
+            )
+            raise
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Learn binary codes that survive quantisation, and search them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -45,6 +68,13 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+def check_no_url(value: str) -> str:
+    """Refuse the URL of a store where an array is asked for; a message would quote it."""
+    if "://" in value:
+        raise typer.BadParameter("this is a URL, not an array: is --store missing before it?")
+    return value
 
 
 def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from antipodal.cli.app import ARRAY, AsJson, StoreUrl, app, chosen_store, print_json
+from antipodal.cli.app import ARRAY, AsJson, StoreUrl, app, check_no_url, chosen_store, print_json
 from antipodal.cli.progress import bar
 from antipodal.errors import AntipodalError, IdsTakenError, NoStoreError
 from antipodal.storage.files import check_writable
@@ -38,7 +38,7 @@ class IndexEngine(StrEnum):
 @app.command()
 def index(
     context: typer.Context,
-    codes: Annotated[str, typer.Argument(help=f"Packed codes: {ARRAY}.")],
+    codes: Annotated[str, typer.Argument(callback=check_no_url, help=f"Packed codes: {ARRAY}.")],
     store: StoreUrl = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Or an index file, without metadata.")

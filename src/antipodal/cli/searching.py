@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from antipodal.cli.app import ARRAY, AsJson, StoreUrl, app, chosen_store, print_json
+from antipodal.cli.app import ARRAY, AsJson, StoreUrl, app, check_no_url, chosen_store, print_json
 from antipodal.errors import AntipodalError, NoStoreError
 
 if TYPE_CHECKING:
@@ -23,7 +23,10 @@ _QUERIES_AT_ONCE = 1024
 @app.command()
 def search(
     context: typer.Context,
-    queries: Annotated[str, typer.Argument(help=f"Features with --model, else codes: {ARRAY}.")],
+    queries: Annotated[
+        str,
+        typer.Argument(callback=check_no_url, help=f"Features with --model, else codes: {ARRAY}."),
+    ],
     store: StoreUrl = None,
     file: Annotated[
         Path | None, typer.Option("--index", help="Or an index file, by `antipodal index --out`.")
