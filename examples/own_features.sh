@@ -14,7 +14,7 @@ X, y = load_digits(return_X_y=True)
 np.savez("digits.npz", X=X[200:], y=y[200:], query=X[:200], query_labels=y[:200])
 PYTHON
 
-# Learn. Leave --set out for good codes; --method names another one, such as ITQ or KSH.
+# Learn. --set keeps this short; --method names another one, such as ITQ or KSH.
 antipodal fit digits.npz:X --labels digits.npz:y --bits 32 --set n_epochs=10 --out digits.antipodal
 
 # Encode the database and the queries.
@@ -27,5 +27,6 @@ antipodal evaluate queries.npy database.npy --bits 32 \
 
 # Keep the codes in a store, and ask it for the neighbours of the first query. With --model,
 # `index` remembers which model made the codes, and `search` takes features in place of codes.
-antipodal index database.npy --store sqlite:///digits.db
+# --replace lets this script be run again: otherwise the codes would be added once more.
+antipodal index database.npy --store sqlite:///digits.db --replace
 antipodal search queries.npy --store sqlite:///digits.db -k 5 --json | head -n 1
