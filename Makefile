@@ -1,19 +1,27 @@
-# Everything is set up from nothing but Python 3.11: `make demo`, `make test`.
+# Everything is set up from nothing but Python 3.11: `make demo`, `make test`, `make docs`.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test lint results clean
+.PHONY: demo test campaign lint docs results clean
 
 demo: .venv/.library
 	$(BIN)/antipodal demo
 
 test: .venv/.developer
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# The same with twenty times the examples, longer campaigns of faults, and other seeds: an hour or more.
+campaign: .venv/.developer
+	ANTIPODAL_CAMPAIGN=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: .venv/.developer
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site, into site/: open site/index.html. Warnings are errors.
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Write the tables of README.md and docs/results.md from benchmarks/results.
 results: .venv/.library
@@ -32,5 +40,9 @@ results: .venv/.library
 	$(BIN)/pip install --quiet --group dev
 	touch $@
 
+.venv/.docs: .venv/.library
+	$(BIN)/pip install --quiet --group docs
+	touch $@
+
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ chosen on images that are no queries.
 
 import argparse
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,20 +16,21 @@ import torch
 from torch import Tensor
 
 from antipodal.benchmark.cells import Benchmark, grid, run_cells
-from antipodal.benchmark.records import appending, read_records
+from antipodal.benchmark.records import appending
+from antipodal.benchmark.sources import load_dataset
 from antipodal.benchmark.workers import available_cores
 from antipodal.cli.progress import bar
-from antipodal.datasets import cifar10
 from antipodal.encoders import LinfEncoder
-from antipodal.hashers import HASHERS, DeepLinf
+from antipodal.hashers import DeepLinf, register
+from antipodal.neurons import BLU, HELU, SHeLU
 
 RECORDS = Path(__file__).parent / "results" / "ablations.jsonl"
 
 UNIT_NEURONS = {
-    "BLU": lambda v: v.clamp(-1.0, 1.0),
+    "BLU": BLU.unit,
     "tanh": torch.tanh,
-    "SHeLU": lambda v: v - v.clamp(-1.0, 1.0),
-    "HELU": lambda v: torch.where(v.abs() > 1.0, v, torch.zeros_like(v)),
+    "SHeLU": SHeLU.unit,
+    "HELU": HELU.unit,
     "ReLU": torch.relu,
 }
 
@@ -43,11 +44,14 @@ class AnyNeuronEncoder(LinfEncoder):
         """Scale, apply the chosen neuron, scale back."""
         return self.threshold * self.unit_neuron(u / self.threshold)
 
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
         """Apply the chosen neuron."""
-        return out.copy_(self.unit_neuron(v))
+        result = self.unit_neuron(v)
+        return result if out is None else out.copy_(result)
 
 
+# Known to worker processes too: they import this file again.
+@register
 @dataclass(kw_only=True, eq=False, repr=False)
 class Ablated(DeepLinf):
     """`DeepLinf` with another neuron, or with bounds that stay as they are."""
@@ -65,9 +69,6 @@ class Ablated(DeepLinf):
         encoder.blu.log_threshold.requires_grad_(self.learn_bound)
         return encoder
 
-
-# Known to `make_hasher` by this, in worker processes too: they import this file again.
-HASHERS["Ablated"] = Ablated
 
 MARGINS = [f"{scale * math.sqrt(128):.2f}" for scale in (0.7, 1.2)]  # × √(2N), N = 64
 METHODS = [
@@ -93,12 +94,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", nargs="*", default=METHODS)
     options = parser.parse_args()
-    dataset = cifar10(options.data).with_gist()
-    benchmark = Benchmark(replace(dataset, name="cifar10-gist"))
+    benchmark = Benchmark(load_dataset("cifar10", options.data))
     cells = grid(options.methods, [64], range(options.seeds))
-    done = benchmark.matching(cells, read_records(RECORDS))
-    waiting = [cell for cell in cells if cell not in done]
     with appending(RECORDS) as file, bar("ablations") as show:
+        done = benchmark.matching(cells, file.found)
+        waiting = [cell for cell in cells if cell not in done]
         outcomes = run_cells(benchmark, waiting, available_cores())
         for count, (cell, outcome) in enumerate(outcomes, start=1):
             show(count, len(waiting), f", {cell.method}, seed {cell.seed}")

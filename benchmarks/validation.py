@@ -19,33 +19,28 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from sklearn.model_selection import StratifiedKFold
 
 from antipodal import evaluate
-from antipodal.datasets import arrays, cifar10
+from antipodal.benchmark.sources import load_dataset
 from antipodal.hashers.methods import make_hasher
 
 
-def rows_of(source: str, per_class: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return X and y of a source, at most so many rows a class, drawn by one seed for all time."""
-    if source == "digits":
-        X, y = load_digits(return_X_y=True)
-        allowed = np.ones(len(y), bool)
-    elif source.startswith("cifar10:"):
-        dataset = cifar10(source.removeprefix("cifar10:")).with_gist()
-        X, y = np.asarray(dataset.features), dataset.labels
-        allowed = np.ones(len(y), bool)
-        for seed in range(10):
-            allowed[dataset.split("paper", seed).query] = False
+def rows_of(source: str, per_class: int) -> tuple[str, np.ndarray, np.ndarray]:
+    """Return name, X and y, at most so many rows a class, drawn by one seed for all time."""
+    name, _, directory = source.partition(":")
+    if name in ("cifar10", "digits"):
+        dataset = load_dataset(name, directory or None)
     else:
-        dataset = arrays(source)
-        X, y = np.asarray(dataset.features, np.float32), dataset.labels
-        allowed = np.ones(len(y), bool)
+        dataset = load_dataset("arrays", source)
+    X, y = np.asarray(dataset.features), dataset.labels
+    allowed = np.ones(len(y), bool)
+    for seed in range(10) if name == "cifar10" else ():
+        allowed[dataset.split("paper", seed).query] = False
     rng = np.random.default_rng(0)
     chosen = [rng.permutation(np.flatnonzero(allowed & (y == c)))[:per_class] for c in np.unique(y)]
     rows = np.sort(np.concatenate(chosen))
-    return X[rows], y[rows]
+    return dataset.name, X[rows], y[rows]
 
 
 def scores(
@@ -81,13 +76,12 @@ def main() -> None:
     parser.add_argument("--use", type=int, default=3, help="how many of the folds to run")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    data = {source: rows_of(source, options.per_class) for source in options.sources}
+    data = [rows_of(source, options.per_class) for source in options.sources]
     for method in options.settings.read_text().split():
-        for source, (X, y) in data.items():
+        for name, X, y in data:
             runs = list(scores(X, y, method, options.bits, options.folds, options.use))
             means = {key: round(statistics.mean(r[key] for r in runs), 2) for key in runs[0]}
             spread = round(statistics.stdev(r["map"] for r in runs), 2) if len(runs) > 1 else 0.0
-            name = "cifar10-gist" if source.startswith("cifar10:") else Path(source).stem
             record = {"data": name, "rows": len(y), "bits": options.bits, "method": method}
             print(json.dumps(record | means | {"map_sd": spread}), flush=True)
 

@@ -1,6 +1,6 @@
 """Keep codes beside metadata in PostgreSQL, and search them there.
 
-    pip install 'antipodal[postgres]'
+    pip install '.[postgres]'  # in a clone
     python examples/search_postgres.py 'postgresql://user@host/database?table=digits'
 
 The database needs the extension pgvector. With sqlite:///digits.db the same lines run on a file.

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import eigh
 from scipy.optimize import minimize
@@ -13,6 +13,7 @@ from sklearn.metrics.pairwise import euclidean_distances
 
 from antipodal.hashers.agh import AGH, graph_functions, split_thresholds
 from antipodal.hashers.parts.anchors import cluster_centres, distance_blocks
+from effort import examples
 
 X, Y = load_digits(return_X_y=True)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -38,7 +39,7 @@ def random_graph(seed, n=60, m=8, s=3):
 
 
 @given(seed=SEEDS)
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_the_functions_are_orthogonal_eigenvectors_of_the_graph(seed):
     Z = random_graph(seed)
     values, W = graph_functions(Z, 5)
@@ -64,7 +65,7 @@ def test_in_a_graph_of_two_parts_the_constant_function_is_still_left_out():
 
 
 @given(seed=SEEDS, column=st.integers(0, 3))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_thresholds_minimise_the_cut_of_the_second_layer(seed, column):
     Z = random_graph(seed)
     y = (Z @ graph_functions(Z, 4)[1])[:, column]
@@ -139,17 +140,13 @@ def test_there_are_never_more_centres_than_distinct_rows():
     np.testing.assert_allclose(centres, np.unique(X[:7], axis=0), atol=1e-5)
 
 
-def test_distances_hold_far_from_zero_and_infinity_becomes_nan():
+def test_distances_hold_far_from_zero():
     anchors = (X[:20] + 4096).astype(np.float32)
     rows = X[:100] + 4096
     mean = rows.mean(axis=0).astype(np.float32)
     (_, squared), *_ = distance_blocks(rows, anchors, mean)
     exact = ((X[:100, None] - X[None, :20]) ** 2).sum(axis=2)
     np.testing.assert_allclose(squared, exact, rtol=1e-4, atol=0.5)
-    rows[3, 5], rows[4, 5], rows[5, 5] = np.inf, -np.inf, np.nan
-    (_, squared), *_ = distance_blocks(rows, anchors, mean)
-    assert squared[3:6].isnan().all()
-    assert squared[[2, 6]].isfinite().all()
 
 
 @pytest.mark.parametrize(

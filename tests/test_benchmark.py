@@ -5,17 +5,25 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from io import StringIO
 from statistics import mean, stdev
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
+import antipodal
 from antipodal import ITQ, LSH, ClassifierLSH, DeepLinf, datasets, evaluate, gist, pack
-from antipodal.benchmark.cells import Benchmark, Cell, grid, run_cell, run_cells
+from antipodal.benchmark.cells import Benchmark, Cell, grid, parameters, run_cell, run_cells
 from antipodal.benchmark.published import PUBLISHED
 from antipodal.benchmark.records import read_records
+from antipodal.benchmark.sources import load_dataset
 from antipodal.benchmark.summary import published_scores, spread, table
+from antipodal.cli import main
+from antipodal.hashers import HASHERS
 from antipodal.hashers.methods import make_hasher
 
 DIGITS = datasets.digits()
@@ -80,7 +88,7 @@ def test_concepts_are_scored_on_the_most_frequent_ones_with_their_own_measures()
 
 
 def test_processes_side_by_side_give_the_same_scores():
-    cells = grid(["LSH", "ITQ:n_iter=3"], [8, 16], [0])
+    cells = grid(["LSH", "ITQ:n_iter=3"], [8], [0])
     benchmark = Benchmark(DIGITS, **SMALL)
     inline, spread_out = (dict(run_cells(benchmark, cells, n)) for n in (1, 2))
     assert inline.keys() == spread_out.keys() == set(cells)
@@ -168,6 +176,54 @@ def test_records_are_found_again_only_for_the_same_data_protocol_and_cell():
     assert benchmark.matching([Cell("LSH", 8, 1)], [record]) == {}
 
 
+def test_a_record_has_all_parameters_as_json_holds_them():
+    record = run_cell(Benchmark(DIGITS, **SMALL), Cell("ITQ:n_iter=2", 8, 0))
+    expected = ITQ(8, n_iter=2).get_params()
+    del expected["n_bits"], expected["random_state"]
+    assert record["parameters"] == expected
+    assert json.loads(json.dumps(record)) == record
+    ceiling = Benchmark(DIGITS, **SMALL).identify(Cell("Ceiling", 0, 0))["parameters"]
+    assert ceiling == {"C": 5.0, "gamma": None}
+
+
+def test_a_record_of_other_defaults_or_another_version_is_not_taken_for_ours(monkeypatch):
+    cell, benchmark = Cell("ITQ", 8, 0), Benchmark(DIGITS, **SMALL)
+    record = json.loads(json.dumps(run_cell(benchmark, cell)))
+    assert benchmark.matching([cell], [record]) == {cell: record}
+    # written before records had parameters
+    old = {name: value for name, value in record.items() if name != "parameters"}
+    assert benchmark.matching([cell], [old]) == {}
+    monkeypatch.setitem(HASHERS, "ITQ", partial(ITQ, n_iter=3))  # its default in a later version
+    assert benchmark.matching([cell], [record]) == {}
+    again = run_cell(benchmark, cell)
+    assert benchmark.matching([cell], [record, again]) == {cell: again}
+    monkeypatch.undo()
+    monkeypatch.setattr(antipodal, "__version__", "99.0")
+    assert Benchmark(DIGITS, **SMALL).matching([cell], [record]) == {}
+
+
+class Shifted(LSH):
+    """An own hasher, with parameters that JSON does not know."""
+
+    def __init__(self, n_bits=8, *, shift=np.negative, start=None, reach=np.inf, random_state=None):
+        super().__init__(n_bits, random_state=random_state)
+        self.shift, self.start, self.reach = shift, start, reach
+
+
+def double(x):
+    return 2 * x
+
+
+def test_parameters_of_an_own_hasher_are_named_or_digested():
+    first = parameters(Shifted(shift=double, start=np.arange(3.0)))
+    assert first["shift"] == f"{__name__}.double"
+    assert first["reach"] == "inf"
+    assert json.loads(json.dumps(first, allow_nan=False)) == first
+    assert first == parameters(Shifted(16, shift=double, start=np.arange(3.0), random_state=1))
+    assert first != parameters(Shifted(shift=double, start=np.arange(4.0)))
+    assert first != parameters(Shifted(shift=concepts, start=np.arange(3.0)))
+
+
 def test_a_given_split_is_used_for_every_seed():
     rows = DIGITS.split("paper", 5, **SMALL)
     given = run_cell(Benchmark(DIGITS, split=rows), Cell("LSH", 8, 5))
@@ -179,7 +235,7 @@ def test_a_given_split_is_used_for_every_seed():
     ("method", "message"),
     [
         ("Nothing", "unknown method 'Nothing': choose from .*DeepLinf"),
-        ("ITQ:colour=red", "NAME one of n_bits, n_iter"),
+        ("ITQ:colour=red", "NAME one of n_iter"),
         ("ITQ:n_iter", "expected a setting NAME=VALUE"),
     ],
 )
@@ -225,15 +281,58 @@ def test_a_dataset_without_features_is_refused():
         Benchmark(datasets.Dataset("images", None, np.arange(4), images))
 
 
+def test_a_dataset_is_named_after_what_was_made_of_it(tmp_path):
+    plain, described = load_dataset("digits"), load_dataset("digits", features="gist")
+    np.testing.assert_array_equal(plain.features, DIGITS.features)
+    np.testing.assert_array_equal(described.features, DIGITS.with_gist().features)
+    assert (plain.name, described.name) == ("digits", "digits-gist")
+    data = concepts()
+    np.savez(tmp_path / "c.npz", X=data.features, Y=data.labels)
+    rare = load_dataset("multilabel", tmp_path / "c.npz", skip_concepts=2)
+    assert rare.name == "c-without-top-2"
+    kept = sorted(range(6), key=lambda c: data.labels[:, c].sum())[:4]
+    np.testing.assert_array_equal(rare.labels, data.labels[:, sorted(kept)])
+    np.savez(tmp_path / "one.npz", X=data.features, y=np.arange(600) % 3)
+    for arguments, options, message in (
+        (("nothing",), {}, "name must be one of"),
+        (("digits",), {"features": "words"}, "features must be"),
+        (("arrays",), {}, "pass its path"),
+        (("arrays", tmp_path / "c.npz"), {"features": "gist"}, "c has no images"),
+        (("multilabel", tmp_path / "one.npz"), {}, "one label a row: use `antipodal bench arrays"),
+        (("digits",), {"skip_concepts": 1}, "no more concepts"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_dataset(*arguments, **options)
+
+
 # The command.
 
 
 def bench(*arguments, cwd):
-    command = [sys.executable, "-m", "antipodal", "bench", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+    """Run the command in this process, which has imported everything already."""
+    command = ["antipodal", "bench", *map(str, arguments)]
+    printed, said, code = StringIO(), StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(said):
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", [*command, "--processes", "1"])
+        try:
+            main()
+        except SystemExit as stopped:
+            code = stopped.code or 0
+    return SimpleNamespace(returncode=code, stdout=printed.getvalue(), stderr=said.getvalue())
 
 
-QUICK = ("digits", "--methods", "LSH,ITQ", "--bits", "8,16", "--train", 20, "--queries", 10)
+QUICK = (
+    "digits",
+    "--methods",
+    "LSH,ITQ:n_iter=2",
+    "--bits",
+    "8,16",
+    "--train",
+    20,
+    "--queries",
+    10,
+)
 
 
 def test_the_command_prints_a_record_a_cell_and_keeps_them(tmp_path):
@@ -241,7 +340,7 @@ def test_the_command_prints_a_record_a_cell_and_keeps_them(tmp_path):
     assert done.returncode == 0, done.stderr
     printed = [json.loads(line) for line in done.stdout.splitlines()]
     cells = {(r["method"], r["bits"], r["seed"]) for r in printed}
-    assert cells == {(m, b, s) for m in ("LSH", "ITQ") for b in (8, 16) for s in (0, 1)}
+    assert cells == {(m, b, s) for m in ("LSH", "ITQ:n_iter=2") for b in (8, 16) for s in (0, 1)}
     assert all(r.keys() >= KEYS for r in printed)
     assert "8/8, 0 s left" in done.stderr
     kept = read_records(tmp_path / "antipodal-bench-digits.jsonl")
@@ -260,7 +359,7 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
     command = [sys.executable, "-m", "antipodal", "bench", *map(str, slow)]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
     while not read_records(tmp_path / "r.jsonl") and process.poll() is None:
-        time.sleep(0.1)
+        time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
     first = read_records(tmp_path / "r.jsonl")
@@ -296,6 +395,7 @@ def test_multilabel_files_run_the_protocol_of_nus_wide_under_their_own_name(tmp_
         (("nothing",), 2, "nothing"),
         (("arrays",), 2, "needs a FILE"),
         (("digits", "x.npz"), 2, "takes no FILE"),
+        (("arrays", "x.npz", "--features", "gist"), 2, "arrays has none"),
         (("arrays", "missing.npz"), 1, "cannot read missing.npz"),
         (("cifar10", "--data", "."), 1, "has no CIFAR-10"),
         (("digits", "--train", "500", "--methods", "LSH"), 1, "too few rows"),
@@ -306,7 +406,7 @@ def test_multilabel_files_run_the_protocol_of_nus_wide_under_their_own_name(tmp_
 def test_what_cannot_be_run_is_said(tmp_path, arguments, code, message):
     if "--train" not in arguments:
         arguments = (*arguments, "--train", "20")
-    done = bench(*arguments, "--processes", "1", cwd=tmp_path)
+    done = bench(*arguments, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert message in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
@@ -13,6 +13,7 @@ from antipodal.hashers.bre import (
     improve_bit,
     label_partners,
 )
+from effort import examples
 
 X, Y = load_digits(return_X_y=True)
 FAST = {"n_anchors": 20, "n_partners": 20, "n_sweeps": 2, "random_state": 0}
@@ -31,7 +32,7 @@ def cost_of(bits, cost, J):
     )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     seed=st.integers(0, 2**32 - 1),
     m=st.integers(2, 12),
@@ -57,7 +58,7 @@ def test_a_weight_is_the_best_of_all_between_and_beyond_the_thresholds(seed, m, 
     assert cost_of(rest + found * column > 0, cost, J) == pytest.approx(min(costs), abs=1e-9)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_every_accepted_weight_lowers_the_cost(seed):
     rng = np.random.default_rng(seed)

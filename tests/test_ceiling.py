@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
 import reference_metrics as reference
 from antipodal import evaluate, pack
 from antipodal.evaluation.ceiling import evaluate_floats
+from effort import examples
 
 
 def problem(rng, n_queries=20, n_items=150, d=5, n_labels=3):
@@ -14,7 +15,7 @@ def problem(rng, n_queries=20, n_items=150, d=5, n_labels=3):
     return query, database, rng.integers(0, n_labels, n_queries), rng.integers(0, n_labels, n_items)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_without_ties_it_is_scikit_learns_average_precision(seed):
     query, database, ql, dl = problem(np.random.default_rng(seed))

@@ -127,43 +127,6 @@ def test_datasets_are_listed_and_one_that_is_there_is_not_downloaded_again(tmp_p
     assert "cannot be downloaded" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("fit", "nowhere.npy", "--labels", "y.npy", "-o", "n"), 1, "cannot read nowhere.npy"),
-        (("fit", "all.npz", "--labels", "y.npy", "-o", "n"), 1, "name one of them, as all.npz:X"),
-        (("fit", "all.npz:Z", "--labels", "y.npy", "-o", "n"), 1, "several arrays (X, y)"),
-        (("fit", "X.npy", "--labels", "short.npy", "-o", "n"), 1, "1797 rows, 3 labels"),
-        (("fit", "nan.npy", "--labels", "short.npy", "-o", "n"), 1, "NaN"),
-        (("fit", "text.npy", "--labels", "y.npy", "-o", "n"), 1, "not a NumPy file"),
-        (("fit", "X.npy", "-o", "n"), 2, "learns from --labels or from"),
-        (("fit", "X.npy", "--method", "KSH", "-o", "n"), 2, "KSH learns from --labels"),
-        (("fit", "X.npy", "--method", "Nothing", "-o", "n"), 2, "choose from DeepLinf"),
-        (("fit", "X.npy", "--labels", "y.npy", "--set", "x=1", "-o", "n"), 2, "NAME=VALUE"),
-        (("fit", "X.npy", "--labels", "y.npy", "--bits", 0, "-o", "n"), 2, "'--bits'"),
-        (("fit", "X.npy", "--labels", "y.npy", "--set", "bound=0", "-o", "n"), 1, "bound must"),
-        (("fit", "X.npy", "--method", "LSH", "-o", "no/where"), 1, "cannot write no/where"),
-        (("encode", "text.npy", "X.npy", "-o", "n"), 1, "not an antipodal file"),
-        (("encode", "m", "y.npy", "-o", "n"), 1, "Expected 2D array"),
-        (("encode", "m", "nan.npy", "-o", "n"), 1, "expecting 64 features"),
-        (("encode", "m", "late.npy", "-o", "n"), 1, "first in row 3000"),
-        (("encode", "m"), 2, "Missing argument"),
-        (("nonsense",), 2, "No such command"),
-    ],
-)
-def test_bad_data_exits_with_1_and_bad_usage_with_2(folder, arguments, code, message):
-    np.save(folder / "short.npy", Y[:3])
-    np.save(folder / "nan.npy", np.full((3, 2), np.nan))
-    np.save(folder / "late.npy", np.where(np.arange(4000)[:, None] == 3000, np.nan, X[:1]))
-    (folder / "text.npy").write_text("this is not an array")
-    done = antipodal(*arguments, cwd=folder)
-    assert done.returncode == code, done.stderr
-    assert message in " ".join(done.stderr.replace("│", " ").split())
-    assert "Traceback" not in done.stderr
-    assert not (folder / "n").exists()
-    assert not [p for p in folder.iterdir() if p.name.startswith(".")]
-
-
 def test_help_does_not_wait_for_torch():
     code = (
         "import sys\nfrom typer.testing import CliRunner\nfrom antipodal.cli import app\n"

@@ -1,13 +1,19 @@
 """`antipodal index` and `search`: what was put in is found, as brute force finds it."""
 
 import json
+import os
+import re
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from antipodal import LSH, open_store, unpack
-from antipodal.cli import app, searching
+from antipodal.cli import app, indexing
+from antipodal.errors import AntipodalError
 from antipodal.index import HammingIndex
 
 RNG = np.random.default_rng(0)
@@ -115,22 +121,211 @@ def test_rescored_results_are_the_best_of_four_times_as_many(files, rescore):
         np.testing.assert_allclose(record["scores"], scores[row, best], atol=2e-6)
 
 
-def test_an_interrupted_load_goes_on_where_it_was(files, monkeypatch):
+def items_of(url):
+    """Return what a store holds, as a dictionary."""
+    with open_store(url) as store:
+        items = store.get(np.arange(2000))
+        assert len(items.ids) == store.count()
+    return {
+        number: (bytes(code), fields)
+        for number, code, fields in zip(
+            items.ids.tolist(), items.codes, items.metadata, strict=True
+        )
+    }
+
+
+def failed(*arguments):
+    """Run what must fail with a message, and return it."""
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    assert done.exit_code == 1
+    assert isinstance(done.exception, (AntipodalError, ValueError, TypeError)), done.exception
+    return str(done.exception)
+
+
+def test_a_second_file_gets_ids_after_the_largest(files, store):
     folder, codes = files
-    monkeypatch.setattr(searching, "_BATCH", 100)
+    before = items_of(store)
+    np.save(folder / "more.npy", codes[:200])
+    (record,) = lines(run("index", folder / "more.npy", "--store", store, "--json"))
+    assert (record["items"], record["added"], record["replaced"]) == (500, 200, 0)
+    assert (record["first_id"], record["bits"]) == (903, 12)  # the store knows its bits
+    after = items_of(store)
+    assert {number: after[number] for number in before} == before
+    assert [after[903 + row][0] for row in range(200)] == [bytes(code) for code in codes[:200]]
+
+
+def test_an_id_that_is_there_is_an_error_that_changes_nothing(files, store, monkeypatch):
+    folder, _ = files
+    monkeypatch.setattr(indexing, "_BATCH", 100)
+    before = items_of(store)
+    ids = np.arange(300) + 1000
+    ids[299] = 5  # in the last of three batches
+    np.save(folder / "ids2.npy", ids)
+    message = failed("index", folder / "codes.npy", "--store", store, "--ids", folder / "ids2.npy")
+    assert "has items with ids 5 already: nothing was stored. --replace replaces them" in message
+    assert items_of(store) == before
+
+
+def test_replacing_is_asked_for_by_name_and_keeps_metadata_unless_told_otherwise(files, store):
+    folder, codes = files
+    np.save(folder / "other.npy", codes[:100][::-1])
+    ids = np.arange(100) * 6 + 5
+    np.save(folder / "ids2.npy", ids)
+    there = {number: fields for number, (_, fields) in items_of(store).items()}
+    options = ("index", folder / "other.npy", "--store", store, "--ids", folder / "ids2.npy",
+               "--replace", "--json")  # fmt: skip
+    (record,) = lines(run(*options))
+    assert (record["items"], record["added"], record["replaced"]) == (300, 0, 100)
+    np.save(folder / "ids2.npy", ids + 3 * (np.arange(100) % 2) * 300)  # half of them are new
+    (record,) = lines(run(*options))
+    assert (record["items"], record["added"], record["replaced"]) == (350, 50, 50)
+    after = items_of(store)
+    assert all(after[number][1] == fields for number, fields in there.items())
+    assert after[911][1] == {}
+    assert after[5][0] == bytes(codes[99])
+    run(*options, "--drop-metadata")
+    assert items_of(store)[5] == (bytes(codes[99]), {})
+
+
+def test_resuming_compares_item_by_item(files, monkeypatch):
+    folder, codes = files
+    monkeypatch.setattr(indexing, "_BATCH", 100)
+    url = f"sqlite:///{folder}/items.db"
+    fields = [json.loads(line) for line in (folder / "meta.jsonl").read_text().splitlines()]
+    with open_store(url, n_bits=12) as store:  # the last of a batch does not speak for it
+        store.upsert([99, 150], codes[[99, 150]], [fields[99], fields[150]])
+    options = ("index", folder / "codes.npy", "--store", url, "--bits", 12,
+               "--metadata", folder / "meta.jsonl", "--json")  # fmt: skip
+    (record,) = lines(run(*options, "--resume"))
+    assert (record["added"], record["replaced"], record["unchanged"]) == (298, 0, 2)
+    assert items_of(url) == {row: (bytes(codes[row]), fields[row]) for row in range(300)}
+
+
+def test_resuming_over_items_that_differ_is_an_error_unless_they_are_to_be_replaced(files):
+    folder, codes = files
     url = f"sqlite:///{folder}/items.db"
     with open_store(url, n_bits=12) as store:
-        store.upsert(np.arange(100), codes[:100], [{"old": True}] * 100)
-    options = ("index", folder / "codes.npy", "--store", url, "--bits", 12,
-               "--metadata", folder / "meta.jsonl")  # fmt: skip
-    run(*options, "--resume")
-    with open_store(url) as store:
-        assert store.count() == 300
-        assert store.count({"old": True}) == 100
-        assert store.get([150]).metadata == [{"parity": 0, "name": "item 150"}]
-    run(*options)  # without it all is written again
-    with open_store(url) as store:
-        assert store.count({"old": True}) == 0
+        store.upsert([7, 8], codes[[7, 9]], [{"parity": True, "name": "item 7"}, {}])
+    options = ("index", folder / "codes.npy", "--store", url, "--bits", 12, "--json")
+    assert "ids 8 already with other codes" in failed(*options, "--resume")
+    metadata = ("--metadata", folder / "meta.jsonl")  # in which 1 stands, which is not true
+    assert "ids 7, 8 already with other" in failed(*options, *metadata, "--resume")
+    assert len(items_of(url)) == 2
+    (record,) = lines(run(*options, "--resume", "--replace"))
+    assert (record["added"], record["replaced"], record["unchanged"]) == (298, 1, 1)
+    assert items_of(url)[7] == (bytes(codes[7]), {"parity": True, "name": "item 7"})
+    (record,) = lines(run(*options, *metadata, "--resume", "--replace"))
+    assert (record["added"], record["replaced"], record["unchanged"]) == (0, 300, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"codes.npy": np.zeros((300, 2), np.float32)}, "must hold packed codes, uint8"),
+        ({"codes.npy": np.full((300, 2), 255, np.uint8)}, "zeros in the last 4 bits"),
+        ({"codes.npy": np.zeros((300, 3), np.uint8)}, "2 bytes per row: .*codes.npy has 3"),
+        ({"ids.npy": np.zeros(300, np.float64)}, "ids must be integers"),
+        ({"ids.npy": np.arange(300) % 299}, "0 comes more than once"),
+        ({"ids.npy": np.arange(299)}, "an id for each of 300 codes"),
+        ({"ids.npy": None}, "cannot read"),
+        ({"meta.jsonl": "{}\n" * 299}, "a line for each of 300 codes: it has 299"),
+        ({"meta.jsonl": "{}\n" * 301}, "a line for each of 300 codes: it has 301"),
+        ({"meta.jsonl": "{}\n" * 299 + '{"a": NaN}\n'}, "line 300: numbers must be finite"),
+        ({"model": "no model"}, "is not an antipodal file"),
+    ],
+)
+def test_a_failed_index_leaves_no_store(files, change, problem):
+    folder, _ = files
+    for name, content in change.items():
+        (folder / name).unlink()
+        if isinstance(content, str):
+            (folder / name).write_text(content)
+        elif content is not None:
+            np.save(folder / name, content)
+    before = sorted(os.listdir(folder))
+    message = failed("index", folder / "codes.npy", "--store", f"sqlite:///{folder}/items.db",
+                     "--ids", folder / "ids.npy", "--metadata", folder / "meta.jsonl",
+                     "--model", folder / "model")  # fmt: skip
+    assert re.search(problem, message), message
+    assert sorted(os.listdir(folder)) == before
+
+
+def test_metadata_may_come_through_a_pipe(files):
+    folder, _ = files
+    os.mkfifo(folder / "pipe")
+    text = (folder / "meta.jsonl").read_text()
+    writer = threading.Thread(target=(folder / "pipe").write_text, args=(text,))
+    writer.start()
+    url = f"sqlite:///{folder}/items.db"
+    run("index", folder / "codes.npy", "--store", url, "--bits", 12, "--metadata", folder / "pipe")
+    writer.join()
+    assert items_of(url)[299][1] == {"parity": 1, "name": "item 299"}
+
+
+def test_the_store_may_be_named_by_the_environment_and_its_value_is_not_printed(files):
+    folder, _ = files
+    url = f"sqlite:///{folder}/environment.db"
+    runner = CliRunner(env={"ANTIPODAL_STORE": url})
+    done = runner.invoke(app, ["index", f"{folder}/codes.npy", "--bits", "12"])
+    assert done.exit_code == 0, done.exception
+    done = runner.invoke(app, ["search", f"{folder}/codes.npy", "-k", "1", "--json"])
+    assert len(lines(done)) == 300
+    # A file that is named goes before it.
+    file = f"{folder}/items.index"
+    assert runner.invoke(app, ["index", f"{folder}/codes.npy", "--out", file]).exit_code == 0
+    assert runner.invoke(app, ["search", f"{folder}/codes.npy", "--index", file]).exit_code == 0
+    assert len(items_of(url)) == 300
+    for command in ("index", "search", "serve"):
+        done = runner.invoke(app, [command, "--help"])
+        assert "ANTIPODAL_STORE" in done.output
+        assert "environment.db" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("X.npy", "--store", "STORE"), "holds float32, not codes.*give --model to encode them"),
+        (("X.npy", "--index", "FILE"), "holds float32, not codes.*give --model to encode them"),
+        (("wide.npy", "--store", "STORE"), r"12 bits, 2 bytes per row: .*shape \(4, 3\)"),
+        (("codes.npy", "--store", "sqlite:///no.db"), "no store at no.db.*`antipodal index CODES"),
+        (("codes.npy", "--store", "no.db"), "no.db does not name.*write sqlite:///no.db"),
+        (("codes.npy", "--store", "sqlit:///no.db"), "Did you mean sqlite://"),
+    ],
+)
+def test_a_search_that_cannot_be_says_what_to_do(files, store, monkeypatch, arguments, problem):
+    folder, _ = files
+    monkeypatch.chdir(folder)
+    np.save("wide.npy", np.zeros((4, 3), np.uint8))
+    run("index", "codes.npy", "--out", "FILE", "--bits", 12)
+    message = failed("search", *[store if word == "STORE" else word for word in arguments])
+    assert re.search(problem, message), message
+    assert "n_bits" not in message
+    assert not os.path.exists("no.db")
+
+
+def test_codes_of_another_width_are_not_put_into_a_store(files, store):
+    folder, _ = files
+    np.save(folder / "wide.npy", np.zeros((4, 3), np.uint8))
+    before = items_of(store)
+    message = failed("index", folder / "wide.npy", "--store", store)
+    assert "codes of 12 bits" in message
+    assert "have 2 bytes per row" in message
+    message = failed("index", folder / "wide.npy", "--store", store, "--bits", 24)
+    assert "keeps codes of 12 bits, these have 24" in message
+    assert items_of(store) == before
+
+
+def test_indexing_with_a_model_does_not_wait_for_pytorch(files):
+    folder, _ = files
+    code = (
+        "import sys; from antipodal.cli import app; app(sys.argv[1:], standalone_mode=False); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    options = ["--store", f"sqlite:///{folder}/items.db", "--model", f"{folder}/model"]
+    command = [sys.executable, "-c", code, "index", f"{folder}/codes.npy", *options]
+    assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
+    with open_store(f"sqlite:///{folder}/items.db") as store:
+        assert store.n_bits == 12
 
 
 def test_codes_of_another_model_are_refused(files, store):
@@ -153,6 +348,8 @@ def test_codes_of_another_model_are_refused(files, store):
     [
         (("index", "codes.npy"), "give --store URL or --out FILE"),
         (("index", "codes.npy", "--out", "i", "--resume"), "are for stores"),
+        (("index", "codes.npy", "--out", "i", "--replace"), "are for stores"),
+        (("index", "codes.npy", "--store", "sqlite:///s", "--drop-metadata"), "for --replace"),
         (("index", "codes.npy", "--store", "sqlite:///s", "--stats"), "are for index files"),
         (("search", "X.npy"), "give --store URL or --index FILE"),
         (("search", "X.npy", "--index", "i", "--where", "{}"), "are for stores"),
@@ -168,7 +365,7 @@ def test_bad_usage_is_said_and_exits_with_2(arguments, problem):
 @pytest.mark.parametrize(
     ("line", "problem"), [("[1]", "must be a JSON object"), ("{", "is not JSON")]
 )
-def test_a_bad_line_of_metadata_is_named_and_whole_batches_before_it_stay(files, line, problem):
+def test_a_bad_line_of_metadata_is_named_and_nothing_is_stored(files, line, problem):
     folder, _ = files
     good = (folder / "meta.jsonl").read_text().splitlines()
     (folder / "meta.jsonl").write_text("\n".join([*good[:250], line, *good[251:]]))
@@ -180,5 +377,4 @@ def test_a_bad_line_of_metadata_is_named_and_whole_batches_before_it_stay(files,
     )  # fmt: skip
     assert "meta.jsonl, line 251" in str(done.exception)
     assert problem in str(done.exception)
-    with open_store(url) as store:
-        assert store.count() == 0
+    assert not (folder / "items.db").exists()

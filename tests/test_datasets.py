@@ -280,10 +280,10 @@ def test_a_file_that_is_no_split_is_refused(tmp_path):
     data = path.read_bytes()
     for damaged in (b"", b"text", data[:-30], data[: len(data) // 2]):
         path.write_bytes(damaged)
-        with pytest.raises(AntipodalError, match=r"not an \.npz file of plain arrays, or damaged"):
+        with pytest.raises(AntipodalError, match=r"Expected an \.npz file of arrays"):
             Split.load(path)
     np.savez(path, **{**GOOD, "train": np.array([Trap("x")], object)})
-    with pytest.raises(AntipodalError, match="damaged"):
+    with pytest.raises(AntipodalError, match="it holds Python objects"):
         Split.load(path)
 
 
@@ -726,7 +726,7 @@ def test_a_capital_y_stands_in_for_a_missing_small_one(tmp_path):
         ({"X": X, "y": np.full(6, np.nan)}, "labels must be integers"),
         ({"X": X, "y": Y + 1}, "or booleans"),
         ({"X": X, "y": Y[:, :, None]}, "labels must be integers"),
-        ({"X": X, "y": np.array([None] * 6)}, "not an .npz file of plain arrays"),
+        ({"X": X, "y": np.array([None] * 6)}, "it holds Python objects"),
     ],
 )
 def test_arrays_that_are_no_dataset_are_refused(tmp_path, content, message):
@@ -748,10 +748,10 @@ def test_a_file_that_holds_no_arrays_is_refused(tmp_path):
     path, trace = tmp_path / "a.npz", tmp_path / "trace"
     for bad in (b"", b"text", pickle.dumps(Trap(trace))):
         path.write_bytes(bad)
-        with pytest.raises(AntipodalError, match=r"a\.npz: not an .npz file"):
+        with pytest.raises(AntipodalError, match=r"a\.npz: .*Expected an .npz file"):
             arrays(path)
     np.savez(path, X=X, y=np.array([Trap(trace)] * 6))
-    with pytest.raises(AntipodalError, match=r"a\.npz: not an .npz file"):
+    with pytest.raises(AntipodalError, match=r"a\.npz: .*Expected an .npz file"):
         arrays(path)
     assert not trace.exists()
 
@@ -759,7 +759,7 @@ def test_a_file_that_holds_no_arrays_is_refused(tmp_path):
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(AntipodalError, match=r"pip install antipodal\[images\]"):
+    with pytest.raises(AntipodalError, match=r"pip install '\.\[parquet\]'"):
         arrays(tmp_path / "a.parquet")
 
 

@@ -136,8 +136,9 @@ def test_all_networks_minimise_eq_12(kind):
 @pytest.mark.parametrize("kind", RIVALS)
 def test_on_digits_they_learn_from_labels(kind):
     train, query, database = split(seed=0)
-    start = kind(32, n_epochs=1, learning_rate=1e-12, random_state=0).fit(X[train], Y[train])
-    hasher = kind(32, n_epochs=80, random_state=0).fit(X[train], Y[train])
+    settings = {"n_bits": 32, "n_anchors": 200, "random_state": 0}
+    start = kind(n_epochs=1, learning_rate=1e-12, **settings).fit(X[train], Y[train])
+    hasher = kind(n_epochs=80, **settings).fit(X[train], Y[train])
     assert hasher.loss_curve_[-1] < 0.7 * hasher.loss_curve_[0]
     assert score(hasher, query, database) > max(75, score(start, query, database) + 20)
 
@@ -147,19 +148,21 @@ def test_on_digits_they_learn_from_pairs(kind):
     train, query, database = split(seed=1)
     pairs = np.random.default_rng(0).integers(0, len(train), (6000, 2))
     similar = Y[train][pairs[:, 0]] == Y[train][pairs[:, 1]]
-    hasher = kind(32, n_epochs=12, random_state=0).fit_pairs(X[train], pairs, similar)
+    hasher = kind(32, n_epochs=12, n_anchors=200, random_state=0).fit_pairs(
+        X[train], pairs, similar
+    )
     assert score(hasher, query, database) > 70
 
 
 def test_zeros_of_the_sparse_code_are_bit_0():
-    hasher = SparseHash(32, n_epochs=3, random_state=0).fit(X, Y)
+    hasher = SparseHash(32, n_epochs=3, n_anchors=200, random_state=0).fit(X[:600], Y[:600])
     values, bits = hasher.project(X), hasher.transform(X)
     assert 0.05 < (values == 0).mean() < 0.95
     np.testing.assert_array_equal(bits, values != 0)  # the bits are the support
 
 
 def test_a_threshold_that_nothing_passes_gives_the_empty_code():
-    hasher = SparseHash(8, n_epochs=1, threshold=1e6, random_state=0).fit(X, Y)
+    hasher = SparseHash(8, n_epochs=1, threshold=1e6, random_state=0).fit(X[:200], Y[:200])
     assert not hasher.project(X).any()
     assert not hasher.encode(X).any()
 
@@ -167,7 +170,7 @@ def test_a_threshold_that_nothing_passes_gives_the_empty_code():
 @pytest.mark.parametrize("kind", RIVALS)
 def test_a_saved_rival_gives_the_same_values(kind, tmp_path, monkeypatch):
     monkeypatch.setitem(HASHERS, kind.__name__, kind)
-    hasher = kind(20, n_stages=3, tied=True, n_epochs=2, random_state=0).fit(X, Y)
+    hasher = kind(20, n_stages=3, tied=True, n_epochs=2, random_state=0).fit(X[:200], Y[:200])
     hasher.save(tmp_path / "model")
     loaded = load(tmp_path / "model")
     assert type(loaded) is kind
@@ -183,13 +186,13 @@ def test_training_that_was_stopped_goes_on_to_the_same_bits(kind, tmp_path):
 
     settings = {"n_bits": 16, "n_epochs": 15, "random_state": 0}
     with pytest.raises(KeyboardInterrupt):
-        kind(**settings).fit(X[:600], Y[:600], checkpoint=tmp_path / "state", progress=stop)
+        kind(**settings).fit(X[:200], Y[:200], checkpoint=tmp_path / "state", progress=stop)
     seen = []
     resumed = kind(**settings).fit(
-        X[:600], Y[:600], checkpoint=tmp_path / "state", progress=seen.append
+        X[:200], Y[:200], checkpoint=tmp_path / "state", progress=seen.append
     )
     assert [epoch.number for epoch in seen] == [11, 12, 13, 14, 15]
-    whole = kind(**settings).fit(X[:600], Y[:600])
+    whole = kind(**settings).fit(X[:200], Y[:200])
     np.testing.assert_array_equal(resumed.encode(X), whole.encode(X))
 
 

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from sklearn.decomposition import MiniBatchDictionaryLearning, sparse_encode
@@ -14,6 +14,7 @@ from sklearn.linear_model import orthogonal_mp_gram
 
 from antipodal.dictionary import _update_atoms, ksvd
 from antipodal.pursuit import SparseCodes, pursue
+from effort import fresh_examples
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -79,7 +80,7 @@ def test_the_atoms_that_made_the_signals_are_found_again():
     assert np.mean(recovered) >= 0.95, recovered
 
 
-@settings(max_examples=300, deadline=None)
+@fresh_examples(300)
 @given(data=nasty_samples(), seed=seeds)
 def test_the_error_never_rises_and_atoms_have_length_one(data, seed):
     Y, n_atoms, sparsity = data
@@ -94,7 +95,7 @@ def test_the_error_never_rises_and_atoms_have_length_one(data, seed):
     assert np.all(np.diff(learned.errors) <= 0)
 
 
-@settings(max_examples=60, deadline=None)
+@fresh_examples(60)
 @given(seed=seeds, n_atoms=st.integers(2, 6), sparsity=st.integers(1, 3))
 def test_the_error_is_one_that_the_dictionary_can_reach(seed, n_atoms, sparsity):
     sparsity = min(sparsity, n_atoms)
@@ -144,7 +145,7 @@ def test_digits_are_coded_better_than_by_scikit_learns_dictionaries():
     assert ours < error(atoms.T / np.linalg.norm(atoms, axis=1))
 
 
-@settings(max_examples=100, deadline=None)
+@fresh_examples(100)
 @given(seed=seeds, n=st.integers(4, 20), n_atoms=st.integers(1, 30), sparsity=st.integers(1, 4))
 def test_pursuit_agrees_with_scikit_learns(seed, n, n_atoms, sparsity):
     rng = np.random.default_rng(seed)
@@ -155,7 +156,7 @@ def test_pursuit_agrees_with_scikit_learns(seed, n, n_atoms, sparsity):
     np.testing.assert_allclose(ours, theirs.reshape(n_atoms, 6).T, atol=1e-7)
 
 
-@settings(max_examples=200, deadline=None)
+@fresh_examples(200)
 @given(data=nasty_samples(), seed=seeds)
 def test_what_pursuit_leaves_is_orthogonal_to_the_atoms_it_chose(data, seed):
     samples, n_atoms, sparsity = data
@@ -170,7 +171,7 @@ def test_what_pursuit_leaves_is_orthogonal_to_the_atoms_it_chose(data, seed):
     assert np.all(inner.max(axis=1) <= 1e-6 * np.maximum(scale, 1e-30))
 
 
-@settings(max_examples=50, deadline=None)
+@fresh_examples(50)
 @given(seed=seeds)
 def test_updating_atoms_descends_and_keeps_the_residual_true(seed):
     rng = np.random.default_rng(seed)

@@ -1,10 +1,12 @@
 """Downloads, from a real server on this machine that fails in the ways servers do."""
 
+import errno
 import gzip
 import hashlib
 import io
 import os
 import resource
+import shutil
 import signal
 import socket
 import struct
@@ -24,6 +26,7 @@ from antipodal.datasets import cifar10, download, idx, nus_wide
 from antipodal.datasets.download import SOURCES, RemoteDataset
 from antipodal.datasets.fetch import RemoteFile
 
+fetching = import_module("antipodal.datasets.fetch")
 RNG = np.random.default_rng(0)
 BATCHES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
 CONTENT = {name: b"\3" + RNG.bytes(3072) + b"\7" + RNG.bytes(3072) for name in BATCHES}
@@ -57,6 +60,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         files, mode = self.server.files, self.server.mode
+        if self.path in self.server.moved:
+            self.send_response(302)
+            self.send_header("Location", self.server.moved[self.path])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         data = files.get(self.path)
         if data is None:
             self.send_error(404)
@@ -72,6 +81,8 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send_response(200)
         self.server.starts.append(start)
+        if self.server.encoding:
+            self.send_header("Content-Encoding", self.server.encoding)
         if mode == "no length":
             self.send_header("Connection", "close")
         else:
@@ -95,6 +106,7 @@ def server(monkeypatch):
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         http.daemon_threads = True
         http.files, http.mode, http.starts = {"/a.tar.gz": ARCHIVE}, "good", []
+        http.moved, http.encoding = {}, None
         http.url = f"http://127.0.0.1:{http.server_port}"
         thread = threading.Thread(target=http.serve_forever, args=(0.01,))
         thread.start()
@@ -112,6 +124,20 @@ def use_archive(monkeypatch, url, data=ARCHIVE):
     sizes = {name: len(content) for name, content in CONTENT.items()}
     source = RemoteDataset(FOLDER, (remote(f"{url}/a.tar.gz", data),), sizes)
     monkeypatch.setitem(SOURCES, "cifar10", source)
+
+
+def lay_part(directory, data):
+    """Leave what an earlier download got."""
+    work = directory / f"{FOLDER}.part"
+    work.mkdir()
+    (work / "a.tar.gz.part").write_bytes(data)
+
+
+def left_part(directory):
+    """Return what is kept for the next attempt, which must be all that there is."""
+    assert os.listdir(directory) == [f"{FOLDER}.part"]
+    assert os.listdir(directory / f"{FOLDER}.part") == ["a.tar.gz.part"]
+    return (directory / f"{FOLDER}.part" / "a.tar.gz.part").read_bytes()
 
 
 def assert_whole(folder):
@@ -159,24 +185,29 @@ def test_an_archive_put_there_by_hand_is_unpacked_and_stays(server, tmp_path):
 
 def test_a_cut_connection_is_resumed_where_it_ended(server, tmp_path):
     server.mode = "cut"
-    for starts in ([0], [0, HALF]):  # the second attempt gets nothing more
+    starts = [0]
+    for _ in range(2):  # the second attempt gets nothing more
         with pytest.raises(AntipodalError) as caught:
             download("cifar10", tmp_path)
+        part = left_part(tmp_path)
+        assert ARCHIVE.startswith(part)
+        assert HALF - fetching._CHUNK < len(part) <= HALF
         message = str(caught.value)
-        assert f"cut after {HALF:,} of {len(ARCHIVE):,} bytes" in message
+        assert f"cut after {len(part):,} of {len(ARCHIVE):,} bytes" in message
         assert "next attempt goes on from there" in message
         assert server.starts == starts
-        assert os.listdir(tmp_path) == ["a.tar.gz.part"]
+        starts.append(len(part))
     server.mode = "good"
     told = []
     assert_whole(download("cifar10", tmp_path, progress=lambda *n: told.append(n)))
-    assert server.starts == [0, HALF, HALF]
-    assert all(done > HALF for done, _ in told)
+    assert server.starts == starts
+    assert all(done > len(part) for done, _ in told)
+    assert os.listdir(tmp_path) == [FOLDER]
 
 
 def test_a_server_without_ranges_starts_over(server, tmp_path):
     server.mode = "no ranges"
-    (tmp_path / "a.tar.gz.part").write_bytes(ARCHIVE[:HALF])
+    lay_part(tmp_path, ARCHIVE[:HALF])
     assert_whole(download("cifar10", tmp_path))
     assert server.starts == [0]
 
@@ -188,24 +219,52 @@ def test_a_server_that_gives_no_length_is_fine(server, tmp_path):
 
 @pytest.mark.parametrize("part", [ARCHIVE, b"x" * len(ARCHIVE), ARCHIVE + b"more"])
 def test_a_part_that_is_whole_is_used_and_one_too_long_is_not(server, tmp_path, part):
-    (tmp_path / "a.tar.gz.part").write_bytes(part)
+    lay_part(tmp_path, part)
     assert_whole(download("cifar10", tmp_path))
     assert server.starts == ([] if part == ARCHIVE else [0])
 
 
-def test_a_range_that_the_server_cannot_give_starts_over(server, tmp_path, monkeypatch):
+def test_after_a_range_that_the_server_cannot_give_the_next_attempt_starts_over(
+    server, tmp_path, monkeypatch
+):
     use_archive(monkeypatch, server.url, ARCHIVE + b"more")  # the table knows a longer file
-    (tmp_path / "a.tar.gz.part").write_bytes(ARCHIVE)
+    lay_part(tmp_path, ARCHIVE)
+    with pytest.raises(AntipodalError, match="the server says 416"):
+        download("cifar10", tmp_path)
+    assert os.listdir(tmp_path) == []
     with pytest.raises(AntipodalError, match=r"it should have .* and the server has"):
         download("cifar10", tmp_path)
     assert server.starts == [0]
     assert os.listdir(tmp_path) == []
 
 
+def test_a_server_that_sends_more_than_there_is_is_stopped(server, tmp_path):
+    server.mode = "no length"
+    server.files["/a.tar.gz"] = ARCHIVE + bytes(10 * fetching._CHUNK)
+    told = []
+    with pytest.raises(AntipodalError, match=r"it should have .* and the server has more"):
+        download("cifar10", tmp_path, progress=lambda *n: told.append(n))
+    assert max(told) <= (len(ARCHIVE), len(ARCHIVE))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_compressed_file_is_kept_as_it_is_whatever_the_server_calls_it(server, tmp_path):
+    server.encoding = "x-gzip"  # some servers say so of every .gz
+    assert_whole(download("cifar10", tmp_path))
+
+
+def test_a_file_that_has_moved_is_followed_and_resumed(server, tmp_path):
+    server.moved["/a.tar.gz"] = "/new/a.tar.gz"
+    server.files["/new/a.tar.gz"] = server.files.pop("/a.tar.gz")
+    lay_part(tmp_path, ARCHIVE[:HALF])
+    assert_whole(download("cifar10", tmp_path))
+    assert server.starts == [HALF]
+
+
 @pytest.mark.parametrize("part", [b"", b"x" * 100])
 def test_a_wrong_checksum_is_refused_and_nothing_of_it_kept(server, tmp_path, part):
     if part:
-        (tmp_path / "a.tar.gz.part").write_bytes(part)
+        lay_part(tmp_path, part)
     else:
         server.files["/a.tar.gz"] = ARCHIVE[:-1] + bytes([ARCHIVE[-1] ^ 1])
     with pytest.raises(
@@ -249,13 +308,15 @@ def test_what_cannot_be_reached_says_what_to_do_by_hand(server, tmp_path, monkey
 def test_a_server_that_falls_silent_is_given_up(server, tmp_path, monkeypatch):
     server.mode, server.gate = "hang", threading.Event()
     server.files["/a.tar.gz"] = ARCHIVE
-    monkeypatch.setattr(import_module("antipodal.datasets.fetch"), "_TIMEOUT", 0.2)
+    monkeypatch.setattr(fetching, "_TIMEOUT", 0.2)
     use_archive(monkeypatch, server.url, ARCHIVE + b"the rest")
     monkeypatch.setattr(Handler, "send_header", lambda *args: None)  # no length either
     with pytest.raises(AntipodalError, match="timed out, the connection was cut after"):
         download("cifar10", tmp_path)
     server.gate.set()
-    assert (tmp_path / "a.tar.gz.part").read_bytes() == ARCHIVE
+    part = left_part(tmp_path)
+    assert ARCHIVE.startswith(part)
+    assert len(part) > len(ARCHIVE) - fetching._CHUNK
 
 
 def evil(name, kind=tarfile.REGTYPE, target=""):
@@ -286,13 +347,15 @@ def test_members_that_nobody_asked_for_are_not_unpacked(server, tmp_path, monkey
     assert os.listdir(tmp_path / "data") == [FOLDER]
 
 
-@pytest.mark.parametrize("archive", [b"no archive", ARCHIVE[:-500], gzip.compress(b"no archive")])
+@pytest.mark.parametrize(
+    "archive", [b"no archive", ARCHIVE[:-500], gzip.compress(b"no archive", mtime=0)]
+)
 def test_an_archive_that_lacks_a_member_leaves_no_folder(server, tmp_path, monkeypatch, archive):
     server.files["/a.tar.gz"] = archive
     use_archive(monkeypatch, server.url, archive)
     with pytest.raises(AntipodalError, match=r"cannot unpack .*a\.tar\.gz"):
         download("cifar10", tmp_path)
-    assert os.listdir(tmp_path) == ["a.tar.gz"]
+    assert not (tmp_path / FOLDER).exists()
 
 
 def test_a_killed_download_leaves_no_final_name_and_is_resumed(server, tmp_path):
@@ -313,16 +376,18 @@ def test_a_killed_download_leaves_no_final_name_and_is_resumed(server, tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Handler, "send_header", lambda *args: None)  # it looks long enough
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            while int(process.stdout.readline()) < HALF:
+            while int(process.stdout.readline()) < HALF - fetching._CHUNK:
                 pass
             process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     server.gate.set()
-    assert os.listdir(tmp_path) == ["a.tar.gz.part"]
-    (tmp_path / f"{FOLDER}.part").mkdir()  # as if killed when unpacking
-    (tmp_path / f"{FOLDER}.part" / "data_batch_1.bin").write_bytes(b"half")
+    assert os.listdir(tmp_path) == [f"{FOLDER}.part"]
+    unpacked = tmp_path / f"{FOLDER}.part" / "unpacked"
+    unpacked.mkdir()  # as if killed when unpacking
+    (unpacked / "data_batch_1.bin").write_bytes(b"half")
     server.mode, server.files["/a.tar.gz"] = "good", ARCHIVE
     assert_whole(download("cifar10", tmp_path))
+    assert server.starts[-1] > 0
     assert os.listdir(tmp_path) == [FOLDER]
 
 
@@ -452,8 +517,29 @@ def test_a_disk_that_takes_no_more_is_named_and_the_download_goes_on_later(serve
             download("cifar10", tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert os.listdir(tmp_path) == ["a.tar.gz.part"]
+    assert ARCHIVE.startswith(left_part(tmp_path))
     assert_whole(download("cifar10", tmp_path))
+    assert server.starts[-1] > 0
+
+
+def test_what_was_downloaded_before_the_disk_was_full_is_not_downloaded_again(
+    server, tmp_path, monkeypatch
+):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfileobj", full)
+        with pytest.raises(AntipodalError, match=r"cannot write .*: No space left on device"):
+            download("cifar10", tmp_path)
+    server.files.clear()
+    assert_whole(download("cifar10", tmp_path))
+    assert os.listdir(tmp_path) == [FOLDER]
+
+
+def test_nothing_is_printed_of_a_download(server, tmp_path, capfd):
+    download("cifar10", tmp_path)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_name_that_is_not_offered_is_refused(tmp_path):

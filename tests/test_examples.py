@@ -74,6 +74,14 @@ def test_the_shell_does_the_same_and_writes_a_report(tmp_path):
     assert "<h2>Examples</h2>" in (tmp_path / "report.html").read_text()
 
 
+def test_an_own_method_and_an_own_loss_are_scored_beside_itq_and_saved(tmp_path):
+    printed = run("own_method.py", tmp_path)
+    assert re.findall(r"^\w+", printed, re.MULTILINE) == ["MedianHash", "ITQ", "DeepLinf"]
+    (median, chance), (itq, _), (network, _) = scores(printed)
+    assert chance + 15 < median < itq < network
+    assert (tmp_path / "own.antipodal").exists()
+
+
 @pytest.mark.parametrize("name", ["explicit_pairs.py", "multi_label.py"])
 def test_pairs_and_concepts_are_learned_from(tmp_path, name):
     found = scores(run(name, tmp_path))

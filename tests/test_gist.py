@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from antipodal.features import gist, mirror_permutation
+from effort import examples
 
 
 def photographs(n, height, width, n_channels=3, seed=0):
@@ -118,7 +119,7 @@ def test_a_constant_image_answers_no_filter(value):
     np.testing.assert_allclose(descriptor, 0, atol=1e-4)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     height=st.integers(4, 40),
     width=st.integers(4, 40),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -17,6 +17,7 @@ from antipodal.codes import pack, unpack
 from antipodal.index import Ball, HammingIndex, bands, scan
 from antipodal.index.bands import Tables
 from antipodal.index.items import to_rows
+from effort import fresh_examples
 
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -53,7 +54,7 @@ def check_ball(ball, answers, r):
         assert list(found) == [pair for pair in answer if pair[0] <= r]
 
 
-@settings(max_examples=150, deadline=None)
+@fresh_examples(150)
 @given(
     seed=st.integers(0, 2**32 - 1),
     n_bits=st.integers(1, 70),
@@ -151,11 +152,10 @@ def test_band_tables_scan_only_the_queries_that_have_too_many_candidates(monkeyp
     assert scanned == [2, 1]
 
 
-def test_band_tables_compare_many_candidates_in_blocks(monkeypatch):
+def test_band_tables_compare_many_candidates_in_blocks(monkeypatch, fresh_rng):
     monkeypatch.setattr(bands, "_CANDIDATES_AT_ONCE", 100)
     monkeypatch.setattr(bands, "QUERIES_AT_ONCE", 37)
-    rng = np.random.default_rng(0)
-    codes = crowded_codes(rng, 20_000, 64, n_centres=2_000)
+    codes = crowded_codes(fresh_rng, 20_000, 64, n_centres=2_000)
     tables = Tables(codes, 64, 3)
     hits, expected = tables.within(codes[:200], 2), scan.within(codes[:200], codes, 2)
     for mine, other in zip(hits, expected, strict=True):
@@ -250,9 +250,7 @@ class IndexBesideADictionary(RuleBasedStateMachine):
 
 
 TestIndexBesideADictionary = IndexBesideADictionary.TestCase
-TestIndexBesideADictionary.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None
-)
+TestIndexBesideADictionary.settings = fresh_examples(40, stateful_step_count=30)
 
 
 def test_an_empty_index_gives_empty_answers():

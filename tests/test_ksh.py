@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import eigh
 from sklearn.datasets import load_digits
@@ -18,6 +18,7 @@ from antipodal.hashers.ksh import (
     learn_bits,
     smoothed_fit,
 )
+from effort import examples
 
 X, Y = load_digits(return_X_y=True)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -39,7 +40,7 @@ def problem(seed, multilabel=False, n=40, m=6):
 
 
 @given(seed=SEEDS, multilabel=st.booleans())
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_the_residue_is_the_label_matrix_less_the_bits(seed, multilabel):
     labels, Q, rng = problem(seed, multilabel)
     residue = LabelResidue(labels, 5)
@@ -55,7 +56,7 @@ def test_the_residue_is_the_label_matrix_less_the_bits(seed, multilabel):
 
 
 @given(seed=SEEDS)
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_the_gradient_is_that_of_autograd(seed):
     labels, Q, rng = problem(seed)
     c = rng.standard_normal(Q.shape[1])
@@ -69,7 +70,7 @@ def test_the_gradient_is_that_of_autograd(seed):
 
 
 @given(seed=SEEDS, multilabel=st.booleans())
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_without_iterations_the_first_bit_is_scipys_generalised_eigenvector(seed, multilabel):
     labels, K, _ = problem(seed, multilabel)
     ridge = 0.1
@@ -93,7 +94,7 @@ def test_the_leading_direction_maximises_the_form():
 
 
 @given(seed=SEEDS)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_the_ascent_never_ends_below_its_start(seed):
     labels, Q, rng = problem(seed)
     Q = Q.astype(np.float32)

@@ -8,7 +8,16 @@ import pytest
 import torch
 from sklearn.datasets import load_digits, make_multilabel_classification
 
-from antipodal import ITQ, DeepLinf, LinfEncoder, evaluate, ksvd, unpack
+from antipodal import (
+    ITQ,
+    DeepLinf,
+    LinfEncoder,
+    NNHash,
+    SparseHash,
+    evaluate,
+    ksvd,
+    unpack,
+)
 from antipodal.admm import admm_iterations
 
 X, Y = load_digits(return_X_y=True)
@@ -114,12 +123,27 @@ def test_projecting_is_the_encoder_on_standardised_rows(tied, K):
     np.testing.assert_allclose(hasher.project(X), hasher.encoder_(rows), atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    "hasher",
+    [
+        DeepLinf(24), DeepLinf(24, tied=True, n_stages=3), NNHash(24),
+        SparseHash(24), SparseHash(24, nonnegative=False),
+    ],
+    ids=["DeepLinf", "tied", "NNHash", "SparseHash", "SparseHash both sides"],
+)  # fmt: skip
+def test_bits_are_those_of_the_encoder(hasher):
+    hasher.set_params(kernel="linear", n_epochs=3, random_state=0).fit(X, Y)
+    rows = torch.from_numpy(((X - hasher.mean_) / hasher.scale_).astype(np.float32))
+    with torch.no_grad():
+        np.testing.assert_array_equal(hasher.transform(X), hasher.encoder_(rows) > 0)
+
+
 def test_encoding_a_long_memory_map_takes_little_memory(tmp_path):
     def private_megabytes():  # what the process holds, without pages of mapped files
         status = Path("/proc/self/status").read_text()
         return int(re.search(r"RssAnon:\s+(\d+)", status)[1]) / 1024
 
-    hasher = DeepLinf(32, n_anchors=1000, n_epochs=1, random_state=0).fit(X, Y)
+    hasher = DeepLinf(32, n_anchors=300, n_epochs=1, random_state=0).fit(X[:400], Y[:400])
     rows = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (300_000, 64))
     rows[:] = X[0]
     hasher.encode(rows[:5000])
@@ -141,8 +165,8 @@ def test_constant_and_huge_features_are_harmless():
         ({"bound": 0.0}, "bound must be positive and finite: got 0.0"),
         ({"bound": -1.0}, "bound must be positive"),
         ({"margin": 0.0}, "margin must be positive"),
-        ({"n_epochs": 0}, "n_epochs must be positive"),
-        ({"batch_size": 1}, "a pair, or None: got 1"),
+        ({"n_epochs": 0}, "n_epochs must be at least 1: got 0"),
+        ({"batch_size": 1}, "batch_size must be at least 2: got 1"),
         ({"learning_rate": float("nan")}, "learning_rate must be positive"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\)"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative"),
@@ -150,7 +174,7 @@ def test_constant_and_huge_features_are_harmless():
         ({"schedule": "step"}, "schedule must be one of"),
         ({"pairs": "all"}, "pairs must be one of"),
         ({"init": "zeros"}, "init must be 'random' or 'ksvd'"),
-        ({"n_stages": -1}, "n_stages must not be negative"),
+        ({"n_stages": -1}, "n_stages must be at least 0: got -1"),
         ({"validation_fraction": 0.9}, "validation_fraction must be in"),
         ({"penalty": 0.0}, "penalty must be positive"),
     ],
@@ -158,6 +182,42 @@ def test_constant_and_huge_features_are_harmless():
 def test_settings_that_cannot_work_are_refused(parameters, message):
     with pytest.raises(ValueError, match=message):
         DeepLinf(8, **parameters).fit(X[:50], Y[:50])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"n_epochs": "abc"}, "n_epochs must be a whole number: got 'abc'"),
+        ({"n_epochs": 10.0}, "n_epochs must be a whole number: got 10.0"),
+        ({"n_stages": 1.5}, "n_stages must be a whole number: got 1.5"),
+        ({"n_stages": True}, "n_stages must be a whole number: got True"),
+        ({"batch_size": "all"}, "batch_size must be a whole number, or None: got 'all'"),
+        ({"sparsity": 1.5}, "sparsity must be a whole number: got 1.5"),
+        ({"tied": "maybe"}, "tied must be True or False: got 'maybe'"),
+        ({"standardize": 1}, "standardize must be True or False: got 1"),
+        ({"bound": "wide"}, "bound must be a number: got 'wide'"),
+        ({"learning_rate": None}, "learning_rate must be a number: got None"),
+        ({"dropout": True}, "dropout must be a number: got True"),
+        ({"margin": "wide"}, "margin must be a number, or None: got 'wide'"),
+        ({"device": 1}, "device must be a string: got 1"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(parameters, message):
+    with pytest.raises(TypeError, match=message):
+        DeepLinf(8, **parameters).fit(X[:50], Y[:50])
+
+
+def test_settings_may_be_numbers_of_numpy():
+    settings = {"n_epochs": np.int64(1), "n_stages": np.int32(1), "dropout": np.float32(0.0)}
+    DeepLinf(8, tied=np.True_, margin=np.int64(3), **settings).fit(X[:50], Y[:50])
+
+
+@pytest.mark.parametrize("device", ["foo", "cpu:x", "meta", "cuda:99", "cuda"])
+def test_devices_that_are_not_there_are_refused(device):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ValueError, match=f"device must be 'auto', 'cpu', .*: got '{device}'"):
+        DeepLinf(8, device=device).fit(X[:50], Y[:50])
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,19 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from antipodal import LSH, AntipodalError, load
 from antipodal.errors import ModelFileError
-from antipodal.storage.modelfile import model_identity, read_model_file, write_model_file
+from antipodal.storage.modelfile import (
+    model_bits,
+    model_identity,
+    read_model_file,
+    write_model_file,
+)
+from effort import fresh_examples
 
 ROWS = np.random.default_rng(0).standard_normal((20, 6))
 
@@ -47,7 +53,7 @@ def test_the_header_is_readable_at_the_beginning_of_the_file(model_bytes):
         assert word in text
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@fresh_examples(400, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_flipped_bytes_only_ever_give_our_error(tmp_path, model_bytes, data):
     damaged = bytearray(model_bytes)
@@ -136,13 +142,28 @@ def test_a_checkpoint_is_not_a_model(tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(AntipodalError, match=r"cannot read .*nowhere"):
+    with pytest.raises(AntipodalError, match=r"cannot read .*nowhere: No such file.*a hasher"):
         load(tmp_path / "nowhere")
+
+
+def test_what_is_no_model_is_named(tmp_path):
+    np.save(tmp_path / "x.npy", ROWS)
+    (tmp_path / "empty").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("a model, they said")
+    for name, message in (
+        ("x.npy", "x.npy is not an antipodal file, but something else. Expected a hasher"),
+        ("text", "text is not an antipodal file, but something else"),
+        ("empty", "empty: it is empty. Expected a hasher"),
+        ("folder", "folder: Is a directory. Expected a hasher"),
+    ):
+        with pytest.raises(ModelFileError, match=message):
+            load(tmp_path / name)
 
 
 def test_a_directory_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path):
     hasher = LSH(12, random_state=0).fit(ROWS)
-    with pytest.raises(AntipodalError, match=r"cannot write .*No such file or directory"):
+    with pytest.raises(AntipodalError, match=r"cannot write .*missing/m: there is no folder"):
         hasher.save(tmp_path / "missing" / "m")
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(AntipodalError, match="cannot write"):
@@ -196,3 +217,17 @@ def test_equal_models_have_one_identity_and_others_another(tmp_path):
     assert model_identity(tmp_path / "other") not in identities
     with pytest.raises(ModelFileError, match="cannot read"):
         model_identity(tmp_path / "missing")
+
+
+def test_the_length_of_the_codes_is_read_without_the_hasher(tmp_path, model_bytes):
+    path = tmp_path / "f"
+    path.write_bytes(model_bytes)
+    assert model_bits(path) == load(path).n_bits == 12
+    path.write_bytes(model_bytes.replace(b'\\"n_bits\\": 12', b'\\"n_bits\\": 13'))
+    assert path.read_bytes() != model_bytes
+    with pytest.raises(ModelFileError, match="does not match its checksum"):
+        model_bits(path)
+    for header in ({}, {"parameters": {}}, {"parameters": {"n_bits": "12"}}, {"parameters": []}):
+        write_model_file(path, "hasher", header, {})
+        with pytest.raises(ModelFileError, match="does not say how long its codes are"):
+            model_bits(path)

@@ -30,6 +30,16 @@ def test_a_neuron_is_its_definition(neuron, u, theta):
 
 
 @pytest.mark.parametrize("neuron", [BLU, SHeLU, HELU])
+def test_a_unit_neuron_in_given_memory_is_the_same_neuron(neuron):
+    v = torch.tensor([-3.0, -1.0, -0.4, 0.0, 0.5, 2.0])
+    memory = torch.empty_like(v)
+    assert neuron.unit(v, out=memory) is memory
+    expected = [definition(neuron.__name__, float(value), 1.0) for value in v]
+    np.testing.assert_allclose(memory, expected)
+    torch.testing.assert_close(neuron.unit(v), memory, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("neuron", [BLU, SHeLU, HELU])
 def test_gradients_reach_input_and_thresholds(neuron):
     unit = neuron(5, 0.7).double()
     u = torch.tensor([[-3.0, -0.4, 0.1, 0.5, 2.0]], dtype=torch.float64, requires_grad=True)

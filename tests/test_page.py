@@ -161,7 +161,10 @@ def test_opening_the_page_shows_neighbours_of_an_item_and_the_model(page, addres
     expect(page.locator(".sample img")).to_have_count(24)
     assert page.locator("#results li").count() == 24
     card = page.locator("#card").inner_text()
-    for text in "LSH", "64", "1,700", "balance", "correlation", "distinct codes", "12.5":
+    for text in (
+        "LSH", "64", "1,700", "balance", "correlation", "12.5",
+        "distinct codes of a sample of 1,000",
+    ):  # fmt: skip
         assert text in card
     page.get_by_text("Parameters").click()
     expect(page.get_by_text("random_state")).to_be_visible()
@@ -289,6 +292,35 @@ def test_a_filter_leaves_only_items_that_pass(page, address, data):
     assert {data.y[item] for item, _ in shown(page)} == {3}
 
 
+def test_a_broken_filter_is_told_at_the_filter_and_an_id_is_not_asked_for(page, address, data):
+    opened(page, address)
+    page.get_by_text("Filter").click()
+    field, wrong = page.get_by_label("Only items"), page.locator("#where-wrong")
+    for text, words in (
+        ('{"label": ', "it must be JSON"),
+        ("[3]", "it must be an object"),
+        ("null", "it must be an object"),
+        ('{"label": {"about": 3}}', "about"),
+        ('{"label": [3]}', "single values"),
+    ):
+        field.fill(text)
+        page.keyboard.press("Enter")
+        expect(wrong).to_contain_text("The filter is not valid: ")
+        expect(wrong).to_contain_text(words)
+        expect(field).to_have_attribute("aria-invalid", "true")
+        expect(page.get_by_role("alert")).to_be_hidden()
+    assert wrong.bounding_box()["y"] > field.bounding_box()["y"]
+    page.get_by_text("Filter", exact=True).click()  # folded away, it opens again for a search
+    page.locator(".sample button").first.click()
+    expect(wrong).to_be_visible()
+    field.fill('{"label": 3}')
+    with page.expect_response("**/v1/search"):
+        page.keyboard.press("Enter")
+    expect(wrong).to_have_text("")
+    expect(field).to_have_attribute("aria-invalid", "false")
+    assert {data.y[item] for item, _ in shown(page)} == {3}
+
+
 def test_what_goes_wrong_is_told_to_the_person_and_goes_away(page, address):
     opened(page, address)
     alert = page.get_by_role("alert")
@@ -391,6 +423,30 @@ def test_text_stands_out_and_every_control_has_a_name(browser, address, scheme):
             )
             a, b = sorted((luminance(ink), luminance(paper)))
             assert (b + 0.05) / (a + 0.05) >= 4.5, (selector, ink, paper)
+        page.get_by_text("Filter").click()
+        page.get_by_label("Only items").fill("{")
+        page.keyboard.press("Enter")
+        colours = page.evaluate(
+            """() => {
+                const of = (selector, name) =>
+                    getComputedStyle(document.querySelector(selector))[name];
+                const paper = of(".panel", "backgroundColor");
+                return [
+                    ["a bar outside", of("#histogram rect:not(.in)", "fill"), paper, 3],
+                    ["a bar inside", of("#histogram rect.in", "fill"), paper, 3],
+                    ["in and out", of("#histogram rect.in", "fill"),
+                        of("#histogram rect:not(.in)", "fill"), 3],
+                    ["a number below", of("#histogram text", "fill"), paper, 4.5],
+                    ["a wrong filter", of("#where-wrong", "color"), paper, 4.5],
+                    ["an example", getComputedStyle(
+                        document.querySelector("#where"), "::placeholder").color,
+                        of("#where", "backgroundColor"), 4.5],
+                ];
+            }"""
+        )
+        for what, ink, paper, least in colours:
+            a, b = sorted((luminance(ink), luminance(paper)))
+            assert (b + 0.05) / (a + 0.05) >= least, (what, ink, paper)
         unnamed = page.evaluate(
             """[...document.querySelectorAll("button, input, select, textarea")].filter(
                 node => !node.labels?.length && !node.textContent.trim()

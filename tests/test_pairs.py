@@ -139,6 +139,15 @@ def test_similarity_is_equality_or_a_shared_concept():
         assert table.tolist() == [[share(labels, i, j) for j in range(n)] for i in range(n)]
 
 
+def test_large_labels_are_told_apart_or_refused():
+    large = np.array([2**64 - 1, 2**64 - 2, 2**64 - 1, 2**64 - 2], np.uint64)
+    np.testing.assert_array_equal(check_labels(large, 4), [1, 0, 1, 0])
+    for rounded in (large.astype(np.float64), np.float32([2**24, 1, 1, 0]), [2**63, -1, -1, 0]):
+        with pytest.raises(ValueError, match=r"may have been rounded, as float.*pass integers"):
+            check_labels(rounded, 4)
+    assert check_labels(np.float32([2**24 - 1, 1, 1, 0]), 4).tolist() == [2, 1, 1, 0]
+
+
 def test_labels_may_be_words_and_become_numbers():
     np.testing.assert_array_equal(check_labels(["b", "a", "b"], 3), [1, 0, 1])
 

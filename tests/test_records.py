@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,78 @@ def test_two_runs_cannot_write_one_file(tmp_path):
         with pytest.raises(AntipodalError, match="being written by another run"), appending(path):
             pass
     assert read_records(path) == [{"a": 1}]
+
+
+def test_a_file_that_another_run_makes_at_this_moment_is_not_emptied(tmp_path, monkeypatch):
+    path = tmp_path / "r.jsonl"
+    real = os.open
+
+    def a_moment_later(name, *arguments, **options):  # the other run is done before we open it
+        if str(name) == str(path) and not path.exists():
+            path.write_text('{"theirs": 1}\n')
+        return real(name, *arguments, **options)
+
+    exists = Path.exists
+
+    def seen_too_early(this, **options):
+        found = exists(this, **options)
+        if this == path and not found:
+            path.write_text('{"theirs": 1}\n')
+        return found
+
+    monkeypatch.setattr(os, "open", a_moment_later)
+    monkeypatch.setattr(Path, "exists", seen_too_early)
+    with appending(path) as file:
+        assert file.found == [{"theirs": 1}]
+        file.append({"ours": 2})
+    assert read_records(path) == [{"theirs": 1}, {"ours": 2}]
+
+
+def test_processes_that_open_one_new_file_at_once_lose_no_record(tmp_path):
+    code = """
+import sys
+from pathlib import Path
+from antipodal.benchmark.records import appending
+from antipodal import AntipodalError
+print("ready", flush=True)
+sys.stdin.readline()
+for i in range(60):
+    while True:
+        try:
+            with appending(Path(sys.argv[1]) / str(i)) as file:
+                file.append({"by": sys.argv[2], "found": len(file.found)})
+            break
+        except AntipodalError:
+            pass
+"""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path), name],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for name in "ab"
+    ]  # fmt: skip
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate()
+        assert process.returncode == 0
+    for i in range(60):
+        records = read_records(tmp_path / str(i))
+        assert {record["by"] for record in records} == {"a", "b"}
+        assert [record["found"] for record in records] == [0, 1]
+
+
+@pytest.mark.parametrize("text", ["my notes", "my notes\n", '{"a": 1}\nmy notes'])
+def test_a_file_of_something_else_is_not_cut(tmp_path, text):
+    path = tmp_path / "notes.txt"
+    path.write_text(text)
+    with pytest.raises(AntipodalError, match="is not a JSON object"), appending(path):
+        pass
+    assert path.read_text() == text
 
 
 def test_a_full_disk_keeps_the_records_before(tmp_path):

@@ -6,7 +6,7 @@ from sklearn.metrics.pairwise import cosine_similarity, euclidean_distances
 
 from antipodal.codes import pack, unpack
 from antipodal.index import HammingIndex
-from antipodal.index.rescore import Vectors, best_first, projection_scores
+from antipodal.index.rescore import Vectors, best_first, projection_scores, rescored
 
 
 def make_data(seed=0, n=400, n_features=12, n_bits=10):
@@ -76,6 +76,22 @@ def test_equal_scores_are_ordered_by_id():
     scores, ids = np.array([[1.0, 2.0, 1.0, 2.0]]), np.array([[9, 8, 3, 7]])
     places = best_first(scores, ids, 3)
     assert ids[0, places[0]].tolist() == [7, 8, 3]
+
+
+def test_codes_are_fetched_only_if_they_are_needed():
+    index, X, Q, codes, z = make_data()
+    near, asked = index.search(codes, 20), []
+
+    def fetch():
+        asked.append(1)
+        return index.codes(near.ids.ravel()).reshape(6, 20, 2)
+
+    by_vectors = rescored(near, 5, Vectors(Q, X), 10, fetch)
+    assert not asked
+    by_values = rescored(near, 5, z, 10, fetch)
+    assert asked == [1]
+    for rescore, found in ((Vectors(Q, X), by_vectors), (z, by_values)):
+        np.testing.assert_array_equal(found.ids, index.search(codes, 5, rescore=rescore).ids)
 
 
 def test_ids_that_are_not_row_numbers_are_fetched_by_a_function():

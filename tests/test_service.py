@@ -7,17 +7,19 @@ import inspect
 import io
 import json
 import logging
+import socket
 import sqlite3
 import threading
 import time
 import warnings
 import zlib
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from PIL import Image
 from schemathesis import GenerationMode
@@ -29,16 +31,21 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from sklearn.datasets import load_digits
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from typer.testing import CliRunner
 
 from antipodal import LSH, HammingIndex, gist, open_store
+from antipodal.cli import main
 from antipodal.cli.serve import app as commands
 from antipodal.cli.serve import serve
 from antipodal.codes import from_hex, to_hex
 from antipodal.errors import AntipodalError, StoreError
-from antipodal.service import Engine, Keys, Limits, create_app
+from antipodal.service import Engine, Keys, Limits, create_app, imagefeatures
+from antipodal.service.guard import GuardedRoute
 from antipodal.service.logs import JsonFormatter
-from antipodal.service.server import Settings, check_host, is_loopback
+from antipodal.service.server import Settings, check_address, check_host, is_loopback
+from effort import examples
 from engines import ENGINES, engines  # noqa: F401
 
 with warnings.catch_warnings():
@@ -105,6 +112,22 @@ def client(store):
         yield client
 
 
+@pytest.fixture(scope="module")
+def kept_store(tmp_path_factory):
+    """A store for all tests that leave it as it is."""
+    folder = tmp_path_factory.mktemp("kept")
+    with open_store(f"sqlite:///{folder}/codes.db", n_bits=N_BITS) as store:
+        fill(store)
+        yield store
+
+
+@pytest.fixture(scope="module")
+def reader(kept_store):
+    """A client of it that only reads."""
+    with TestClient(create_app(Engine(HASHER, kept_store, limits=LIMITS))) as client:
+        yield client
+
+
 def is_problem(response, *statuses):
     assert response.headers["content-type"] == "application/problem+json", response.text
     body = response.json()
@@ -150,19 +173,19 @@ def test_every_engine_answers_behind_the_service(engine, engines):  # noqa: F811
         assert client.get(f"/v1/items/{IDS[4]}").json()["metadata"] == {"label": label(IDS[4])}
 
 
-def test_encoding_gives_the_hashers_codes(client):
-    answer = client.post("/v1/encode", json={"vectors": ROWS[:7].tolist()}).json()
+def test_encoding_gives_the_hashers_codes(reader):
+    answer = reader.post("/v1/encode", json={"vectors": ROWS[:7].tolist()}).json()
     assert answer == {"n_bits": N_BITS, "codes": to_hex(CODES[:7], N_BITS)}
 
 
 @pytest.mark.parametrize("where", [None, {"label": 2}])
 @pytest.mark.parametrize("histogram", [False, True])
-def test_the_k_nearest_are_those_of_brute_force(client, where, histogram):
+def test_the_k_nearest_are_those_of_brute_force(reader, where, histogram):
     for row in RNG.standard_normal((10, N_FEATURES)):
         code = HASHER.encode(row[None])
         ids, near = nearest(code, where and 2)
         request = {"vector": row.tolist(), "k": 7, "where": where, "histogram": histogram}
-        answer = client.post("/v1/search", json=request).json()
+        answer = reader.post("/v1/search", json=request).json()
         assert answer["code"] == to_hex(code, N_BITS)[0]
         assert [hit["id"] for hit in answer["results"]] == ids[:7]
         assert [hit["distance"] for hit in answer["results"]] == near[:7]
@@ -175,12 +198,12 @@ def test_the_k_nearest_are_those_of_brute_force(client, where, histogram):
 
 
 @pytest.mark.parametrize("histogram", [False, True])
-def test_a_radius_counts_all_and_returns_the_nearest(client, histogram):
+def test_a_radius_counts_all_and_returns_the_nearest(reader, histogram):
     code = CODES[17]
     ids, near = nearest(code)
     for radius in (0, 3, 8, N_BITS, 10**6):
         request = {"id": int(IDS[17]), "radius": radius, "histogram": histogram}
-        answer = client.post("/v1/search", json=request).json()
+        answer = reader.post("/v1/search", json=request).json()
         total = sum(distance <= radius for distance in near)
         assert answer["total"] == total
         assert [hit["id"] for hit in answer["results"]] == ids[: min(total, LIMITS.results)]
@@ -188,22 +211,22 @@ def test_a_radius_counts_all_and_returns_the_nearest(client, histogram):
             assert sum(answer["histogram"]) == N_ITEMS
 
 
-def test_codes_search_as_vectors_do(client):
-    by_code = client.post("/v1/search", json={"code": to_hex(CODES[4:5], N_BITS)[0]}).json()
-    by_vector = client.post("/v1/search", json={"vector": ROWS[4].tolist()}).json()
+def test_codes_search_as_vectors_do(reader):
+    by_code = reader.post("/v1/search", json={"code": to_hex(CODES[4:5], N_BITS)[0]}).json()
+    by_vector = reader.post("/v1/search", json={"vector": ROWS[4].tolist()}).json()
     assert by_code == by_vector
     assert len(by_code["results"]) == 10
 
 
 @pytest.mark.parametrize("histogram", [False, True])
-def test_rescored_searches_are_those_of_the_index(client, histogram):
+def test_rescored_searches_are_those_of_the_index(reader, histogram):
     index = HammingIndex(N_BITS)
     index.add(CODES, IDS)
     for row in RNG.standard_normal((10, N_FEATURES)):
         values = HASHER.project(row[None])
         expected = index.search(HASHER.encode(row[None]), 6, rescore=values)
         request = {"vector": row.tolist(), "k": 6, "rescore": "project", "histogram": histogram}
-        answer = client.post("/v1/search", json=request).json()
+        answer = reader.post("/v1/search", json=request).json()
         assert [hit["id"] for hit in answer["results"]] == expected.ids[0].tolist()
         assert [hit["distance"] for hit in answer["results"]] == expected.distances[0].tolist()
         scores = [hit["score"] for hit in answer["results"]]
@@ -244,12 +267,12 @@ def test_items_are_kept_replaced_and_removed(client, store):
     assert store.count() == N_ITEMS
 
 
-def test_a_sample_is_of_different_items_and_repeats_by_its_seed(client, store):
-    first = client.get("/v1/items?limit=40&seed=3").json()["items"]
+def test_a_sample_is_of_different_items_and_repeats_by_its_seed(reader, kept_store):
+    first = reader.get("/v1/items?limit=40&seed=3").json()["items"]
     assert len({item["id"] for item in first}) == 40
-    assert first == client.get("/v1/items?limit=40&seed=3").json()["items"]
-    assert first != client.get("/v1/items?limit=40&seed=4").json()["items"]
-    few = Engine(HASHER, store, limits=Limits(histogram=10))  # more items than it counts
+    assert first == reader.get("/v1/items?limit=40&seed=3").json()["items"]
+    assert first != reader.get("/v1/items?limit=40&seed=4").json()["items"]
+    few = Engine(HASHER, kept_store, limits=Limits(histogram=10))  # more items than it counts
     assert 1 < len(few.sample(40, 3)) <= 40
 
 
@@ -261,6 +284,7 @@ def test_the_model_card_describes_the_model_and_the_stored_codes(store):
     share = bits.mean(axis=0)
     assert health["bit_balance"] == pytest.approx(100 * np.minimum(share, 1 - share).mean())
     assert health["distinct_codes"] == len(np.unique(CODES, axis=0))
+    assert health["sample"] == N_ITEMS
     assert card == {
         "method": "LSH",
         "n_bits": N_BITS,
@@ -345,10 +369,8 @@ def odd_images():
 
 @pytest.mark.parametrize("name", odd_images())
 def test_images_of_many_kinds_are_read(name):
-    from antipodal.service.imagefeatures import ImageFeatures
-
     text, level = odd_images()[name]
-    features = ImageFeatures("pixels:2x4:255", 10_000)([text])
+    features = imagefeatures.ImageFeatures("pixels:2x4:255", Limits())([text])
     assert features.shape == (1, 8)
     if level is not None:
         np.testing.assert_allclose(features, level, atol=1)
@@ -383,6 +405,78 @@ def test_hostile_images_are_refused(tmp_path, image, words):
         items = {"items": [{"id": 1, "image": image}]}
         assert words in is_problem(client.put("/v1/items", json=items), 422)
         assert store.count() == 0
+
+
+@pytest.fixture
+def image_engine(tmp_path):
+    hasher = LSH(8, random_state=0).fit(RNG.standard_normal((20, 64)))
+    with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=8) as store:
+        yield Engine(hasher, store, images="pixels:8x8", limits=Limits(threads=1))
+
+
+def test_many_small_files_of_many_pixels_are_refused_before_one_is_decoded(
+    image_engine, monkeypatch
+):
+    file = io.BytesIO()
+    Image.new("1", (4_000, 4_000)).save(file, "PNG", optimize=True)
+    image = base64.b64encode(file.getvalue()).decode()
+    n_images = 700
+    assert n_images * len(image) < Limits().body / 2  # its bytes are few
+    client = TestClient(create_app(image_engine))
+    monkeypatch.setattr(imagefeatures, "_decode", lambda *_: pytest.fail("it was decoded"))
+    for method, path, body in [
+        ("POST", "/v1/encode", {"images": [image] * n_images}),
+        ("PUT", "/v1/items", {"items": [{"id": i, "image": image} for i in range(n_images)]}),
+    ]:
+        began = time.monotonic()
+        message = is_problem(client.request(method, path, json=body), 422)
+        assert time.monotonic() - began < 5  # all of them: minutes
+        assert "at most 64,000,000 pixels together" in message
+        assert "images 0 to 4" in message
+
+
+def test_images_up_to_the_limits_of_a_request_are_taken(image_engine):
+    image = png(np.zeros((100, 100), np.uint8))
+    for most, n_taken in ((30_000, 3), (29_999, 2)):
+        features = imagefeatures.ImageFeatures("pixels:8x8", Limits(request_pixels=most))
+        assert features([image] * n_taken).shape == (n_taken, 64)
+        with pytest.raises(ValueError, match="pixels together"):
+            features([image] * (n_taken + 1))
+
+
+def test_health_checks_and_searches_do_not_wait_for_images(image_engine, monkeypatch):
+    decoding, release = threading.Semaphore(0), threading.Event()
+
+    def slow(*_):
+        decoding.release()
+        assert release.wait(30)
+        return Image.new("RGB", (8, 8))
+
+    monkeypatch.setattr(imagefeatures, "_decode", slow)
+    image = png(np.zeros((8, 8), np.uint8))
+    requests = [
+        ("POST", "/v1/encode", {"images": [image]}),
+        ("POST", "/v1/search", {"image": image}),
+        ("PUT", "/v1/items", {"items": [{"id": 1, "image": image}]}),
+    ]
+    answers = []
+    with TestClient(create_app(image_engine)) as client:
+        callers = [
+            threading.Thread(target=lambda r=r: answers.append(client.request(*r[:2], json=r[2])))
+            for r in requests
+        ]
+        for caller in callers:
+            caller.start()
+        for _ in range(2):  # one thread reads images, another writes them
+            assert decoding.acquire(timeout=30)
+        assert client.get("/readyz").json() == {"status": "ready"}
+        assert client.get("/metrics").status_code == 200
+        assert client.post("/v1/search", json={"code": "00"}).status_code == 200
+        assert answers == []
+        release.set()
+        for caller in callers:
+            caller.join()
+    assert [answer.status_code for answer in answers] == [200] * 3
 
 
 def test_images_that_do_not_fit_the_model_are_refused_at_the_start(store):
@@ -490,13 +584,13 @@ BAD_ITEMS = [
 
 
 @pytest.fixture
-def unchanged(client, store):
+def unchanged(reader, kept_store):
     """Check that after the test the service is alive and the store as it was."""
-    before = contents(store)
-    yield client
-    assert client.get("/healthz").json() == {"status": "alive"}
-    assert client.get("/readyz").json() == {"status": "ready"}
-    assert contents(store) == before
+    before = contents(kept_store)
+    yield reader
+    assert reader.get("/healthz").json() == {"status": "alive"}
+    assert reader.get("/readyz").json() == {"status": "ready"}
+    assert contents(kept_store) == before
 
 
 def test_bodies_that_are_not_good_json_are_refused(unchanged):
@@ -517,6 +611,12 @@ def test_one_bad_item_keeps_out_the_whole_batch(unchanged):
         is_problem(unchanged.put("/v1/items", json={"items": [good, bad]}), 422)
     twice = unchanged.put("/v1/items", json={"items": [good, good]})
     assert "999 comes more than once" in is_problem(twice, 422)
+
+
+def test_a_filter_that_is_not_valid_is_named_as_what_is_wrong(unchanged):
+    for where in ({"a": {"in": 3}}, {"": 1}, {"or": []}, {"a": [1]}, {"a": {"lt": None}}):
+        response = unchanged.post("/v1/search", json={"code": "000000", "where": where})
+        assert is_problem(response, 422).startswith("where is not a valid filter: ")
 
 
 def test_huge_batches_are_refused(unchanged):
@@ -637,9 +737,7 @@ json_values = st.recursive(
 names = ("vector", "code", "id", "k", "radius", "where", "items", "ids", "vectors", "histogram")
 
 
-@settings(
-    max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@examples(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     body=st.binary(max_size=60)
     | json_values.map(lambda value: json.dumps(value).encode())
@@ -673,7 +771,7 @@ def test_the_service_keeps_to_its_openapi_description(store, method, path, mode)
     operation = schemathesis.openapi.from_asgi("/openapi.json", app)[path][method]
     checks = [*CHECKS, negative_data_rejection] if mode is GenerationMode.NEGATIVE else CHECKS
 
-    @settings(max_examples=15, suppress_health_check=list(HealthCheck), deadline=None)
+    @examples(15, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def run(case):
         case.call_and_validate(checks=checks)
@@ -681,8 +779,8 @@ def test_the_service_keeps_to_its_openapi_description(store, method, path, mode)
     run()
 
 
-def test_the_openapi_description_has_examples_that_work(client):
-    described = client.get("/openapi.json").json()
+def test_the_openapi_description_has_examples_that_work(reader):
+    described = reader.get("/openapi.json").json()
     requests = [name for name in described["components"]["schemas"] if name.endswith("Request")]
     assert len(requests) == 4
     for name in requests:
@@ -752,6 +850,159 @@ def test_a_body_without_a_key_is_not_read(store):
         raise AssertionError("the body was asked for")
 
     assert asyncio.run(status_of(app, receive)) == 401
+
+
+@pytest.fixture(scope="module")
+def guarded(kept_store):
+    """The application with keys, mounted and not."""
+    app = create_app(Engine(HASHER, kept_store), keys=Keys.parse(KEYS, "keys"))
+    return {
+        "": app,
+        "/api": Starlette(routes=[Mount("/api", app)]),
+        "/a/b": Starlette(routes=[Mount("/a", Starlette(routes=[Mount("/b", app)]))]),
+    }
+
+
+@pytest.mark.parametrize("root_path", ["", "/proxy"])
+@pytest.mark.parametrize("prefix", ["", "/api", "/a/b"])
+def test_keys_are_asked_for_wherever_the_application_is_mounted(
+    guarded, kept_store, prefix, root_path
+):
+    client = TestClient(guarded[prefix], root_path=root_path, raise_server_exceptions=False)
+    before = contents(kept_store)
+    wrong = {"X-API-Key": "wr0ng-k3y-that-nobody-has"}
+    for method, path, body, role in keyed_routes():
+        # A proxy may send its own prefix along or take it off; a mount needs it.
+        for start in {root_path + prefix} if prefix else {"", root_path}:
+            for headers in ({}, wrong):
+                response = client.request(method, start + path, json=body, headers=headers)
+                is_problem(response, 401)
+                assert response.headers["www-authenticate"] == "Bearer"
+            reading = {"Authorization": f"Bearer {READ}"}
+            response = client.request(method, start + path, json=body, headers=reading)
+            assert response.status_code == (403 if role == "write" else 200)
+    assert contents(kept_store) == before
+    for path in ("/healthz", "/readyz", "/", "/openapi.json"):
+        assert client.get(root_path + prefix + path).status_code == 200
+
+
+@pytest.mark.parametrize("prefix", ["", "/api"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/items",
+        "//v1/items",
+        "/v1//items",
+        "///v1///items",
+        "/v1/items/",
+        "/v1%2Fitems",
+        "/%761/items",
+        "/v1/%69tems",
+        "/v1/items%2F",
+        "/V1/items",
+        "/./v1/items",
+        "/healthz/../v1/items",
+        "/static/../v1/items",
+        "/v1/items;/healthz",
+        "/v1/items?x=/healthz",
+        "/v1/items%3Fx",
+        "/v1/items%00",
+        "/v1/items%20",
+        "/v1/items/1",
+        "/metrics",
+    ],
+)
+def test_no_way_of_writing_a_path_passes_by_the_keys(guarded, kept_store, path, prefix):
+    before = contents(kept_store)
+    app = guarded[prefix]
+    target, _, query = path.partition("?")
+    for method in ("GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE", "PATCH", "get", "delete"):
+        for key in (None, "wr0ng-k3y-that-nobody-has", READ):
+            status, body = asyncio.run(raw(app, method, prefix + target, query, key))
+            reads = method == "GET" and key == READ
+            assert status in ((200, 404, 422) if reads else (401, 403, 404, 405)), (method, key)
+            assert reads or b"label" not in body
+    assert contents(kept_store) == before
+
+
+async def raw(app, method, path, query, key):
+    """Ask as a server does: the path decoded once, as it came, and tidied up by nobody."""
+    body = json.dumps({"ids": [int(IDS[0])]}).encode()
+    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    if key is not None:
+        headers.append((b"authorization", b"Bearer " + key.encode()))
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": method,
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8000),
+    }
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+
+
+def test_every_route_demands_a_role_but_the_page_and_the_signs_of_life(guarded):
+    """Whoever adds a route must say who may call it."""
+    open_to_all = {"/", "/healthz", "/readyz", "/openapi.json", "/static"}
+    app = guarded[""]
+    roles = {}
+    for route in app.routes:
+        if route.path in open_to_all:
+            continue
+        assert isinstance(route, GuardedRoute), route.path
+        (guard,) = route.guards
+        roles |= {(method, route.path): guard.role for method in route.methods}
+    writing = {("PUT", "/v1/items"), ("DELETE", "/v1/items")}
+    keyed = {route for route in ROUTES if route[1] not in open_to_all}
+    assert roles == {route: "write" if route in writing else "read" for route in keyed}
+    described = app.openapi()["paths"]
+    for method, path in ROUTES:
+        ways = described[path][method.lower()].get("security", [])
+        assert ways == ([{"bearer": []}, {"header": []}] if path not in open_to_all else [])
+
+
+@pytest.mark.parametrize("key", [None, "wr0ng-k3y-that-nobody-has", READ])
+def test_what_is_wrong_with_a_body_is_told_only_to_who_may_send_it(guarded, key):
+    headers = {"Content-Type": "application/json"} | ({} if key is None else {"X-API-Key": key})
+    client = TestClient(guarded[""])
+    for content in (b"{", b'{"unknown": 1}', b" " * (Limits().body + 1)):
+        response = client.put("/v1/items", content=content, headers=headers)
+        is_problem(response, 401 if key != READ else 403)
+
+
+def test_a_comment_needs_a_blank_before_it():
+    hashed = "9#kd83-k3y-with-a-hash"
+    keys = Keys.parse(f"#read {READ}\n  # {READ}\nwrite {hashed} # a comment\n", "keys")
+    assert len(keys) == 1
+    assert keys.role(hashed.encode()) == "write"
+    for other in ("9", READ, f"{hashed} # a comment"):
+        assert keys.role(other.encode()) is None
+    with pytest.raises(AntipodalError, match="line 2 must be `read KEY`"):
+        Keys.parse(f"read {READ}\nwrite #{hashed}", "keys")
+
+
+def test_short_keys_are_refused_by_their_line_and_not_quoted():
+    short = "secret-of-15-ch"
+    with pytest.raises(AntipodalError) as error:
+        Keys.parse(f"# keys\nread {READ}\nwrite {short}", "keys.txt")
+    assert "keys.txt, line 3: a key must have at least 16 characters" in str(error.value)
+    assert short not in str(error.value)
+    assert len(Keys.parse(f"write {short}s", "keys.txt")) == 1
 
 
 def test_key_files_are_read_or_refused_without_quoting_them(tmp_path, monkeypatch):
@@ -924,9 +1175,9 @@ def test_items_that_change_between_search_and_fetch_are_searched_again(store, mo
     assert "too quickly" in is_problem(response, 503)
 
 
-def test_every_request_is_one_line_of_json(client, caplog):
+def test_every_request_is_one_line_of_json(reader, caplog):
     caplog.set_level(logging.INFO)
-    response = client.post(
+    response = reader.post(
         "/v1/search?secret=1", json={"code": "000000", "where": {"word": "hidden"}}
     )
     (record,) = [one for one in caplog.records if one.name == "antipodal.service"]
@@ -944,7 +1195,7 @@ def test_every_request_is_one_line_of_json(client, caplog):
         "path": "/v1/search",
         "status": 200,
     }
-    client.get('/v1/items/"%0A{evil}')
+    reader.get('/v1/items/"%0A{evil}')
     assert "\n" not in JsonFormatter().format(caplog.records[-1])
 
 
@@ -1011,6 +1262,48 @@ def test_what_is_wrong_is_said_before_anything_listens(tmp_path, monkeypatch, op
     result = CliRunner().invoke(commands, ["serve", *arguments, *options])
     assert isinstance(result.exception, (AntipodalError, ValueError))
     assert words in str(result.exception)
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_the_password_of_a_store_is_not_printed(tmp_path, monkeypatch, capsys, by_variable):
+    HASHER.save(tmp_path / "model")
+    secret = "s3cret-of-the-database"
+    url = f"postgresql://reader:{secret}@127.0.0.1:9/codes"  # where nothing listens
+    given = [] if by_variable else ["--store", url]
+    if by_variable:
+        monkeypatch.setenv("ANTIPODAL_STORE", url)
+    model = ["--model", str(tmp_path / "model")]
+    monkeypatch.setattr("sys.argv", ["antipodal", "serve", "--port", "0", *model, *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    assert ended.value.code == 1
+    assert "127.0.0.1" in printed.err  # it is said which store
+    assert secret not in printed.out + printed.err
+    assert secret not in repr(Settings(model=tmp_path, store=url))
+
+
+def test_an_address_that_cannot_be_listened_on_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ANTIPODAL_KEYS", f"read {READ}")
+    model = ["--model", "missing", "--store", f"sqlite:///{tmp_path}/codes.db"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for host, words in (
+            ("127.0.0.1", "Address already in use. Is it running already?"),
+            ("192.0.2.7", "Cannot assign requested address"),  # kept for documents: nobody has it
+            ("no.such.name.invalid", "port"),
+        ):
+            arguments = ["antipodal", "serve", *model, "--host", host, "--port", port]
+            monkeypatch.setattr("sys.argv", arguments)
+            with pytest.raises(SystemExit) as ended:
+                main()
+            printed = capsys.readouterr()
+            assert (ended.value.code, printed.out) == (1, "")
+            assert printed.err.startswith(f"antipodal: cannot listen on {host} port {port}: ")
+            assert words in printed.err
+            assert printed.err.count("\n") == 1
+    check_address("127.0.0.1", int(port))  # free again
+    check_address("localhost", 0)
 
 
 def test_a_store_of_another_model_is_refused_at_the_start(tmp_path):

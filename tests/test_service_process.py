@@ -55,7 +55,7 @@ def running(model, folder, *options, timeout=10, **variables):
             env=environment(**variables),
         )
     try:
-        wait_until(lambda: is_ready(process, port, folder), 60)
+        wait_until(lambda: is_ready(process, port, folder), 120)  # on busy cores
         yield process, port
     finally:
         if process.poll() is None:

@@ -40,6 +40,7 @@ def weights(hasher):
         {"validation_fraction": 0.2},
     ],
 )
+@pytest.mark.usefixtures("two_threads")
 def test_a_stopped_run_resumes_to_the_very_same_weights(tmp_path, digits, settings):
     settings = {"n_bits": 12, "n_epochs": 25, "batch_size": 64, "random_state": 3} | settings
     whole = DeepLinf(**settings).fit(*digits)

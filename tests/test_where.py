@@ -6,13 +6,14 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from antipodal.stores import open_store
 from antipodal.stores.dialects import milvus_narrowing, postgres_condition, sqlite_condition
 from antipodal.stores.metadata import clean, metadata_texts, parse_metadata
 from antipodal.stores.where import And, Compare, Exists, Not, OneOf, Or, matches, parse_where
+from effort import fresh_examples
 from engines import ENGINES, engines  # noqa: F401
 
 ITEM = {
@@ -134,7 +135,7 @@ objects = st.dictionaries(
 )
 
 
-@settings(max_examples=60)
+@fresh_examples(60)
 @given(objects)
 def test_metadata_keep_their_values_and_numbers_take_one_form(fields):
     (text,) = metadata_texts([fields], 1)
@@ -223,7 +224,7 @@ def assert_engine_agrees(store, where):
     assert store.radius(np.zeros((1, 1), np.uint8), 0, where=where).ids.tolist() == expected
 
 
-@settings(max_examples=120)
+@fresh_examples(120)
 @given(where=filters)
 def test_an_engine_lets_through_what_the_reference_does(store, where):
     assert_engine_agrees(store, where)

@@ -1,6 +1,7 @@
 """Work side by side gives what work in line gives."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -11,14 +12,11 @@ from antipodal.benchmark.workers import available_cores, run_jobs
 
 
 def add(shared, job):
+    """Return a sum, by which process, and with how many threads at most."""
     if job == 13:
         raise ValueError("thirteen")
-    return shared + job, os.getpid()
-
-
-def threads(shared, job):
     pools = [pool["num_threads"] for pool in threadpool_info()]
-    return max([torch.get_num_threads(), *pools])
+    return shared + job, os.getpid(), max([torch.get_num_threads(), *pools])
 
 
 def die(shared, job):
@@ -27,19 +25,25 @@ def die(shared, job):
     return job
 
 
-@pytest.mark.parametrize("n_processes", [1, 2])
-def test_every_job_gives_its_result_or_its_error(n_processes):
-    outcomes = dict(run_jobs(add, 100, [1, 13, 2, 3], n_processes))
+@pytest.fixture(scope="module", params=[1, 2])
+def run(request):
+    """The number of processes, and what they made of some jobs: to start them takes seconds."""
+    return request.param, dict(run_jobs(add, 100, [1, 13, 2, 3], request.param))
+
+
+def test_every_job_gives_its_result_or_its_error(run):
+    n_processes, outcomes = run
     assert {job: outcomes[job][0] for job in (1, 2, 3)} == {1: 101, 2: 102, 3: 103}
     assert isinstance(outcomes[13], ValueError)
     here = {outcomes[job][1] == os.getpid() for job in (1, 2, 3)}
     assert here == {n_processes == 1}
 
 
-def test_workers_together_use_no_more_threads_than_there_are_cores():
-    n_processes = max(2, available_cores())
-    outcomes = dict(run_jobs(threads, None, range(n_processes), n_processes))
-    assert set(outcomes.values()) == {max(1, available_cores() // n_processes)}
+def test_workers_together_use_no_more_threads_than_there_are_cores(run):
+    n_processes, outcomes = run
+    if n_processes > 1:
+        used = {outcomes[job][2] for job in (1, 2, 3)}
+        assert used == {max(1, available_cores() // n_processes)}
 
 
 def test_a_worker_that_dies_is_reported_and_not_waited_for():
@@ -49,10 +53,19 @@ def test_a_worker_that_dies_is_reported_and_not_waited_for():
 
 def test_a_caller_that_stops_early_leaves_no_process_behind():
     outcomes = run_jobs(add, 0, range(20), 2)
-    _, (_, pid) = next(outcomes)
+    _, (_, pid, _) = next(outcomes)
     outcomes.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def blocked(shared, job):
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_workers_never_see_an_interrupt_from_their_first_moment_on():
+    assert dict(run_jobs(blocked, None, [0, 1], 2)) == {0: True, 1: True}
+    assert not blocked(None, 0)
 
 
 def test_no_jobs_are_no_results():

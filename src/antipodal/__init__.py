@@ -7,15 +7,14 @@ The public names below are imported when they are first used, so that
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from antipodal import datasets as datasets
-    from antipodal.admm import LinfSolution as LinfSolution
-    from antipodal.admm import solve_linf as solve_linf
     from antipodal.codes import pack as pack
     from antipodal.codes import unpack as unpack
     from antipodal.dictionary import ksvd as ksvd
+    from antipodal.encoders import Encoder as Encoder
     from antipodal.encoders import LinfEncoder as LinfEncoder
     from antipodal.encoders import ListaEncoder as ListaEncoder
     from antipodal.encoders import PlainEncoder as PlainEncoder
@@ -32,22 +31,27 @@ if TYPE_CHECKING:
     from antipodal.hashers import KSH as KSH
     from antipodal.hashers import LSH as LSH
     from antipodal.hashers import PSH as PSH
+    from antipodal.hashers import BaseHasher as BaseHasher
     from antipodal.hashers import ClassifierLSH as ClassifierLSH
     from antipodal.hashers import DeepLinf as DeepLinf
     from antipodal.hashers import LDAHash as LDAHash
     from antipodal.hashers import LinfHash as LinfHash
+    from antipodal.hashers import NetworkHasher as NetworkHasher
     from antipodal.hashers import NNHash as NNHash
     from antipodal.hashers import OneHotHash as OneHotHash
     from antipodal.hashers import SignHash as SignHash
     from antipodal.hashers import SparseHash as SparseHash
     from antipodal.hashers import SpectralHash as SpectralHash
     from antipodal.hashers import load as load
+    from antipodal.hashers import register as register
     from antipodal.index import HammingIndex as HammingIndex
     from antipodal.index import Vectors as Vectors
     from antipodal.neurons import BLU as BLU
     from antipodal.neurons import HELU as HELU
     from antipodal.neurons import SHeLU as SHeLU
     from antipodal.service import create_app as create_app
+    from antipodal.solver import LinfSolution as LinfSolution
+    from antipodal.solver import solve_linf as solve_linf
     from antipodal.stores import open_store as open_store
 
 _HOME = {
@@ -55,8 +59,10 @@ _HOME = {
     "AntipodalError": "errors",
     "BLU": "neurons",
     "BRE": "hashers",
+    "BaseHasher": "hashers",
     "ClassifierLSH": "hashers",
     "DeepLinf": "hashers",
+    "Encoder": "encoders",
     "Evaluation": "evaluation",
     "HELU": "neurons",
     "HammingIndex": "index",
@@ -66,9 +72,10 @@ _HOME = {
     "LSH": "hashers",
     "LinfEncoder": "encoders",
     "LinfHash": "hashers",
-    "LinfSolution": "admm",
+    "LinfSolution": "solver",
     "ListaEncoder": "encoders",
     "NNHash": "hashers",
+    "NetworkHasher": "hashers",
     "OneHotHash": "hashers",
     "PSH": "hashers",
     "PlainEncoder": "encoders",
@@ -87,7 +94,8 @@ _HOME = {
     "load": "hashers",
     "open_store": "stores",
     "pack": "codes",
-    "solve_linf": "admm",
+    "register": "hashers",
+    "solve_linf": "solver",
     "unpack": "codes",
 }
 

@@ -1,6 +1,7 @@
 """Checks of arguments that several parts make alike."""
 
-from typing import TypeAlias
+from numbers import Integral, Real
+from typing import TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +19,29 @@ def check_whole(value: object, name: str, least: int) -> None:
         raise ValueError(f"{name} must be at least {least}: got {value}")
 
 
+def check_type(value: object, name: str, kind: object) -> None:
+    """Refuse a value that is not of the kind that a parameter is declared as.
+
+    Kinds are whole numbers, numbers, strings, true or false, each perhaps "or None"; of other
+    kinds nothing is said.
+    """
+    kinds = get_args(kind) or (kind,)
+    if value is None and type(None) in kinds:
+        return
+    for known, allowed, called in (
+        (int, Integral, "a whole number"),
+        (float, Real, "a number"),
+        (bool, (bool, np.bool_), "True or False"),
+        (str, str, "a string"),
+    ):
+        if known in kinds:
+            is_one = isinstance(value, allowed) and (known is bool or not isinstance(value, bool))
+            if not is_one:
+                unless = ", or None" if type(None) in kinds else ""
+                raise TypeError(f"{name} must be {called}{unless}: got {value!r}")
+            return
+
+
 def check_ids(ids: ArrayLike, name: str = "ids") -> Ids:
     """Return ids as a row of int64, or say what is wrong with them."""
     array = np.asarray(ids)
@@ -30,6 +54,12 @@ def check_ids(ids: ArrayLike, name: str = "ids") -> Ids:
     if array.dtype.kind == "u" and array.max() > MAX_ID:
         raise ValueError(f"{name} must be at most {MAX_ID}, the last of 64 bits: got {array.max()}")
     return array.astype(np.int64, copy=False)
+
+
+def some_ids(ids: Ids) -> str:
+    """Name a few ids, for a message."""
+    named = ", ".join(str(i) for i in ids[:5].tolist())
+    return f"{named} and {len(ids) - 5:,} more" if len(ids) > 5 else named
 
 
 def check_finite(rows: NDArray[np.generic], name: str = "X") -> None:

@@ -7,17 +7,23 @@ in their neuron and in whether the input reaches every layer:
 """
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from antipodal.admm import admm_step, unfolded_bias, unfolded_weights
-from antipodal.neurons import BLU, SHeLU
+from antipodal.neurons import BLU, SHeLU, rectify
 
 
 class Encoder(nn.Module):
     """K unfolded steps behind a first layer; subclasses choose the neuron.
+
+    An own encoder needs one hook, `neuron`. Others say more: `unit` and `threshold` how the neuron
+    is computed fast, `readout` what becomes of the last layer, `feeds_input_to_every_stage`
+    whether Wy reaches all layers, `initial_gain` how large S is at first. One that also overrides
+    `forward`, `from_drive` or `layers` is still encoded with as it was trained, if more slowly.
 
     Parameters
     ----------
@@ -61,11 +67,16 @@ class Encoder(nn.Module):
 
     def neuron(self, u: Tensor) -> Tensor:
         """Apply f of this encoder, entry by entry: f(u) = θ·f₁(u/θ)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must have a neuron(u)")
 
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
-        """Write f₁, the neuron with threshold 1, to `out`: without gradients, for fast encoding."""
-        raise NotImplementedError
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
+        """Apply f₁(v) = f(θv)/θ, the neuron with threshold 1; the result is in `out` if given.
+
+        A subclass may do so without going through f.
+        """
+        theta = self.threshold
+        result = self.neuron(v * theta) / theta
+        return result if out is None else out.copy_(result)
 
     @property
     def threshold(self) -> Tensor:
@@ -76,22 +87,44 @@ class Encoder(nn.Module):
         """Turn the last zᵏ into the output, which it is unless a subclass says otherwise."""
         return z
 
+    @property
+    def is_plain_unfolding(self) -> bool:
+        """Whether the layers are those of this class, so that there is a fast way through them."""
+        own = type(self)
+        hooks = ("forward", "from_drive", "layers")
+        return all(getattr(own, name) is getattr(Encoder, name) for name in hooks)
+
     def forward(self, y: Tensor) -> Tensor:  # (m, n) -> (m, N)
         """Encode each row of y."""
         return self.from_drive(y @ self.W.T)
 
     def from_drive(self, drive: Tensor) -> Tensor:
         """Go through all layers, given Wy."""
-        z = self.neuron(drive)
-        feed = drive if self.feeds_input_to_every_stage else torch.zeros_like(drive[:1])
-        for k in range(self.n_stages):
-            z, _ = admm_step(feed, z, *self.stage(k), self.neuron)
-        return self.readout(z)
+        return self.readout(self.layers(drive, self.stages(), self.neuron))
 
-    def stage(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return S and b of stage k, which are always the same in a tied encoder."""
-        shared = min(k, len(self.S) - 1)
-        return self.S[shared], self.b[shared]
+    def layers(
+        self,
+        drive: Tensor,
+        stages: Iterable[tuple[Tensor, Tensor]],
+        neuron: Callable[[Tensor], Tensor],
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Return zᴷ, given Wy, all (S_k, b_k) and f; `out` is memory for what goes into f."""
+        z = neuron(drive)
+        feed = (
+            drive
+            if self.feeds_input_to_every_stage
+            else torch.zeros_like(drive[:1]).expand_as(drive)
+        )
+        for S, b in stages:
+            z, _ = admm_step(feed, z, S, b, neuron, out=out)
+        return z
+
+    def stages(self) -> list[tuple[Tensor, Tensor]]:
+        """Return S_k and b_k for k = 1 … K, which are all the same in a tied encoder."""
+        shared = [min(k, len(self.S) - 1) for k in range(self.n_stages)]
+        return [(self.S[k], self.b[k]) for k in shared]
 
 
 class LinfEncoder(Encoder):
@@ -115,9 +148,9 @@ class LinfEncoder(Encoder):
         blu: Tensor = self.blu(u)
         return blu
 
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
         """Clip to ±1."""
-        return torch.clamp(v, -1.0, 1.0, out=out)
+        return self.blu.unit(v, out)
 
     @property
     def threshold(self) -> Tensor:
@@ -191,9 +224,9 @@ class ListaEncoder(Encoder):
         shelu: Tensor = self.shelu(u)
         return shelu
 
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
         """Move towards zero by 1."""
-        return torch.sub(v, torch.clamp(v, -1.0, 1.0, out=out), out=out)
+        return self.shelu.unit(v, out)
 
     @property
     def threshold(self) -> Tensor:
@@ -225,13 +258,11 @@ class SparseBitEncoder(ListaEncoder):
 
     def neuron(self, u: Tensor) -> Tensor:
         """Shrink each entry by its threshold."""
-        return (u - self.threshold).clamp(min=0.0) if self.nonnegative else super().neuron(u)
+        return rectify(u, self.threshold) if self.nonnegative else super().neuron(u)
 
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
         """Shrink each entry by 1."""
-        if self.nonnegative:
-            return torch.sub(v, 1.0, out=out).clamp_(min=0.0)
-        return super().unit(v, out)
+        return rectify(v, 1.0, out) if self.nonnegative else super().unit(v, out)
 
     def readout(self, z: Tensor) -> Tensor:
         """Squash the positive entries: zero stays zero."""
@@ -245,9 +276,9 @@ class PlainEncoder(Encoder):
     initial_gain = nn.init.calculate_gain("tanh")  # else the signal would fade from layer to layer
 
     def neuron(self, u: Tensor) -> Tensor:
-        """Squash each entry."""
-        return u.tanh()
-
-    def unit(self, v: Tensor, out: Tensor) -> Tensor:
         """Squash each entry: tanh has no threshold."""
+        return self.unit(u)
+
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
+        """Squash each entry."""
         return torch.tanh(v, out=out)

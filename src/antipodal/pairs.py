@@ -2,10 +2,20 @@
 
 A source of pairs deals out batches for one epoch. A batch names the rows to encode and, given
 their codes, computes its pairwise loss.
+
+An own loss is a function of the codes of a batch and of a table that says which rows pair up:
+
+    loss(codes, targets) -> the value to minimise, a tensor without dimensions
+
+with codes (m, N), what the encoder makes of the rows before the sign, and targets (m, m): 1 for a
+similar pair, -1 for a dissimilar one, and 0 for what does not count, the diagonal among it. So one
+formula does for all pairs in a batch and for pairs that are listed. A batch may have no pair of one
+kind: divide a sum by `(targets > 0).sum().clamp(min=1)`, where the mean of nothing would be NaN.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +26,8 @@ from torch import Tensor
 _MOST_DRAWS = 1000  # rounds in which to look for dissimilar pairs
 _BATCH, _LARGEST_BATCH = 256, 1024
 _ROWS_A_CLASS = 12
+
+PairLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def pairwise_loss(
@@ -51,6 +63,10 @@ class Batch(Protocol):
         """Return the mean pairwise loss, given the codes z of `rows`."""
         ...
 
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Return which rows are similar pairs and which dissimilar ones, twice (m, m)."""
+        ...
+
 
 class PairSource(Protocol):
     """Something that deals out the batches of an epoch, in an order set by the generator."""
@@ -75,15 +91,13 @@ class AllPairsBatch:
         """Return the loss over i ≠ j, from ‖zᵢ - zⱼ‖² = ‖zᵢ‖² + ‖zⱼ‖² - 2zᵢᵀzⱼ."""
         norms = z.square().sum(dim=1)
         squared = norms[:, None] + norms[None, :] - 2 * z @ z.T
+        return pairwise_loss(_root(squared), *self.tables(), margin, similar_weight)
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Return who shares a label with whom, and who does not."""
         similar = are_similar(self.labels, self.labels)
         dissimilar = ~similar
-        return pairwise_loss(
-            _root(squared),
-            similar.fill_diagonal_(False),
-            dissimilar.fill_diagonal_(False),
-            margin,
-            similar_weight,
-        )
+        return similar.fill_diagonal_(False), dissimilar.fill_diagonal_(False)
 
 
 @dataclass(frozen=True)
@@ -98,6 +112,17 @@ class ListedBatch:
         left, right = z.chunk(2)
         distance = _root((left - right).square().sum(dim=1))
         return pairwise_loss(distance, self.similar, ~self.similar, margin, similar_weight)
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Return tables with an entry for row i against row i + half, and for the reverse."""
+        half = len(self.similar)
+
+        def table(flags: Tensor) -> Tensor:
+            upper = flags.new_zeros(2 * half, 2 * half)
+            upper[:half, half:] = flags.diag()
+            return upper | upper.T
+
+        return table(self.similar), table(~self.similar)
 
 
 class InBatchPairs:
@@ -198,6 +223,15 @@ def _memberships(labels: Tensor) -> tuple[Tensor, Tensor]:
     return member, label
 
 
+def function_name(function: Callable[..., Any]) -> str:
+    """Return a name that tells a function from others, with what was given to it beforehand."""
+    if isinstance(function, partial):
+        given = [*map(repr, function.args), *(f"{k}={v!r}" for k, v in function.keywords.items())]
+        return f"{function_name(function.func)}({', '.join(given)})"
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
 def check_labels(y: ArrayLike, n_samples: int) -> NDArray[Any]:
     """Labels as class numbers (n,) int64 or concepts (n, c) bool, or say why they cannot be.
 
@@ -210,11 +244,18 @@ def check_labels(y: ArrayLike, n_samples: int) -> NDArray[Any]:
         raise ValueError(f"there must be one label a row: {n_samples} rows, {len(labels)} labels")
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if np.issubdtype(labels.dtype, np.floating) and not np.isfinite(labels).all():
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
         raise ValueError("labels contain NaN or infinity")
     if labels.ndim == 1:
-        if np.issubdtype(labels.dtype, np.floating) and (labels != np.floor(labels)).any():
-            raise ValueError("Unknown label type: labels must be classes, got real numbers")
+        if labels.dtype.kind == "f":
+            if (labels != np.floor(labels)).any():
+                raise ValueError("Unknown label type: labels must be classes, got real numbers")
+            largest = np.abs(labels).max(initial=0)
+            if largest >= 2.0 ** (np.finfo(labels.dtype).nmant + 1):
+                raise ValueError(
+                    f"labels as large as {largest:.0f} may have been rounded, as {labels.dtype}: "
+                    "pass integers"
+                )
         classes, numbers = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(

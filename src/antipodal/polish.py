@@ -7,6 +7,8 @@ singular, creeps towards the values of the others. Those solve a linear system.
 import torch
 from torch import Tensor
 
+from antipodal.neurons import clip
+
 _BLOCK_BYTES = 2**25  # of the small systems that are factored together
 _MOST_BLOCKED = 5  # times that the free entries of one step are thinned out
 
@@ -77,8 +79,8 @@ def _move(z: Tensor, g: Tensor, direction: Tensor, gram: Tensor, box: Tensor) ->
     room = torch.where(direction > 0, box - z, box + z)
     reach = torch.where(direction != 0, room / direction.abs(), torch.inf)
     t = reach.amin(dim=1, keepdim=True).clamp(max=1.0)
-    clipped = (z + direction).clamp(-box, box) - z
-    stopped = (z + t * direction).clamp(-box, box) - z
+    clipped = clip(z + direction, box) - z
+    stopped = clip(z + t * direction, box) - z
     # The entries that stop the step are put on the box exactly, or they would stop the next too.
     first = reach <= t
     stopped = torch.where(first, torch.sign(direction) * box - z, stopped)
@@ -89,4 +91,4 @@ def _move(z: Tensor, g: Tensor, direction: Tensor, gram: Tensor, box: Tensor) ->
     gain_clipped, gain_stopped = change(clipped), change(stopped)
     step = torch.where((gain_clipped < gain_stopped)[:, None], clipped, stopped)
     step[~(torch.minimum(gain_clipped, gain_stopped) < 0)] = 0
-    return (z + step).clamp(-box, box)
+    return clip(z + step, box)

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from antipodal.pairs import PairSource
+from antipodal.pairs import Batch, PairLoss, PairSource
 from antipodal.storage.checkpoint import fingerprint, restore_checkpoint, save_checkpoint
 from antipodal.threads import one_thread
 
@@ -25,6 +25,7 @@ class Training:
 
     n_epochs: int
     batch_size: int
+    loss: str  # its name, for what goes on from a checkpoint
     margin: float
     similar_weight: float
     optimizer: Literal["adamw", "sgd"]
@@ -64,6 +65,7 @@ def train(
     pairs: PairSource,
     settings: Training,
     *,
+    loss: PairLoss | None = None,
     validation: tuple[Tensor, PairSource] | None = None,
     progress: Progress | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -78,6 +80,8 @@ def train(
     settings : Training
         Everything that decides the result, the seed included: the same settings and data give
         the same weights, on any number of CPU threads.
+    loss : callable, optional
+        In place of Eq. 12, what to minimise: see `antipodal.pairs`.
     validation : (rows, pairs), optional
         Held-out rows and their pairs. Training stops when their loss has not improved for
         `settings.patience` epochs, and the best weights are kept.
@@ -104,21 +108,22 @@ def train(
                 break
             # A seed per epoch, so that a resumed run draws what an uninterrupted one would.
             generator.manual_seed(settings.seed * 1_000_003 + epoch)
-            loss = _epoch(encoder, X, pairs, settings, optimizer, epoch, generator)
-            if not math.isfinite(loss):
+            mean = _epoch(encoder, X, pairs, settings, loss, optimizer, epoch, generator)
+            if not math.isfinite(mean):
+                own = "" if loss is None else f", or see whether {settings.loss} divides by zero"
                 raise FloatingPointError(
-                    f"the loss became {loss} in epoch {epoch + 1}: training diverged. "
-                    f"Lower learning_rate (now {settings.learning_rate})"
+                    f"the loss became {mean} in epoch {epoch + 1}: training diverged. "
+                    f"Lower learning_rate (now {settings.learning_rate}){own}"
                 )
-            history.loss.append(loss)
+            history.loss.append(mean)
             held_out = None
             if validation is not None:
-                held_out = _validation_loss(encoder, *validation, settings)
+                held_out = _validation_loss(encoder, *validation, settings, loss)
                 if held_out < min(history.validation_loss, default=math.inf):
                     history.best_epoch, best = epoch, _weights(encoder)
                 history.validation_loss.append(held_out)
             if progress is not None:
-                progress(Epoch(epoch + 1, settings.n_epochs, loss, held_out))
+                progress(Epoch(epoch + 1, settings.n_epochs, mean, held_out))
             last = epoch + 1 == settings.n_epochs
             if checkpoint is not None and ((epoch + 1) % checkpoint_every == 0 or last):
                 save_checkpoint(checkpoint, run, encoder, optimizer, asdict(history), best)
@@ -134,6 +139,7 @@ def _epoch(
     X: Tensor,
     pairs: PairSource,
     settings: Training,
+    own_loss: PairLoss | None,
     optimizer: torch.optim.Optimizer,
     epoch: int,
     generator: torch.Generator,
@@ -152,7 +158,7 @@ def _epoch(
         if settings.dropout:
             kept = torch.rand(y.shape, generator=generator, device=y.device) >= settings.dropout
             y = y * kept / (1 - settings.dropout)
-        loss = batch.loss(encoder(y), settings.margin, settings.similar_weight)
+        loss = _loss(batch, encoder(y), settings, own_loss)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -161,12 +167,30 @@ def _epoch(
     return float(torch.stack(losses).mean())
 
 
+def _loss(batch: Batch, z: Tensor, settings: Training, own: PairLoss | None) -> Tensor:
+    """Return the loss of a batch with codes z, by Eq. 12 or the function that was given."""
+    if own is None:
+        return batch.loss(z, settings.margin, settings.similar_weight)
+    similar, dissimilar = batch.tables()
+    value = own(z, similar.to(z.dtype) - dissimilar.to(z.dtype))
+    if not isinstance(value, Tensor) or value.ndim:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{settings.loss} must return a tensor without dimensions: got {got}")
+    return value
+
+
 @torch.no_grad()
-def _validation_loss(encoder: nn.Module, X: Tensor, pairs: PairSource, settings: Training) -> float:
+def _validation_loss(
+    encoder: nn.Module,
+    X: Tensor,
+    pairs: PairSource,
+    settings: Training,
+    own_loss: PairLoss | None,
+) -> float:
     """Loss of the held-out pairs, dealt out the same way every time."""
     generator = torch.Generator(device=X.device).manual_seed(settings.seed)
     losses = [
-        batch.loss(encoder(X[batch.rows]), settings.margin, settings.similar_weight)
+        _loss(batch, encoder(X[batch.rows]), settings, own_loss)
         for batch in pairs.batches(settings.batch_size, generator)
     ]
     return float(torch.stack(losses).mean())

@@ -7,6 +7,7 @@ shows what coding costs.
 """
 
 import hashlib
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,13 +52,16 @@ class Rows:
     split: Split
     mirror: Array | None = None
 
-    def fit(self, hasher: BaseHasher) -> None:
-        """Fit to the training rows, with labels, where a method uses them; else to the database."""
+    def fit(self, hasher: BaseHasher, **options: Any) -> None:
+        """Fit to the training rows, with labels, where a method uses them; else to the database.
+
+        The options are those of the hasher's own `fit`.
+        """
         chosen = self.split.train if hasher.uses_labels else self.split.database
         X, y = self.X[chosen], self.y[chosen]
         if self.mirror is not None:
             X, y = np.concatenate([X, X[:, self.mirror]]), np.concatenate([y, y])
-        hasher.fit(X, y if hasher.uses_labels else None)
+        hasher.fit(X, y if hasher.uses_labels else None, **options)
 
     def values(self, function: Callable[[Array], Array], chosen: Array) -> Array:
         """Return the function of chosen rows, or its mean with that of their mirror images."""
@@ -130,8 +134,12 @@ class Benchmark:
         return self.dataset.labels.ndim == 2
 
     def identify(self, cell: Cell) -> Record:
-        """Return what tells the record of a cell from all others."""
-        return self.identity | cell._asdict()
+        """Return what tells the record of a cell from all others.
+
+        All parameters of the method are in it, also those that `cell.method` does not name: a
+        default may be another one in time.
+        """
+        return self.identity | cell._asdict() | {"parameters": parameters(hasher_of(cell))}
 
     def matching(self, cells: Iterable[Cell], records: Sequence[Record]) -> dict[Cell, Record]:
         """Return the records that are there already, by cell; of several the last."""
@@ -163,7 +171,35 @@ class Benchmark:
 def _key(record: Record) -> tuple[Any, ...]:
     """Return what tells records apart; what a record does not name, it has not."""
     names = ("protocol", "n_train", "n_query", "n_concepts", "mirrored", "antipodal")
-    return tuple(record.get(name) for name in ("dataset", "data", *names, *Cell._fields))
+    values = (record.get(name) for name in ("dataset", "data", *names, *Cell._fields))
+    return (*values, json.dumps(record.get("parameters"), sort_keys=True))
+
+
+def hasher_of(cell: Cell) -> BaseHasher:
+    """Return the hasher to fit; that of the ceiling is only asked for its class probabilities."""
+    if cell.method == CEILING:
+        return make_hasher("ClassifierLSH", 1, cell.seed)
+    return make_hasher(cell.method, cell.bits, cell.seed)
+
+
+def parameters(hasher: BaseHasher) -> Record:
+    """Return all parameters but length and seed, as JSON holds them."""
+    values = hasher.get_params(deep=False).items()
+    return {name: _written(v) for name, v in values if name not in ("n_bits", "random_state")}
+
+
+def _written(value: Any) -> Any:
+    """Return a value as it is read back from JSON; functions and classes by their names."""
+    if isinstance(value, np.ndarray):
+        return f"array {_digest_arrays([value])}"
+    if isinstance(value, np.generic):
+        value = value.item()
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError):
+        return repr(value)
 
 
 def grid(methods: Sequence[str], bits: Sequence[int], seeds: Sequence[int]) -> list[Cell]:
@@ -193,8 +229,7 @@ def run_cell(benchmark: Benchmark, cell: Cell) -> Record:
     """
     rows = benchmark.rows(cell.seed)
     split, y = rows.split, rows.y
-    method, bits = ("ClassifierLSH", 1) if cell.method == CEILING else (cell.method, cell.bits)
-    hasher = make_hasher(method, bits, cell.seed)
+    hasher = hasher_of(cell)
     began = time.perf_counter()
     rows.fit(hasher)
     fitted = time.perf_counter()
@@ -212,7 +247,7 @@ def run_cell(benchmark: Benchmark, cell: Cell) -> Record:
 
         def score(kept: Array | slice) -> dict[str, float | int]:
             return evaluate(
-                query, database[kept], query_labels, item_labels[kept], n_bits=bits,
+                query, database[kept], query_labels, item_labels[kept], n_bits=cell.bits,
                 top=(10, 5000) if benchmark.multilabel else (), projections=projections[kept],
             ).to_dict()  # fmt: skip
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.benchmark.cells import Rows
+from antipodal.benchmark.cells import Benchmark
 from antipodal.datasets import digits
 from antipodal.evaluation.metrics import Evaluation, evaluate, hamming_distances
 from antipodal.hashers import HASHERS, NetworkHasher
@@ -52,10 +52,10 @@ class Demo:
 
     def __init__(self, n_bits: int, n_epochs: int | None, seed: int) -> None:
         data = digits()
-        self.images, self.labels = np.asarray(data.features), data.labels
+        self.rows = Benchmark(data, n_train=50, n_query=20).rows(seed)
+        self.images, self.labels, self.split = self.rows.X, self.rows.y, self.rows.split
         self.pixels = np.asarray(data.images)
         self.n_bits = n_bits
-        self.split = data.split("paper", seed, n_train=50, n_query=20)
         self.hashers = {name: make_hasher(name, n_bits, seed) for name in HASHERS}
         for hasher in self.hashers.values():
             if isinstance(hasher, NetworkHasher) and n_epochs is not None:
@@ -66,14 +66,13 @@ class Demo:
         """Fit and score one method after the other."""
         for name, hasher in self.hashers.items():
             began = time.perf_counter()
-            Rows(self.images, self.labels, self.split).fit(hasher)
+            self.rows.fit(hasher)
             yield self._score(name, time.perf_counter() - began)
 
     def score_deep(self, progress: "Progress | None" = None) -> Score:
         """Fit and score the deep network alone."""
         began = time.perf_counter()
-        rows = self.split.train
-        self.deep.fit(self.images[rows], self.labels[rows], progress=progress)
+        self.rows.fit(self.deep, progress=progress)
         return self._score("DeepLinf", time.perf_counter() - began)
 
     def _score(self, name: str, seconds: float) -> Score:

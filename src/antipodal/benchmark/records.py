@@ -26,29 +26,41 @@ def read_records(path: str | os.PathLike[str]) -> list[Record]:
     A file that does not exist holds none.
     """
     try:
-        data = Path(path).read_bytes()
+        return _parse(path, Path(path).read_bytes())
     except FileNotFoundError:
         return []
     except OSError as error:
         raise AntipodalError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _parse(path: str | os.PathLike[str], data: bytes) -> list[Record]:
     records = []
-    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+    *lines, rest = data.split(b"\n")
+    for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
         except ValueError:
             record = None
         if not isinstance(record, dict):
-            raise AntipodalError(
-                f"{path}, line {number} is not a JSON object: is this a file of records?"
-            )
+            raise _foreign(path, number)
         records.append(record)
+    if rest and not rest.startswith(b"{"):  # not the beginning of a record either
+        raise _foreign(path, len(lines) + 1)
     return records
 
 
-class RecordWriter:
-    """Appends records; each is on the disk when `append` returns."""
+def _foreign(path: str | os.PathLike[str], line: int) -> AntipodalError:
+    return AntipodalError(f"{path}, line {line} is not a JSON object: is this a file of records?")
 
-    def __init__(self, path: Path, file: FileIO) -> None:
+
+class RecordWriter:
+    """Appends records; each is on the disk when `append` returns.
+
+    `found` are the records that the file had when it was opened.
+    """
+
+    def __init__(self, path: Path, file: FileIO, found: list[Record]) -> None:
+        self.found = found
         self._path = path
         self._file = file
 
@@ -70,14 +82,16 @@ class RecordWriter:
 
 @contextmanager
 def appending(path: str | os.PathLike[str]) -> Iterator[RecordWriter]:
-    """Open a file of records to append to, for one process at a time.
+    """Open a file of records to read and append to, for one process at a time.
 
-    A half-written last line is cut off: its run was killed before the record was complete.
+    A half-written last line is cut off: its run was killed before the record was complete. A file
+    of something else is left as it is.
     """
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        file = open(target, "r+b" if target.exists() else "w+b", buffering=0)  # noqa: SIM115
+        # Made if it is missing, and never emptied: another run may have made it a moment ago.
+        file = open(target, "r+b", buffering=0, opener=_open_or_make)  # noqa: SIM115
     except OSError as error:
         raise AntipodalError(f"cannot write {target}: {error.strerror or error}") from error
     with file:
@@ -88,8 +102,14 @@ def appending(path: str | os.PathLike[str]) -> Iterator[RecordWriter]:
                 raise AntipodalError(
                     f"{target} is being written by another run: wait for it, or choose another file"
                 ) from error
+        # Read only now: until a moment ago another run may have written.
         data = file.read()
+        found = _parse(target, data)
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             file.truncate(whole)
-        yield RecordWriter(target, file)
+        yield RecordWriter(target, file, found)
+
+
+def _open_or_make(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o666)

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -49,7 +49,8 @@ def run_jobs(
         initargs=(run, shared, n_threads),
     )
     try:
-        futures: dict[Future[Any], Job] = {pool.submit(_work, job): job for job in waiting}
+        with _interrupts_later():
+            futures: dict[Future[Any], Job] = {pool.submit(_work, job): job for job in waiting}
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BrokenProcessPool as error:
@@ -61,6 +62,22 @@ def run_jobs(
         for process in set(multiprocessing.active_children()) - others:
             process.terminate()
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Hold Ctrl-C back until the block ends; processes started in it never see one.
+
+    Otherwise one that comes while they start would have each of them print where it was.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _task: tuple[Callable[[Any, Any], Any], Any]

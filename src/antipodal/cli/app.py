@@ -1,15 +1,39 @@
 """The command line's application, the options that commands share, and how they print."""
 
 import json
+import re
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from antipodal import __version__
-from antipodal.errors import AntipodalError
+from antipodal.errors import AntipodalError, missing_extra
+
+_UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it
+
+
+class _Commands(TyperGroup):
+    """The commands. What they say of a URL in the wrong place must not show its password."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that the arguments name."""
+        try:
+            return super().invoke(ctx)
+        except _UsageError as error:
+            from antipodal.stores.address import shown_url
+
+            # To the end: a password may hold any character.
+            error.message = re.sub(
+                r"[^\s(']*://.*", lambda found: shown_url(found[0]), error.message, flags=re.DOTALL
+            )
+            raise
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="Learn binary codes that survive quantisation, and search them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -19,6 +43,15 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Bits = Annotated[int, typer.Option("--bits", min=1, help="Length of the codes.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
+# A URL may hold a password, which is better not on a command line: others can see that.
+STORE_VARIABLE = "ANTIPODAL_STORE"
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar=STORE_VARIABLE,
+        help="A store: sqlite:///FILE, postgresql://…, milvus:///FILE or milvus+http://….",
+    ),
+]
 ARRAY = "FILE.npy, FILE.npz:NAME, or - for a .npy in a pipe"
 
 
@@ -35,6 +68,13 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+def check_no_url(value: str) -> str:
+    """Refuse the URL of a store where an array is asked for; a message would quote it."""
+    if "://" in value:
+        raise typer.BadParameter("this is a URL, not an array: is --store missing before it?")
+    return value
 
 
 def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:
@@ -58,11 +98,24 @@ def print_json(record: dict[str, Any]) -> None:
     typer.echo(json.dumps(record))
 
 
+def chosen_store(
+    context: typer.Context, store: str | None, file: Path | None, option: str
+) -> str | None:
+    """Return the URL of the store, or None if a file is named: one of them must be.
+
+    A file goes before a store that only the environment names.
+    """
+    source = context.get_parameter_source("store")
+    if file is not None and source is not None and source.name == "ENVIRONMENT":
+        return None
+    if (store is None) == (file is None):
+        raise typer.BadParameter(f"give --store URL or {option} FILE")
+    return store
+
+
 def require_service() -> None:
     """Say what to install if the service cannot be loaded."""
     try:
         import_module("antipodal.service.server")
     except ImportError as error:
-        raise AntipodalError(
-            f"the service needs {error.name}: pip install 'antipodal[serve]'"
-        ) from error
+        raise AntipodalError(missing_extra("the service", str(error.name), "serve")) from error

@@ -3,17 +3,51 @@
 import sys
 import time
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from antipodal.cli.app import AsJson, app, print_json, print_table
 from antipodal.cli.progress import bar
+from antipodal.errors import AntipodalError
+from antipodal.storage.files import make_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from antipodal.benchmark.records import Record
-    from antipodal.datasets import Dataset
+
+
+# What messages for Python call the options of this command.
+_OPTIONS = {
+    "pass `dir`": "pass --data DIR",
+    "n_train": "--train",
+    "n_query": "--queries",
+    "n_concepts": "--concepts",
+}
+
+
+def _by_options(message: object) -> str:
+    """Return a message that names options where it named arguments."""
+    text = str(message)
+    for argument, option in _OPTIONS.items():
+        text = text.replace(argument, option)
+    return text
+
+
+def _naming_options(command: "Callable[..., None]") -> "Callable[..., None]":
+    """Have what a command raises name its options."""
+
+    @wraps(command)
+    def run(**options: Any) -> None:
+        try:
+            command(**options)
+        except (AntipodalError, ValueError) as error:
+            raise AntipodalError(_by_options(error)) from error
+
+    return run
 
 
 class DataSource(StrEnum):
@@ -25,6 +59,9 @@ class DataSource(StrEnum):
     idx = "idx"
     arrays = "arrays"
     digits = "digits"
+
+
+_IMAGES = (DataSource.cifar10, DataSource.idx, DataSource.digits)
 
 
 class Features(StrEnum):
@@ -42,6 +79,7 @@ class Protocol(StrEnum):
 
 
 @app.command()
+@_naming_options
 def bench(
     source: Annotated[DataSource, typer.Argument(metavar="DATASET", help=" | ".join(DataSource))],
     file: Annotated[
@@ -51,7 +89,8 @@ def bench(
         Path | None, typer.Option(help="Directory of the data; otherwise $ANTIPODAL_DATA.")
     ] = None,
     methods: Annotated[
-        str, typer.Option(help="Separated by commas; settings as NAME:parameter=value.")
+        str,
+        typer.Option(help="By commas; settings as NAME:parameter=value, your own as module:Class."),
     ] = "DeepLinf,ITQ,LSH",
     bits: Annotated[str, typer.Option(help="Code lengths.")] = "48,64",
     seeds: Annotated[str, typer.Option(help="Each draws a split and its methods' choices.")] = "0",
@@ -95,8 +134,14 @@ def bench(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise typer.BadParameter("--methods: give at least one")
+    if (file is None) == (source in (DataSource.multilabel, DataSource.arrays)):
+        wanted = "needs a FILE" if file is None else "takes no FILE"
+        raise typer.BadParameter(f"bench {source} {wanted}")
+    if features is not None and source not in _IMAGES:
+        raise typer.BadParameter(f"--features is for images, and {source} has none")
     from antipodal.benchmark.cells import Benchmark, grid, run_cells
-    from antipodal.benchmark.records import appending, read_records
+    from antipodal.benchmark.records import appending
+    from antipodal.benchmark.sources import load_dataset
     from antipodal.benchmark.workers import available_cores
     from antipodal.datasets import Split
 
@@ -104,22 +149,27 @@ def bench(
         cells = grid(names, lengths, chosen)
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
+    if out is None or not out.exists():
+        make_folder("." if out is None else out.parent)
+    else:
+        with appending(out):  # nothing yet: see that it can be, and that no other run has it
+            pass
     if figures is not None:
         from antipodal.benchmark.figures import draw_figures, prepare_directory
 
         prepare_directory(figures)  # now: what is missing should not show after hours
-    dataset = _load(source, file, data, features, skip_concepts)
+    dataset = load_dataset(source, file or data, features=features, skip_concepts=skip_concepts)
     given = None if split is None else Split.load(split, len(dataset))
     benchmark = Benchmark(dataset, protocol, train, queries, concepts, given, mirrored)
     path = out or Path(f"antipodal-bench-{dataset.name}.jsonl")
-    records = benchmark.matching(cells, read_records(path))
-    for record in records.values() if as_json else ():
-        print_json(record)
-    waiting = [cell for cell in cells if cell not in records]
-    if records:
-        _say(f"{len(records)} of {len(cells)} cells are in {path} already")
     began, failed = time.perf_counter(), 0
     with appending(path) as file_of_records, bar(dataset.name) as show:
+        records = benchmark.matching(cells, file_of_records.found)
+        for record in records.values() if as_json else ():
+            print_json(record)
+        waiting = [cell for cell in cells if cell not in records]
+        if records:
+            _say(f"{len(records)} of {len(cells)} cells are in {path} already")
         show(0, len(waiting))
         outcomes = run_cells(benchmark, waiting, processes or available_cores())
         for done, (cell, outcome) in enumerate(outcomes, start=1):
@@ -127,7 +177,7 @@ def bench(
             show(done, len(waiting), f", {name}")
             if isinstance(outcome, Exception):
                 failed += 1
-                _say(f"{name}: {outcome}")
+                _say(f"{name}: {_by_options(outcome)}")
                 continue
             file_of_records.append(outcome)
             records[cell] = outcome
@@ -146,50 +196,6 @@ def bench(
         )  # fmt: skip
     if failed:
         raise typer.Exit(1)
-
-
-def _load(
-    source: DataSource, file: Path | None, data: Path | None, features: Features | None, skip: int
-) -> "Dataset":
-    """Read the dataset, with the features it is to be benchmarked on."""
-    from dataclasses import replace
-
-    import numpy as np
-
-    from antipodal import datasets
-
-    if (file is None) == (source in (DataSource.multilabel, DataSource.arrays)):
-        wanted = "needs a FILE" if file is None else "takes no FILE"
-        raise typer.BadParameter(f"bench {source} {wanted}")
-    dataset: Dataset
-    if file is not None:
-        dataset = datasets.arrays(file)
-    else:
-        loaders = {
-            DataSource.cifar10: datasets.cifar10,
-            DataSource.nuswide: datasets.nus_wide,
-            DataSource.idx: datasets.idx,
-        }
-        dataset = datasets.digits() if source is DataSource.digits else loaders[source](data)
-    if source is DataSource.multilabel and dataset.labels.ndim == 1:
-        raise ValueError(f"{file} has one label a row: use `antipodal bench arrays {file}`")
-    images = dataset.images
-    if images is None:
-        if features is not None:
-            raise typer.BadParameter(f"--features is for images, and {dataset.name} has none")
-    elif features is Features.gist or (features is None and source is DataSource.cifar10):
-        dataset = replace(dataset.with_gist(), name=f"{dataset.name}-gist")
-    elif dataset.features is None:
-        pixels = images.reshape(len(images), -1)
-        dataset = replace(dataset, features=pixels, name=f"{dataset.name}-pixels")
-    if skip:
-        if dataset.labels.ndim == 1 or skip >= dataset.labels.shape[1]:
-            raise ValueError(f"--skip-concepts {skip}: {dataset.name} has no more concepts")
-        rare = np.sort(np.argsort(-dataset.labels.sum(axis=0), kind="stable")[skip:])
-        dataset = replace(
-            dataset, labels=dataset.labels[:, rare], name=f"{dataset.name}-without-top-{skip}"
-        )
-    return dataset
 
 
 def _print_table(records: "list[Record]", path: Path) -> None:

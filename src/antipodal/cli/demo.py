@@ -12,6 +12,7 @@ import typer
 
 from antipodal.cli.app import AsJson, Bits, Seed, app, print_json, print_table, require_service
 from antipodal.cli.progress import bar, training_progress
+from antipodal.storage.files import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,7 @@ def demo(
     """Learn codes of handwritten digits, score them beside rivals, show nearest images."""
     if open_page:
         require_service()  # before the training
+    make_folder(out)
     from antipodal.benchmark.demo import Demo
 
     show = Demo(bits, epochs, seed)

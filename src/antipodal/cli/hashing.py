@@ -3,12 +3,16 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from antipodal.cli.app import ARRAY, AsJson, Bits, Seed, app, print_json, print_table
 from antipodal.cli.progress import bar, training_progress
+from antipodal.storage.files import check_writable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @app.command()
@@ -22,7 +26,7 @@ def fit(
         str | None, typer.Option(help=f"Rows i, j, similar (1 or 0), instead of labels: {ARRAY}.")
     ] = None,
     method: Annotated[
-        str, typer.Option(help="Name of the method, such as DeepLinf, KSH or ITQ.")
+        str, typer.Option(help="Such as DeepLinf, KSH or ITQ; your own as module:Class.")
     ] = "DeepLinf",
     bits: Bits = 64,
     seed: Seed = 0,
@@ -47,7 +51,7 @@ def fit(
         raise typer.BadParameter("--paper is a setting of DeepLinf")
     try:
         hasher = make_hasher("DeepLinf.paper" if paper else method, bits, seed, settings or [])
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     trained = isinstance(hasher, NetworkHasher)
     if trained and (labels is None) == (pairs is None):
@@ -58,22 +62,32 @@ def fit(
         raise typer.BadParameter(f"{method} learns from --labels: give them")
     if checkpoint is not None and not trained:
         raise typer.BadParameter(f"{method} has no training to resume: leave --checkpoint out")
-    rows = read_array(features)
+    check_writable(model)  # now: it should not show after hours
+    if checkpoint is not None:
+        check_writable(checkpoint)
+    if labels is not None and not hasher.uses_labels:
+        typer.echo(f"{method} does not learn from labels: {labels} is not used", err=True)
+        labels = None
+    rows = _read_rows(features)
     began = time.perf_counter()
-    with training_progress(f"{method}, {bits} bits") as progress:
-        if isinstance(hasher, NetworkHasher):
-            options: dict[str, Any] = {"progress": progress, "checkpoint": checkpoint}
-            if pairs is not None:
-                listed = read_array(pairs)
-                if listed.ndim != 2 or listed.shape[1] != 3:
-                    raise ValueError(
-                        f"{pairs} must have three columns, i, j, similar: got {listed.shape}"
-                    )
-                hasher.fit_pairs(rows, listed[:, :2], listed[:, 2], **options)
+    try:
+        with training_progress(f"{method}, {bits} bits") as progress:
+            if isinstance(hasher, NetworkHasher):
+                options: dict[str, Any] = {"progress": progress, "checkpoint": checkpoint}
+                if pairs is not None:
+                    listed = read_array(pairs)
+                    if listed.ndim != 2 or listed.shape[1] != 3:
+                        raise ValueError(
+                            f"{pairs} must have three columns, i, j, similar: got {listed.shape}"
+                        )
+                    hasher.fit_pairs(rows, listed[:, :2], listed[:, 2], **options)
+                else:
+                    hasher.fit(rows, read_array(str(labels)), **options)
             else:
-                hasher.fit(rows, read_array(str(labels)), **options)
-        else:
-            hasher.fit(rows, None if labels is None else read_array(labels))
+                hasher.fit(rows, None if labels is None else read_array(labels))
+    except KeyboardInterrupt:
+        typer.echo(f"antipodal: interrupted, {_what_is_kept(trained, checkpoint)}", err=True)
+        raise typer.Exit(130) from None
     seconds = time.perf_counter() - began
     hasher.save(model)
     record = {
@@ -94,6 +108,31 @@ def fit(
         )
 
 
+def _what_is_kept(trained: bool, checkpoint: Path | None) -> str:
+    """Say what an interrupted `fit` leaves."""
+    if not trained:
+        return "and no model was written"
+    if checkpoint is None:
+        return (
+            "and nothing was kept. With --checkpoint FILE the same command goes on where it stopped"
+        )
+    if not checkpoint.exists():
+        return f"before there was a state to keep in {checkpoint}"
+    return f"the state of the training is in {checkpoint}: the same command goes on from there"
+
+
+def _read_rows(source: str) -> "NDArray[Any]":
+    """Read features, and see that there is a row for each item."""
+    from antipodal.storage.arrays import read_array
+
+    rows = read_array(source)
+    if rows.ndim != 2:
+        raise ValueError(
+            f"{source} must have a row per item and a column per feature: got shape {rows.shape}"
+        )
+    return rows
+
+
 @app.command()
 def encode(
     model: Annotated[Path, typer.Argument(help="Written by `antipodal fit`.")],
@@ -106,10 +145,17 @@ def encode(
     """Turn features into packed binary codes, a block of rows at a time."""
     from antipodal.codes import code_width
     from antipodal.hashers import load
-    from antipodal.storage.arrays import read_array, write_codes
+    from antipodal.storage.arrays import write_codes
 
+    if str(out) != "-":
+        check_writable(out)
     hasher = load(model)
-    rows = read_array(features)
+    rows = _read_rows(features)
+    if rows.shape[1] != hasher.n_features_in_:
+        raise ValueError(
+            f"{features} has {rows.shape[1]} features per row, and {model} was learned from "
+            f"{hasher.n_features_in_}"
+        )
     width = code_width(hasher.n_bits)
     began = time.perf_counter()
     with bar("encoding") as show:
@@ -160,6 +206,8 @@ def evaluate(
     from antipodal.evaluation.metrics import evaluate as score
     from antipodal.storage.arrays import read_array
 
+    if html is not None:
+        check_writable(html)
     arrays = [read_array(name) for name in (queries, database, query_labels, database_labels)]
     options: dict[str, Any] = {
         "n_bits": bits,

@@ -1,115 +1,33 @@
-"""`antipodal index` and `search`."""
+"""`antipodal search`."""
 
 import json
-import sys
-import time
-from collections.abc import Iterator
 from contextlib import ExitStack
-from enum import StrEnum
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from antipodal.cli.app import ARRAY, AsJson, app, print_json
-from antipodal.cli.progress import bar
-from antipodal.errors import AntipodalError
+from antipodal.cli.app import ARRAY, AsJson, StoreUrl, app, check_no_url, chosen_store, print_json
+from antipodal.errors import AntipodalError, NoStoreError
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from antipodal.hashers import BaseHasher
+    from antipodal.index import HammingIndex
     from antipodal.stores import Store
 
-_BATCH = 50_000  # items in one transaction
 _QUERIES_AT_ONCE = 1024
-_STATS_QUERIES, _STATS_K = 1000, 10
-_URL = "sqlite:///FILE, postgresql://…, milvus:///FILE or milvus+http://…"
-
-
-class IndexEngine(StrEnum):
-    """How an index file is searched."""
-
-    flat = "flat"
-    ivf = "ivf"
-    hnsw = "hnsw"
-
-
-@app.command()
-def index(
-    codes: Annotated[str, typer.Argument(help=f"Packed codes: {ARRAY}.")],
-    store: Annotated[str | None, typer.Option(help=f"Where items go: {_URL}.")] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Or an index file, without metadata.")
-    ] = None,
-    ids: Annotated[
-        str | None, typer.Option(help=f"An id a code, 0, 1, … if none: {ARRAY}.")
-    ] = None,
-    metadata: Annotated[
-        Path | None, typer.Option(help="A JSON object a code, one a line; for stores.")
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="That made the codes: the store will refuse others'.")
-    ] = None,
-    bits: Annotated[
-        int | None, typer.Option(min=1, help="Of a code; otherwise the model's, or whole bytes.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Pass over the items that are in the store already.")
-    ] = False,
-    engine: Annotated[
-        IndexEngine, typer.Option(help="Of an index file: ivf and hnsw may miss items.")
-    ] = IndexEngine.flat,
-    stats: Annotated[
-        bool, typer.Option("--stats", help="Measure the recall of searches in the index file.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Put codes into a store, batch by batch, or into an index file."""
-    if (store is None) == (out is None):
-        raise typer.BadParameter("give --store URL or --out FILE")
-    if store is None and (metadata is not None or resume):
-        raise typer.BadParameter("--metadata and --resume are for stores")
-    if store is not None and (stats or engine is not IndexEngine.flat):
-        raise typer.BadParameter("--engine and --stats are for index files: stores are exact")
-    import numpy as np
-
-    from antipodal.storage.arrays import read_array
-
-    rows = read_array(codes)
-    if rows.ndim != 2:
-        raise ValueError(f"{codes} must hold a code a row: got shape {rows.shape}")
-    numbers = np.arange(len(rows)) if ids is None else read_array(ids)
-    if numbers.shape != (len(rows),):
-        raise ValueError(
-            f"{ids} must hold an id for each of {len(rows)} codes: got {numbers.shape}"
-        )
-    identity, n_bits = _described(model, bits, rows)
-    began = time.perf_counter()
-    if out is None:
-        items = _fill_store(str(store), rows, numbers, metadata, n_bits, identity, resume)
-        record: dict[str, Any] = {"store": store, "items": items}
-    else:
-        record = _write_index(out, rows, numbers, n_bits, engine, stats)
-    seconds = time.perf_counter() - began
-    record |= {"bits": n_bits, "added": len(rows), "seconds": round(seconds, 3)}
-    if as_json:
-        print_json(record)
-        return
-    typer.echo(f"{store or out}: {record['items']:,} items of {n_bits} bits, in {seconds:.1f} s")
-    if "recall" in record:
-        typer.echo(
-            f"recall of the {_STATS_K} nearest, for {record['queries']} of the codes: "
-            f"{record['recall']:.2f} %"
-        )
 
 
 @app.command()
 def search(
-    queries: Annotated[str, typer.Argument(help=f"Features with --model, else codes: {ARRAY}.")],
-    store: Annotated[str | None, typer.Option(help=f"To search: {_URL}.")] = None,
+    context: typer.Context,
+    queries: Annotated[
+        str,
+        typer.Argument(callback=check_no_url, help=f"Features with --model, else codes: {ARRAY}."),
+    ],
+    store: StoreUrl = None,
     file: Annotated[
         Path | None, typer.Option("--index", help="Or an index file, by `antipodal index --out`.")
     ] = None,
@@ -134,8 +52,7 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Find the nearest items of each query, or all within a radius; one line a query."""
-    if (store is None) == (file is None):
-        raise typer.BadParameter("give --store URL or --index FILE")
+    store = chosen_store(context, store, file, "--index")
     if file is not None and (where is not None or with_metadata):
         raise typer.BadParameter("--where and --metadata are for stores: a file has no metadata")
     if rescore is not None and (model is None or radius is not None):
@@ -146,11 +63,8 @@ def search(
             condition = json.loads(where)
         except ValueError as error:
             raise typer.BadParameter(f"--where must be JSON: {error}") from error
-    from antipodal.index import HammingIndex
     from antipodal.index.rescore import Vectors
     from antipodal.storage.arrays import read_array
-    from antipodal.storage.modelfile import model_identity
-    from antipodal.stores import open_store
 
     rows = read_array(queries)
     hasher: BaseHasher | None = None
@@ -160,19 +74,12 @@ def search(
         hasher = load(model)
     vectors = None if rescore in (None, "project") else read_array(str(rescore))
     with ExitStack() as stack:
-        target: Store | HammingIndex
-        if store is None:
-            target = HammingIndex.load(str(file))
-        else:
-            target = stack.enter_context(open_store(store))
-            if model is not None and target.model not in (None, model_identity(model)):
-                raise AntipodalError(
-                    f"{store} keeps codes of another model than {model}: distances between "
-                    "codes of different models mean nothing"
-                )
-        if hasher is not None and hasher.n_bits != target.n_bits:
+        target, place = _open(store, file, model, stack)
+        if hasher is None:
+            _check_codes(rows, queries, target.n_bits, place)
+        elif hasher.n_bits != target.n_bits:
             raise AntipodalError(
-                f"{model} makes codes of {hasher.n_bits} bits, {store or file} keeps codes of "
+                f"{model} makes codes of {hasher.n_bits} bits, {place} keeps codes of "
                 f"{target.n_bits}"
             )
         options: dict[str, Any] = {} if condition is None else {"where": condition}
@@ -195,100 +102,47 @@ def search(
                 _print_hits(row, hits, target if with_metadata else None, as_json)
 
 
-def _described(
-    model: Path | None, bits: int | None, rows: "NDArray[Any]"
-) -> tuple[str | None, int]:
-    """Return the identity of the model, if any, and the length of the codes."""
-    if model is None:
-        return None, bits or 8 * rows.shape[1]
-    from antipodal.hashers import load
+def _open(
+    store: str | None, file: Path | None, model: Path | None, stack: ExitStack
+) -> "tuple[Store | HammingIndex, str]":
+    """Return what is to be searched, and its name."""
+    if store is None:
+        from antipodal.index import HammingIndex
+
+        return HammingIndex.load(str(file)), str(file)
     from antipodal.storage.modelfile import model_identity
-
-    n_bits = load(model).n_bits
-    if bits not in (None, n_bits):
-        raise typer.BadParameter(f"{model} makes codes of {n_bits} bits, not {bits}")
-    return model_identity(model), n_bits
-
-
-def _fill_store(
-    url: str,
-    rows: "NDArray[Any]",
-    ids: "NDArray[np.int64]",
-    metadata: Path | None,
-    n_bits: int,
-    identity: str | None,
-    resume: bool,
-) -> int:
     from antipodal.stores import open_store
 
-    with ExitStack() as stack:
-        store = stack.enter_context(open_store(url, n_bits=n_bits, model=identity))
-        objects = None
-        if metadata is not None:
-            objects = _json_lines(stack.enter_context(metadata.open(encoding="utf-8")), metadata)
-        done = _already_there(store, ids, rows) if resume else 0
-        if objects is not None:
-            next(islice(objects, done, done), None)
-        show = stack.enter_context(bar("items"))
-        show(done, len(rows))
-
-        def progress(n: int) -> None:
-            show(done + n, len(rows))
-            if not sys.stderr.isatty():
-                typer.echo(f"{done + n:,} of {len(rows):,} items", err=True)
-
-        store.load(ids[done:], rows[done:], objects, batch_size=_BATCH, progress=progress)
-        if objects is not None and next(objects, None) is not None:
-            raise AntipodalError(f"{metadata} has more lines than there are codes, {len(rows)}")
-        return store.count()
+    try:
+        opened = stack.enter_context(open_store(store))
+    except NoStoreError as error:
+        raise AntipodalError(
+            f"there is no store at {error.place}: is the name right? "
+            "`antipodal index CODES --store URL` makes one"
+        ) from None
+    if model is not None and opened.model not in (None, model_identity(model)):
+        raise AntipodalError(
+            f"{opened.place} keeps codes of another model than {model}: distances between "
+            "codes of different models mean nothing"
+        )
+    return opened, opened.place
 
 
-def _already_there(store: "Store", ids: "NDArray[np.int64]", rows: "NDArray[Any]") -> int:
-    """Return how many items, in whole batches from the first on, the store has as they are here.
+def _check_codes(rows: "NDArray[Any]", queries: str, n_bits: int, place: str) -> None:
+    """Refuse queries that are not codes, or not of the length that is searched."""
+    from antipodal.codes import code_width
 
-    A batch is kept whole or not at all, so its last item speaks for it.
-    """
-    for start in range(0, len(rows), _BATCH):
-        last = min(start + _BATCH, len(rows)) - 1
-        found = store.get(ids[last : last + 1]).codes
-        if len(found) != 1 or (found[0] != rows[last]).any():
-            return start
-    return len(rows)
-
-
-def _json_lines(lines: Iterator[str], path: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(lines, start=1):
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise AntipodalError(f"{path}, line {number} is not JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise AntipodalError(f"{path}, line {number} must be a JSON object: got {line[:60]!r}")
-        yield value
-
-
-def _write_index(
-    out: Path,
-    rows: "NDArray[Any]",
-    ids: "NDArray[np.int64]",
-    n_bits: int,
-    engine: IndexEngine,
-    stats: bool,
-) -> dict[str, Any]:
-    import numpy as np
-
-    from antipodal.index import HammingIndex
-
-    index = HammingIndex(n_bits, engine=engine)
-    index.add(rows, ids)
-    index.save(out)
-    record: dict[str, Any] = {"index": str(out), "items": len(index), "engine": engine.value}
-    if stats:
-        chosen = np.random.default_rng(0).permutation(len(rows))[:_STATS_QUERIES]
-        queries = np.ascontiguousarray(rows[np.sort(chosen)])
-        recall = 100 * index.recall(queries, _STATS_K)
-        record |= {"queries": len(queries), "k": _STATS_K, "recall": round(recall, 4)}
-    return record
+    if rows.dtype != "uint8":
+        raise AntipodalError(
+            f"{queries} holds {rows.dtype}, not codes, which are uint8. If these are features, "
+            "give --model to encode them"
+        )
+    width = code_width(n_bits)
+    if rows.ndim != 2 or rows.shape[1] != width:
+        raise AntipodalError(
+            f"{place} keeps codes of {n_bits} bits, {width} bytes per row: {queries} has shape "
+            f"{rows.shape}. Are they codes of another model, or features that need --model?"
+        )
 
 
 def _print_hits(row: int, hits: tuple[Any, Any, Any], store: Any, as_json: bool) -> None:

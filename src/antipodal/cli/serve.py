@@ -5,14 +5,17 @@ from typing import Annotated
 
 import typer
 
-from antipodal.cli.app import app, require_service
+from antipodal.cli.app import STORE_VARIABLE, app, require_service
 
 
 @app.command()
 def serve(
     model: Annotated[Path, typer.Option(help="A fitted hasher, by `antipodal fit`.")],
     store: Annotated[
-        str, typer.Option(help="Of its codes, made if there is none: sqlite:///FILE, ….")
+        str,
+        typer.Option(
+            envvar=STORE_VARIABLE, help="Of its codes, made if there is none: sqlite:///FILE, …."
+        ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0: any that is free.")] = 8000,
@@ -39,6 +42,9 @@ def serve(
         int, typer.Option(min=1, help="Items that a histogram may count.")
     ] = 1_000_000,
     max_pixels: Annotated[int, typer.Option(min=1, help="Of an image.")] = 16_000_000,
+    max_request_pixels: Annotated[
+        int, typer.Option(min=1, help="Of all images of a request together.")
+    ] = 64_000_000,
     seconds: Annotated[float, typer.Option(min=0.1, help="For one request.")] = 30.0,
     threads: Annotated[int, typer.Option(min=1, help="Searches at a time, in a worker.")] = 2,
 ) -> None:
@@ -55,6 +61,7 @@ def serve(
         results=max_results,
         histogram=max_histogram,
         pixels=max_pixels,
+        request_pixels=max_request_pixels,
         seconds=seconds,
         threads=threads,
     )

@@ -114,10 +114,30 @@ def download(
             if source.is_at(directory):
                 return directory
             if not source.is_at(folder):
-                (_get_archive if source.members else _get_files)(source, folder, progress)
+                with _work_folder(folder) as work:
+                    get = _get_archive if source.members else _get_files
+                    get(source, folder, work, progress)
     except OSError as error:  # of the disk: `fetch` has dealt with those of the network
         raise AntipodalError(f"cannot write {directory}: {error.strerror or error}") from error
     return folder
+
+
+@contextmanager
+def _work_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder beside it for all that is not complete; it stays if the work is cut short.
+
+    Then the next attempt goes on from what is in it, if anything is.
+    """
+    work = folder.with_name(f"{folder.name}.part")
+    work.mkdir(exist_ok=True)
+    try:
+        yield work
+    except BaseException:
+        if any(path.stat().st_size for path in work.iterdir() if path.is_file()):
+            raise
+        shutil.rmtree(work)
+        raise
+    shutil.rmtree(work)
 
 
 @contextmanager
@@ -137,39 +157,35 @@ def _alone_in(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _get_files(source: RemoteDataset, folder: Path, progress: Progress | None) -> None:
+def _get_files(source: RemoteDataset, folder: Path, work: Path, progress: Progress | None) -> None:
     folder.mkdir(exist_ok=True)
     before, total = 0, sum(remote.size for remote in source.files)
     for remote in source.files:
-        path = folder / remote.name
-        if not remote.is_at(path):
-            _fetch(remote, path, f"and put it in {folder}", progress, before, total)
+        if not remote.is_at(folder / remote.name):
+            by_hand = f"and put it in {folder}"
+            _fetch(remote, work / remote.name, by_hand, progress, before, total)
+            os.replace(work / remote.name, folder / remote.name)
         before += remote.size
 
 
-def _get_archive(source: RemoteDataset, folder: Path, progress: Progress | None) -> None:
-    """Unpack beside `folder`, then rename."""
+def _get_archive(
+    source: RemoteDataset, folder: Path, work: Path, progress: Progress | None
+) -> None:
     (remote,) = source.files
-    directory, first = folder.parent, min(source.members)
-    archive = directory / remote.name
-    is_theirs = remote.is_at(archive)  # put there by hand
-    if not is_theirs:
-        by_hand = f"and unpack it in {directory}, so that there is a file {folder / first}"
+    archive, first = folder.parent / remote.name, min(source.members)
+    if not remote.is_at(archive):  # it may be, put there by hand
+        archive = work / remote.name
+        by_hand = f"and unpack it in {folder.parent}, so that there is a file {folder / first}"
         _fetch(remote, archive, by_hand, progress, 0, remote.size)
-    unpacked = directory / f"{folder.name}.part"
+    unpacked = work / "unpacked"
     shutil.rmtree(unpacked, ignore_errors=True)  # left behind by a process that was killed
     unpacked.mkdir()
-    try:
-        _unpack(archive, source, unpacked)
-        if folder.exists():  # with files that are missing or cut short
-            for name in source.members:
-                os.replace(unpacked / name, folder / name)
-        else:
-            os.rename(unpacked, folder)
-    finally:
-        shutil.rmtree(unpacked, ignore_errors=True)
-    if not is_theirs:
-        archive.unlink()
+    _unpack(archive, source, unpacked)
+    if folder.exists():  # with files that are missing or cut short
+        for name in source.members:
+            os.replace(unpacked / name, folder / name)
+    else:
+        os.rename(unpacked, folder)
 
 
 def _fetch(

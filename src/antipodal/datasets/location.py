@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 from antipodal.errors import AntipodalError
 
 VARIABLE = "ANTIPODAL_DATA"
@@ -11,15 +13,10 @@ VARIABLE = "ANTIPODAL_DATA"
 def data_directory(dir: str | os.PathLike[str] | None = None) -> Path:
     """Return `dir`, else what the environment variable ANTIPODAL_DATA names, else a cache.
 
-    That is `antipodal` in the user's cache directory: $XDG_CACHE_HOME, or ~/.cache.
+    That is `antipodal` where the system keeps the user's caches, such as ~/.cache.
     """
     chosen = os.environ.get(VARIABLE) if dir is None else dir
-    if chosen:
-        return Path(chosen).expanduser()
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not cache.is_absolute():  # the specification has relative ones ignored
-        cache = Path("~/.cache").expanduser()
-    return cache / "antipodal"
+    return Path(chosen).expanduser() if chosen else user_cache_path("antipodal", appauthor=False)
 
 
 def find_directory(dir: str | os.PathLike[str] | None, help: str) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.errors import AntipodalError
+from antipodal.errors import AntipodalError, missing_extra
 
 
 def read_parquet(path: Path, features: str, labels: str) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -18,9 +18,7 @@ def read_parquet(path: Path, features: str, labels: str) -> tuple[NDArray[Any], 
     try:
         parquet = import_module("pyarrow.parquet")
     except ImportError as error:
-        raise AntipodalError(
-            f"cannot read {path}: parquet needs pyarrow, pip install antipodal[images]"
-        ) from error
+        raise AntipodalError(missing_extra(f"reading {path}", "pyarrow", "parquet")) from error
     try:
         dataset = parquet.ParquetDataset(path, page_checksum_verification=True)  # if it has any
         columns = dataset.schema.names

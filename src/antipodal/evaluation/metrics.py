@@ -333,12 +333,14 @@ def _check_labels(
         )
     if q.ndim == 2:
         return to_words(np.packbits(q, axis=1)), to_words(np.packbits(d, axis=1))
-    labels = np.concatenate([q, d])
-    if (q.dtype.kind == "U") != (d.dtype.kind == "U") or labels.dtype.kind == "f":
+    if (q.dtype.kind == "U") != (d.dtype.kind == "U"):
         raise ValueError(
             "query_labels and database_labels must both be integers or both be strings: "
             f"got {q.dtype} and {d.dtype}"
         )
+    if np.result_type(q, d).kind == "f":  # uint64 and int64 would meet there, rounded
+        q, d = q.astype(object), d.astype(object)
+    labels = np.concatenate([q, d])
     names, places = np.unique(labels, return_inverse=True)
     ids: Unsigned = places.astype(np.min_scalar_type(len(names)))  # small ids compare faster
     return ids[:n_queries], ids[n_queries:]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.errors import AntipodalError
+from antipodal.errors import AntipodalError, missing_extra
 
 ByteImage = NDArray[np.uint8]  # (h, w)
 ImageSource = ByteImage | list[Path]  # (m, h, w) or (m, h, w, 3), or m files
@@ -92,7 +92,7 @@ def opencv() -> Any:
         return import_module("cv2")
     except ImportError as error:
         raise AntipodalError(
-            "SIFT needs OpenCV, pip install antipodal[images]"
+            missing_extra("SIFT", "OpenCV", "images")
             if isinstance(error, ModuleNotFoundError) and error.name == "cv2"
             else f"SIFT needs OpenCV, which is installed but does not load: {error}"
         ) from error

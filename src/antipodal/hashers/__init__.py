@@ -14,7 +14,7 @@ from antipodal.hashers.network import NetworkHasher
 from antipodal.hashers.nnhash import NNHash
 from antipodal.hashers.onehothash import OneHotHash
 from antipodal.hashers.psh import PSH
-from antipodal.hashers.registry import HASHERS, load
+from antipodal.hashers.registry import HASHERS, load, register
 from antipodal.hashers.signhash import SignHash
 from antipodal.hashers.sparsehash import SparseHash
 from antipodal.hashers.spectralhash import SpectralHash
@@ -39,4 +39,5 @@ __all__ = [
     "SparseHash",
     "SpectralHash",
     "load",
+    "register",
 ]

@@ -61,6 +61,8 @@ class AGH(BaseHasher):
         Seed of the rows that are drawn, and of those that clustering starts from.
     """
 
+    encoding_parameters = ("n_bits", "n_nearest")
+
     mean_: NDArray[np.float32]
     anchors_: NDArray[np.float32]
     bandwidth_: float

@@ -1,9 +1,11 @@
 """What every hasher does alike: check its input, stream it, make bits, pack, save."""
 
 import json
+import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -16,7 +18,7 @@ from torch import Tensor
 import antipodal
 from antipodal.checks import check_finite, check_whole
 from antipodal.codes import Bits, Codes, code_width
-from antipodal.pairs import check_labels
+from antipodal.pairs import check_labels, function_name
 from antipodal.storage.modelfile import Arrays, write_model_file
 
 FloatArray = NDArray[np.floating[Any]]
@@ -26,30 +28,43 @@ _BLOCK_ROWS = 4096
 # Matrix products of fewer rows take other kernels, which round differently: blocks are padded
 # to this many, so that the bits of a row do not depend on the rows around it.
 _FEWEST_ROWS = 32
+# A projector for up to this many rows is kept between calls: to build one takes longer than to
+# encode a few rows. Calls with more rows do not notice, and the memory they work in is given back.
+_KEPT_ROWS = 256
+_MOST_KEPT = 8  # after a time when many threads were encoding
+
+Projector = Callable[[Tensor], Tensor]
 
 
 class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """A map from feature vectors to n_bits bits: bit = (projection > 0).
 
-    A subclass learns in `fit`, where it calls `check_fit`, and returns a `projector`. Fitted
-    arrays and numbers, whose names end with an underscore, are saved with it. `uses_labels` says
-    whether `fit` does anything with y.
+    An own hasher overrides two hooks: it learns in `fit`, which begins with `check_fit`, and
+    returns a `projector`. Its constructor takes at least `n_bits` and `random_state`, and only
+    stores what it is given. Arrays and numbers whose names end with an underscore are what was
+    learned: they are saved, and encoding uses them. To change them, assign: arrays that are
+    changed in place may go unnoticed.
+
+    Two class attributes say what cannot be seen from outside: `uses_labels`, whether `fit` does
+    anything with y, and `encoding_parameters`, the parameters that encoding reads beside what was
+    learned. Those must not change after `fit`.
     """
 
     n_bits: int
     n_features_in_: int
     uses_labels: ClassVar[bool] = False
+    encoding_parameters: ClassVar[tuple[str, ...]] = ("n_bits",)
 
     @abstractmethod
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn from the rows of X, with labels y (n,) or multi-hot (n, c) where needed."""
 
     @abstractmethod
-    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+    def projector(self, max_rows: int) -> Projector:
         """Return the map to the values whose signs are the bits, (m, n) -> (m, n_bits), float32.
 
-        It is called with up to max_rows rows, and its result is used before the next call. Rows
-        that are not finite must give values that are not.
+        It is called with up to max_rows finite rows, by one thread at a time, and its result is
+        used before the next call: it may have memory of its own to work in.
         """
 
     def project(self, X: ArrayLike) -> NDArray[np.float32]:
@@ -86,7 +101,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted hasher to one file, which `antipodal.load` reads."""
-        check_is_fitted(self)
+        self._check_fitted()
         arrays: Arrays = {}
         values: dict[str, Any] = {}
         for name, value in self.fitted_state().items():
@@ -100,6 +115,8 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             "fitted": values,
             "antipodal": antipodal.__version__,
         }
+        if not is_built_in(type(self)):
+            header["module"] = type(self).__module__  # to tell who loads it what to import
         write_model_file(path, "hasher", header, arrays)
 
     def fitted_state(self) -> dict[str, Any]:
@@ -112,6 +129,15 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             if not name.endswith("_"):
                 raise ValueError(f"{name!r} is not the name of something learned")
             setattr(self, name, value)
+        self._remember_parameters()
+
+    def check_restored(self) -> None:
+        """Refuse what was read from a file if it does not map n_features_in_ numbers to n_bits."""
+        rows = torch.zeros(1, 1).expand(_FEWEST_ROWS, self.n_features_in_)
+        with torch.inference_mode(), self._borrowed_projector(_FEWEST_ROWS) as project:
+            made = tuple(project(rows).shape)
+        if made != (_FEWEST_ROWS, self.n_bits):
+            raise ValueError(f"what it learned makes codes of {made[-1]} bits, not {self.n_bits}")
 
     def check_fit(self, X: ArrayLike, *, min_samples: int = 2) -> NDArray[Any]:
         """Check the training rows and the number of bits; then forget what was learned before.
@@ -121,6 +147,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         as many as are to be learned from.
         """
         check_whole(self.n_bits, "n_bits", 1)
+        self._remember_parameters()
         checked = check_array(
             X, dtype="numeric", ensure_all_finite=False, ensure_min_samples=min_samples,
             estimator=self, input_name="X",
@@ -132,11 +159,34 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         validate_data(self, X, skip_check_array=True)  # remembers number and names of features
         return rows
 
+    def _remember_parameters(self) -> None:
+        self._fitted_with = {name: getattr(self, name) for name in self.encoding_parameters}
+
+    def _check_fitted(self) -> None:
+        """Refuse to encode before `fit`, and with parameters that are not those of `fit`."""
+        if "n_features_in_" not in vars(self):  # scikit-learn's check takes its time
+            check_is_fitted(self)
+        for name, value in vars(self).get("_fitted_with", {}).items():
+            now = getattr(self, name)
+            if now is not value and now != value:
+                raise ValueError(
+                    f"{name} was changed from {value!r} to {now!r} after fit: fit again"
+                )
+
     def _check_rows(self, X: ArrayLike) -> NDArray[Any]:
         """Check shape and kind of the rows to encode; their values are checked by the block."""
-        check_is_fitted(self)
+        self._check_fitted()
+        if (  # what scikit-learn would find nothing wrong with, after a while
+            type(X) is np.ndarray
+            and X.dtype in (np.float32, np.float64)
+            and X.ndim == 2
+            and len(X)
+            and X.shape[1] == self.n_features_in_
+            and "feature_names_in_" not in vars(self)
+        ):
+            return X
         rows: NDArray[Any] = validate_data(
-            self, X, reset=False, dtype=None, ensure_all_finite=False
+            self, X, reset=False, dtype=None, ensure_all_finite=False, ensure_min_samples=0
         )
         if rows.dtype == object:
             rows = rows.astype(np.float64)
@@ -144,31 +194,35 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             raise ValueError(f"features must be numbers: got {rows.dtype}")
         return rows
 
-    @torch.inference_mode()
     def _projected_blocks(self, rows: NDArray[Any]) -> Iterator[tuple[int, FloatArray]]:
-        """Project the rows a block at a time: the number of its first row, and its values.
+        """Project the rows a block at a time, as `map_blocks` does."""
+        with self._borrowed_projector(block_rows(len(rows))) as project:
+            yield from map_blocks(project, rows)
 
-        The values are good until the next block.
-        """
-        size = min(_BLOCK_ROWS, max(len(rows), _FEWEST_ROWS))
-        project = self.projector(size)
-        for start in range(0, len(rows), size):
-            block = np.ascontiguousarray(rows[start : start + size], dtype=np.float32)
-            n_rows = len(block)
-            if n_rows < _FEWEST_ROWS:
-                block = np.pad(block, ((0, _FEWEST_ROWS - n_rows), (0, 0)))
-            if not block.flags.writeable:
-                block = block.copy()  # torch will not wrap a read-only memory map
-            values = project(torch.from_numpy(block))[:n_rows]
-            # What is not finite in X is not finite here, where there is less to look at. The sum
-            # is one quick pass; it may also overflow, so ask again before complaining.
-            if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
-                first = int((~torch.isfinite(values)).any(dim=1).nonzero()[0, 0]) + start
-                raise ValueError(
-                    f"X contains NaN, infinity or a value too large for float32, "
-                    f"first in row {first}: features must be finite"
-                )
-            yield start, values.numpy()
+    @contextmanager
+    def _borrowed_projector(self, max_rows: int) -> Iterator[Projector]:
+        """Take a projector that no other thread is using, or build one; keep it afterwards."""
+        if max_rows > _KEPT_ROWS:
+            yield self.projector(max_rows)
+            return
+        idle: list[Projector] = self.__dict__.setdefault("_idle_projectors", [])
+        try:
+            project = idle.pop()
+        except IndexError:
+            project = self.projector(_KEPT_ROWS)
+        try:
+            yield project
+        finally:
+            if len(idle) < _MOST_KEPT:
+                idle.append(project)  # to the list it came from: there may be a new one by now
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self.__dict__["_idle_projectors"] = []  # those there were are of what it was before
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_idle_projectors"}
 
     @property
     def _n_features_out(self) -> int:
@@ -200,8 +254,60 @@ class SupervisedHasher(BaseHasher):
         return tags
 
 
+def is_built_in(kind: type[BaseHasher]) -> bool:
+    """Return whether a class is of this library, and not one from outside."""
+    return kind.__module__.split(".")[0] == "antipodal"
+
+
+def block_rows(n_rows: int) -> int:
+    """Return how many rows `map_blocks` takes at a time, at most."""
+    return min(_BLOCK_ROWS, max(n_rows, _FEWEST_ROWS))
+
+
+@torch.inference_mode()
+def map_blocks(project: Projector, rows: NDArray[Any]) -> Iterator[tuple[int, FloatArray]]:
+    """Map the rows a block at a time: yield the number of its first row, and its values.
+
+    Rows must be finite, and so must be their values. The values are good until the next block.
+    """
+    size = block_rows(len(rows))
+    for start in range(0, len(rows), size):
+        with np.errstate(over="ignore"):  # of a number too large for float32: it is named below
+            block = np.ascontiguousarray(rows[start : start + size], dtype=np.float32)
+        n_rows = len(block)
+        if n_rows < _FEWEST_ROWS:
+            padded = np.zeros((_FEWEST_ROWS, block.shape[1]), np.float32)
+            padded[:n_rows] = block
+            block = padded
+        if not block.flags.writeable:
+            block = block.copy()  # torch will not wrap a read-only memory map
+        X = torch.from_numpy(block)
+        if _first_not_finite(X) is not None:
+            check_finite(rows)  # names the first such row
+        values = project(X)[:n_rows]
+        if (bad := _first_not_finite(values)) is not None:
+            raise ValueError(
+                f"the projection of row {start + bad} of X is not finite: its features are too "
+                "large to compute with in float32"
+            )
+        yield start, values.numpy()
+
+
+def _first_not_finite(values: Tensor) -> int | None:
+    """Return the first row with an entry that is not finite, if there is one.
+
+    The sum is one quick pass. It may also overflow, so ask again before complaining.
+    """
+    if math.isfinite(values.sum().item()):
+        return None
+    bad = (~torch.isfinite(values)).any(dim=1).nonzero()
+    return int(bad[0, 0]) if len(bad) else None
+
+
 def _plain(value: Any) -> Any:
-    """Return a value as JSON holds it; a random generator has no such form and becomes None."""
+    """Return a value as JSON holds it: a function becomes its name, a random generator None."""
+    if callable(value):
+        return function_name(value)
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):

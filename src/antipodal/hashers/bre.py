@@ -81,6 +81,7 @@ class BRE(BaseHasher):
     errors_: NDArray[np.float64]
 
     uses_labels = True  # where there are any
+    encoding_parameters = ("n_bits", "gamma")
 
     def __init__(
         self,

@@ -27,11 +27,11 @@ class DeepLinf(NetworkHasher):
         K, the unfolded ADMM iterations behind the first layer.
     tied : bool
         Whether the stages share S and b.
-    kernel : {"linear", "rbf"}
-        What the first layer is linear in: the features, as in the paper, or the principal
-        components of a Gaussian kernel on `n_anchors` training rows. The second ranks better on
-        all data tried, and encoding takes the time of a product with the anchors. The first wants
-        more training, say dropout=0.5 and n_epochs=300.
+    kernel : {"rbf", "linear"}
+        What the first layer is linear in: the principal components of a Gaussian kernel on
+        `n_anchors` training rows, or the features themselves, as in the paper. "rbf" ranks better
+        on all data tried, and encoding takes the time of a product with the anchors. "linear"
+        wants more training, say dropout=0.5 and n_epochs=300.
     n_anchors : int
         Most anchors, for kernel="rbf".
     bound : float
@@ -42,6 +42,10 @@ class DeepLinf(NetworkHasher):
         β of Eq. 7, for init="ksvd".
     sparsity : int
         Non-zeros a sample in K-SVD, for init="ksvd".
+    loss : "contrastive" or callable
+        What to minimise: Eq. 12, or loss(codes, targets), a function of the codes of a batch
+        (m, N) and of a table (m, m) with 1 for similar pairs, -1 for dissimilar ones and 0
+        elsewhere: see `antipodal.pairs`. A saved model keeps the name of a function alone.
     margin : float, optional
         m of Eq. 12, the distance from which dissimilar pairs are left alone. By default 0.95
         times √(2N)·λ, the distance of two random codes.
@@ -87,7 +91,7 @@ class DeepLinf(NetworkHasher):
     --------
     >>> from sklearn.datasets import load_digits
     >>> X, y = load_digits(return_X_y=True)
-    >>> hasher = DeepLinf(n_bits=16, n_epochs=20, random_state=0).fit(X, y)
+    >>> hasher = DeepLinf(n_bits=16, n_epochs=20, random_state=0).fit(X[:300], y[:300])
     >>> hasher.encode(X).shape
     (1797, 2)
     """

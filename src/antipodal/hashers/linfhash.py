@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -10,15 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from antipodal.admm import unfolded_weights
+from antipodal.admm import RELAXATION, relaxed_step, relaxed_weight, unfolded_weights
 from antipodal.checks import check_whole
 from antipodal.codes import unpack
 from antipodal.dictionary import ksvd
 from antipodal.hashers.base import BaseHasher, FloatArray
 from antipodal.hashers.parts.rows import as_floats, draw_rows, unit_rows
+from antipodal.neurons import clip
 from antipodal.threads import one_thread
-
-_RELAXATION = 1.6  # α of solve_linf
 
 
 class LinfHash(BaseHasher):
@@ -67,6 +67,8 @@ class LinfHash(BaseHasher):
     True
     """
 
+    encoding_parameters = ("n_bits", "bound", "penalty", "n_iter")
+
     mean_: NDArray[np.float32]
     dictionary_: NDArray[np.float32]
     scale_: float
@@ -111,6 +113,7 @@ class LinfHash(BaseHasher):
 
         For asymmetric distances: a query as it is, against what the codes remember.
         """
+        self._check_fitted()
         bits = unpack(codes, self.n_bits)
         return self.mean_ + np.float32(self.scale_) * self._corners(bits)
 
@@ -134,20 +137,20 @@ class LinfHash(BaseHasher):
         mean, D = torch.from_numpy(self.mean_), torch.from_numpy(self.dictionary_)
         W, S = unfolded_weights(D, self.penalty)
         bound = self.bound / math.sqrt(self.n_bits)
-        work = torch.empty(2, max_rows, self.n_bits)
+        R = relaxed_weight(S)
+        memory = torch.empty(4, max_rows, D.shape[1])
 
         def project(X: Tensor) -> Tensor:
-            # The iteration of solve_linf, u ← u + α(Wy + S(2z - u) - z) with z = clip(u), but
-            # as often for every row: one must not be iterated longer because of its company.
-            drive = _RELAXATION * (unit_rows(X - mean) @ W.T)
-            z: Tensor = work[0, : len(X)]
-            u: Tensor = work[1, : len(X)]
-            torch.div(drive, _RELAXATION, out=u)
+            # The iteration of solve_linf, but as often for every row: one must not be iterated
+            # longer because of its company.
+            drive, u, z, work = memory[:, : len(X)].unbind()
+            torch.mm(unit_rows(X - mean), W.T, out=u)
+            torch.mul(u, RELAXATION, out=drive)
+            box = partial(clip, bound=bound, out=z)
+            box(u)
             for _ in range(self.n_iter):
-                torch.clamp(u, -bound, bound, out=z)
-                reflected = torch.lerp(u, z, 2.0)  # 2z - u
-                u.add_(drive).sub_(z, alpha=_RELAXATION).addmm_(reflected, S, alpha=_RELAXATION)
-            return z.copy_(u).clamp_(-bound, bound)
+                z, u = relaxed_step(drive, z, R, u, box, work)
+            return z
 
         return project
 

@@ -4,8 +4,9 @@ import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, Self
+from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import partial
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from antipodal.checks import check_type, check_whole
 from antipodal.encoders import Encoder
 from antipodal.hashers.base import FloatArray, SupervisedHasher
 from antipodal.hashers.parts.lift import Lift, kernel_map, learn_lift, lift_rows
@@ -23,7 +25,14 @@ from antipodal.hashers.parts.rows import (
     sample_labelled,
     standardised,
 )
-from antipodal.pairs import InBatchPairs, ListedPairs, check_pairs, sample_pairs
+from antipodal.pairs import (
+    InBatchPairs,
+    ListedPairs,
+    PairLoss,
+    check_pairs,
+    function_name,
+    sample_pairs,
+)
 from antipodal.siamese import Progress, Training, train
 from antipodal.threads import one_thread
 
@@ -32,8 +41,13 @@ from antipodal.threads import one_thread
 class NetworkHasher(SupervisedHasher):
     """Base of the siamese hashers; see `DeepLinf` for what the parameters mean.
 
-    The fields are the parameters: a subclass names those that it adds, or whose default differs.
+    An own network overrides two hooks: `new_encoder`, which returns an `antipodal.Encoder`, and
+    `reach`; a third, `initial_encoder`, may start the training from elsewhere. The fields are the
+    parameters: a subclass that adds some, or changes a default, is a dataclass as this one is, and
+    adds those that `new_encoder` reads to `encoding_parameters`.
     """
+
+    encoding_parameters: ClassVar[tuple[str, ...]] = ("n_bits", "kernel", "n_stages", "tied")
 
     encoder_: Encoder = field(init=False)
     mean_: NDArray[np.float32] = field(init=False)
@@ -52,6 +66,7 @@ class NetworkHasher(SupervisedHasher):
     tied: bool = False
     kernel: Literal["linear", "rbf"] = "rbf"
     n_anchors: int = 2000
+    loss: Literal["contrastive"] | PairLoss = "contrastive"
     margin: float | None = None
     similar_weight: float = 0.1
     pairs: Literal["batch", "sampled"] = "batch"
@@ -180,6 +195,7 @@ class NetworkHasher(SupervisedHasher):
         settings = Training(
             n_epochs=self.n_epochs,
             batch_size=self.batch_size or pairs.usual_batch_size(),
+            loss=function_name(self.loss) if callable(self.loss) else self.loss,
             margin=self._margin(),
             similar_weight=self.similar_weight,
             optimizer=self.optimizer,
@@ -192,6 +208,7 @@ class NetworkHasher(SupervisedHasher):
         )
         history = train(
             encoder, Y.to(device), pairs, settings,
+            loss=self.loss if callable(self.loss) else None,
             validation=validation, progress=progress, checkpoint=checkpoint,
         )  # fmt: skip
         self.encoder_ = encoder.cpu().requires_grad_(False)
@@ -205,48 +222,40 @@ class NetworkHasher(SupervisedHasher):
         # and one with threshold 1 is left: v⁰ = f₁(Wy/θ), vᵏ = f₁(Wy/θ + Θ⁻¹S_kΘvᵏ⁻¹ + b_k/θ),
         # Θ = diag(θ).
         encoder = self.encoder_
+        if not encoder.is_plain_unfolding:
+            return lambda X: encoder(self._encoder_inputs(X))
         theta = encoder.threshold
         first_layer = self._first_layer(encoder.W / theta[:, None], max_rows)
-        stages = [
-            ((S * theta / theta[:, None]).T, b / theta)
-            for S, b in map(encoder.stage, range(encoder.n_stages))
-        ]
+        stages = [(S * theta / theta[:, None], b / theta) for S, b in encoder.stages()]
         # Memory that is asked for anew for every block would cost more than the neurons.
         work = torch.empty(3, max_rows, self.n_bits)
 
         def project(X: Tensor) -> Tensor:
             drive, v, u = work[:, : len(X)].unbind()
             first_layer(X, drive)
-            encoder.unit(drive, out=v)
-            for S, b in stages:
-                if encoder.feeds_input_to_every_stage:
-                    torch.add(drive, b, out=u).addmm_(v, S)
-                else:
-                    torch.addmm(b, v, S, out=u)
-                encoder.unit(u, out=v)
+            encoder.layers(drive, stages, partial(encoder.unit, out=v), out=u)
             return encoder.readout(v.mul_(theta))
 
         return project
 
     def _first_layer(self, W: Tensor, max_rows: int) -> Callable[[Tensor, Tensor], object]:
-        """Return what writes Wy of rows (m, n) to a given tensor; bad rows give NaN."""
+        """Return what writes Wy of rows (m, n) to a given tensor."""
         mean, scale = torch.from_numpy(self.mean_), torch.from_numpy(self.scale_)
         if self.kernel == "linear":
             # W(x - μ)/σ as one product: the scaling goes into the weight, μ into an offset.
             weight = W / scale
             offset = -(weight @ mean)
-
-            def linear(X: Tensor, out: Tensor) -> None:
-                torch.addmm(offset, X, weight.T, out=out)
-                if not torch.isfinite(out.sum()):
-                    out += out - out  # a neuron would bound infinity, and it would go unnoticed
-
-            return linear
+            return lambda X, out: torch.addmm(offset, X, weight.T, out=out)
         lift = self._lift()
         kernels = kernel_map(lift, max_rows)
         weights = torch.from_numpy(lift.weight) @ W.T  # W(Lᵀk - c), again one product
         shift = -(W @ torch.from_numpy(lift.offset))
         return lambda X, out: torch.addmm(shift, kernels((X - mean) / scale), weights, out=out)
+
+    def _encoder_inputs(self, X: Tensor) -> Tensor:
+        """Return the rows as the encoder sees them: standardised and lifted."""
+        Y = (X - torch.from_numpy(self.mean_)) / torch.from_numpy(self.scale_)
+        return Y if self.kernel == "linear" else lift_rows(self._lift(), Y)
 
     def _lift(self) -> Lift:
         return Lift(self.anchors_, self.gamma_, self.lift_, self.lift_offset_)
@@ -303,24 +312,24 @@ class NetworkHasher(SupervisedHasher):
 
     def _check_parameters(self) -> None:
         """Refuse settings that cannot work, before any time is spent."""
-        positive = (
-            "n_epochs",
-            "learning_rate",
-            "similar_weight",
-            "n_pairs",
-            "n_anchors",
-        )
-        for name in positive:
+        for parameter in fields(self):
+            if parameter.init:
+                check_type(getattr(self, parameter.name), parameter.name, parameter.type)
+        for name, least in (
+            ("n_stages", 0),
+            ("n_anchors", 1),
+            ("n_pairs", 1),
+            ("n_epochs", 1),
+            ("patience", 0),
+            ("batch_size", 2),
+        ):
+            if getattr(self, name) is not None:
+                check_whole(getattr(self, name), name, least)
+        for name in ("learning_rate", "similar_weight"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite: got {getattr(self, name)}")
         if self.margin is not None and not 0 < self.margin < math.inf:
             raise ValueError(f"margin must be positive and finite, or None: got {self.margin}")
-        if self.batch_size is not None and not 2 <= self.batch_size < math.inf:
-            raise ValueError(
-                f"batch_size must be at least 2, a pair, or None: got {self.batch_size}"
-            )
-        if self.n_stages < 0:
-            raise ValueError(f"n_stages must not be negative: got {self.n_stages}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1): got {self.dropout}")
         if not 0 <= self.validation_fraction <= 0.5:
@@ -337,6 +346,19 @@ class NetworkHasher(SupervisedHasher):
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}: got {getattr(self, name)!r}")
+        try:
+            torch.zeros(1, device=self._device()).item()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise ValueError(
+                "device must be 'auto', 'cpu', or another that PyTorch can use here: "
+                f"got {self.device!r} ({reason})"
+            ) from error
+        if self.loss != "contrastive" and not callable(self.loss):
+            raise ValueError(
+                f"loss must be 'contrastive' or a function of (codes, targets): got "
+                f"{self.loss!r}. A model that was loaded knows its own loss by name only"
+            )
 
     def fitted_state(self) -> dict[str, Any]:
         """Return what was learned, the encoder's weights by name."""
@@ -349,9 +371,12 @@ class NetworkHasher(SupervisedHasher):
         prefix = "encoder_."
         weights = {k: torch.from_numpy(v) for k, v in fitted.items() if k.startswith(prefix)}
         super().restore_state({k: v for k, v in fitted.items() if k not in weights})
-        encoder = self.new_encoder(weights[f"{prefix}W"].shape[1]).requires_grad_(False)
+        made, n_features = weights[f"{prefix}W"].shape
+        if made != self.n_bits:  # before anything of that size is made
+            raise ValueError(f"its encoder makes codes of {made} bits, not {self.n_bits}")
+        encoder = self.new_encoder(n_features)
         encoder.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items()})
-        self.encoder_ = encoder
+        self.encoder_ = encoder.eval().requires_grad_(False)
 
 
 def _some(rows: NDArray[Any], chosen: NDArray[np.int64]) -> NDArray[Any]:

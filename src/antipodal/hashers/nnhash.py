@@ -21,7 +21,7 @@ class NNHash(NetworkHasher):
     --------
     >>> from sklearn.datasets import load_digits
     >>> X, y = load_digits(return_X_y=True)
-    >>> hasher = NNHash(n_bits=16, n_epochs=20, random_state=0).fit(X, y)
+    >>> hasher = NNHash(n_bits=16, n_epochs=20, random_state=0).fit(X[:300], y[:300])
     >>> hasher.encode(X).shape
     (1797, 2)
     """

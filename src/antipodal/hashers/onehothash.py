@@ -69,6 +69,6 @@ class OneHotHash(ClassifierHasher):
             predicted = torch.zeros_like(P).scatter_(1, P.argmax(dim=1, keepdim=True), 1.0)
             if several:
                 predicted = torch.maximum(predicted, (P > 0.5).float())
-            return predicted @ codewords - 0.5 + 0 * P[:, :1]  # NaN stays NaN
+            return predicted @ codewords - 0.5
 
         return code

@@ -33,10 +33,12 @@ class SparseHash(NetworkHasher):
     --------
     >>> from sklearn.datasets import load_digits
     >>> X, y = load_digits(return_X_y=True)
-    >>> hasher = SparseHash(n_bits=16, n_epochs=20, random_state=0).fit(X, y)
+    >>> hasher = SparseHash(n_bits=16, n_epochs=20, random_state=0).fit(X[:300], y[:300])
     >>> hasher.encode(X).shape
     (1797, 2)
     """
+
+    encoding_parameters = (*NetworkHasher.encoding_parameters, "nonnegative")
 
     weight_decay: float = 1.0
     threshold: float = 0.3

@@ -97,8 +97,7 @@ class SpectralHash(BaseHasher):
         frequency = math.pi * torch.from_numpy(self.mode_) / (upper - lower)[component]
 
         def project(X: Tensor) -> Tensor:
-            V = (X - mean) @ components
-            inside = V.clamp(lower, upper) + (V - V)  # infinity, which clamp hides, becomes NaN
+            inside = ((X - mean) @ components).clamp(lower, upper)
             return torch.cos((inside - lower)[:, component] * frequency)  # sin(π/2 + ·) = cos(·)
 
         return project

@@ -5,7 +5,8 @@
 `approximate` holds the engines that may miss, `indexfile` the file format.
 """
 
-from antipodal.index.hamming import Ball, HammingIndex, Neighbours
+from antipodal.index.answers import Ball, Neighbours
+from antipodal.index.hamming import HammingIndex
 from antipodal.index.rescore import Vectors
 
 __all__ = ["Ball", "HammingIndex", "Neighbours", "Vectors"]

@@ -2,55 +2,22 @@
 
 import operator
 import os
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from antipodal.checks import MAX_ID, Ids, check_ids, check_whole
+from antipodal.checks import MAX_ID, Ids, check_ids, check_whole, some_ids
 from antipodal.codes import Codes, check_codes, code_width
 from antipodal.errors import IndexFileError
 from antipodal.index import scan
+from antipodal.index.answers import Ball, Neighbours
 from antipodal.index.approximate import ENGINES, Approximate
 from antipodal.index.bands import Bands
 from antipodal.index.indexfile import read_index_file, write_index_file
 from antipodal.index.items import MAX_ITEMS, IndexedItems, RowNumbers, take_rows, to_rows
-from antipodal.index.rescore import Vectors, best_first, projection_scores
+from antipodal.index.rescore import OVERSAMPLE, Vectors, rescored
 from antipodal.index.scan import MAX_BITS, Distances
-
-
-class Neighbours(NamedTuple):
-    """The nearest items of each query, a row a query, nearest first.
-
-    Attributes
-    ----------
-    ids : int64 (n_queries, min(k, n_items))
-    distances : int32, of the same shape
-        Hamming distances.
-    scores : float64, of the same shape, or None
-        What the rows are ordered by after `rescore`, larger for nearer.
-    """
-
-    ids: Ids
-    distances: Distances
-    scores: NDArray[np.float64] | None = None
-
-    def rescored(self, scores: NDArray[np.float64], k: int) -> "Neighbours":
-        """Return the k best of each row by (score, id), best first."""
-        best = best_first(scores, self.ids, k)
-        return Neighbours(
-            np.take_along_axis(self.ids, best, axis=1),
-            np.take_along_axis(self.distances, best, axis=1),
-            np.take_along_axis(scores, best, axis=1),
-        )
-
-
-class Ball(NamedTuple):
-    """All items within a radius: the i-th query's are at offsets[i] : offsets[i + 1]."""
-
-    offsets: NDArray[np.int64]
-    ids: Ids
-    distances: Distances
 
 
 class HammingIndex:
@@ -161,10 +128,10 @@ class HammingIndex:
             given, new = given[order], new[order]
             twice = given[1:][given[1:] == given[:-1]]
             if len(twice):
-                raise ValueError(f"ids must be unique: {_some(np.unique(twice))} given twice")
+                raise ValueError(f"ids must be unique: {some_ids(np.unique(twice))} given twice")
         known = given[items.rows_of(given) >= 0]
         if len(known):
-            raise ValueError(f"ids {_some(known)} are in the index already: remove them first")
+            raise ValueError(f"ids {some_ids(known)} are in the index already: remove them first")
         self._change_to(items.added(to_rows(new, self.n_bits), given.copy()))
 
     def remove(self, ids: ArrayLike) -> None:
@@ -187,7 +154,7 @@ class HammingIndex:
         *,
         allowed: ArrayLike | None = None,
         rescore: Vectors | ArrayLike | None = None,
-        oversample: int = 4,
+        oversample: int = OVERSAMPLE,
     ) -> Neighbours:
         """Find the k nearest items of each query, in the order (distance, id).
 
@@ -214,14 +181,11 @@ class HammingIndex:
         n_wanted = k if rescore is None else k * oversample
         found, distances = self._nearest(queries, items, rows, n_wanted)
         ids = items.ids_of(found)
+        near = Neighbours(ids, distances)
         if rescore is None:
-            return Neighbours(ids, distances)
-        if isinstance(rescore, Vectors):
-            scores = rescore.scores(ids)
-        else:
-            candidates = items.rows[found, : code_width(self.n_bits)]
-            scores = projection_scores(rescore, candidates, self.n_bits)
-        return Neighbours(ids, distances).rescored(scores, k)
+            return near
+        width = code_width(self.n_bits)
+        return rescored(near, k, rescore, self.n_bits, lambda: items.rows[found, :width])
 
     def radius(self, codes: ArrayLike, r: int, *, allowed: ArrayLike | None = None) -> Ball:
         """Find all items at Hamming distance ≤ r of each query, in the order (distance, id).
@@ -323,15 +287,9 @@ def _known_rows(items: IndexedItems, ids: Ids) -> RowNumbers:
     rows = items.rows_of(ids)
     unknown = ids[rows < 0]
     if len(unknown):
-        raise ValueError(f"ids {_some(unknown)} are not in the index")
+        raise ValueError(f"ids {some_ids(unknown)} are not in the index")
     return rows
 
 
 def _increasing(numbers: NDArray[np.int64]) -> bool:
     return bool((numbers[1:] > numbers[:-1]).all())
-
-
-def _some(ids: Ids) -> str:
-    """Name a few ids."""
-    named = ", ".join(str(i) for i in ids[:5])
-    return f"{named} and {len(ids) - 5} more" if len(ids) > 5 else named

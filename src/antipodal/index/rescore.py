@@ -15,9 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from antipodal.checks import Ids
 from antipodal.codes import Codes, unpack
+from antipodal.index.answers import Neighbours
 
 Floats = NDArray[np.float64]
 
+OVERSAMPLE = 4  # candidates for each result of a rescored search, unless told otherwise
 _VALUES_AT_ONCE = 2**22
 
 
@@ -78,6 +80,41 @@ class Vectors:
                 f"as queries have: got shape {vectors.shape}"
             )
         return vectors
+
+
+def rescored(
+    found: Neighbours,
+    k: int,
+    rescore: Vectors | ArrayLike,
+    n_bits: int,
+    codes: Callable[[], Codes],
+) -> Neighbours:
+    """Return the k best of the candidates of each query by (score, id), best first.
+
+    Parameters
+    ----------
+    found : Neighbours
+        The candidates.
+    k : int
+        How many of them to keep.
+    rescore : Vectors or array (n_queries, n_bits)
+        What to compare by: vectors, or what `hasher.project` gives for the queries.
+    n_bits : int
+        Bits of a code.
+    codes : callable
+        Gives the candidates' codes (n_queries, n_candidates, ⌈n_bits / 8⌉). It is called only
+        if they are needed: to fetch them may take long.
+    """
+    if isinstance(rescore, Vectors):
+        scores = rescore.scores(found.ids)
+    else:
+        scores = projection_scores(rescore, codes(), n_bits)
+    best = best_first(scores, found.ids, k)
+    return Neighbours(
+        np.take_along_axis(found.ids, best, axis=1),
+        np.take_along_axis(found.distances, best, axis=1),
+        np.take_along_axis(scores, best, axis=1),
+    )
 
 
 def projection_scores(projections: ArrayLike, codes: Codes, n_bits: int) -> Floats:

@@ -2,16 +2,13 @@
 
 import logging
 import mimetypes
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request
-from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
-from pydantic_core import from_json, to_json
+from fastapi import Depends, FastAPI, Query, params
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import FileResponse, Response
@@ -21,8 +18,10 @@ import antipodal
 from antipodal.errors import StoreError
 from antipodal.service import schemas
 from antipodal.service.engine import Engine
-from antipodal.service.gate import KEYED, Gate
+from antipodal.service.gate import Gate
+from antipodal.service.guard import Guard, GuardedRoute
 from antipodal.service.keys import Keys
+from antipodal.service.limits import Limits
 from antipodal.service.observe import Metrics, Observe
 from antipodal.service.pool import Pool
 from antipodal.service.problems import UnavailableError, add_handlers
@@ -37,11 +36,6 @@ _HEADERS = {
 }
 for _suffix, _type in ((".js", "text/javascript"), (".css", "text/css"), (".svg", "image/svg+xml")):
     mimetypes.add_type(_type, _suffix)  # whatever the tables of this machine say
-
-_KEYS = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "A key of the service."},
-    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same."},
-}
 
 
 def create_app(
@@ -65,16 +59,13 @@ def create_app(
         Folder of the page's files; it may be empty.
     """
     limits = engine.limits
-    reads = Pool("read", limits.threads, limits.waiting, limits.seconds)
-    # Writers wait for each other, and for other processes: not in the threads that search.
-    writes = Pool("write", 1, limits.waiting, limits.seconds)
+    pools = _Pools(limits)
     metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        reads.close()
-        writes.close()
+        pools.close()
         engine.store.close()
 
     app = FastAPI(
@@ -88,70 +79,122 @@ def create_app(
         lifespan=lifespan,
         middleware=[
             Middleware(Observe, metrics=metrics, headers=_HEADERS),
-            Middleware(Gate, keys=keys, limits=limits, hosts=hosts),
+            Middleware(Gate, limits=limits, hosts=hosts),
         ],
     )
     add_handlers(app)
-    _add_api(app, engine, reads, writes)
-    _add_signs_of_life(app, engine, reads, metrics)
+    app.router.route_class = GuardedRoute
+    reading, writing = [Depends(Guard("read", keys))], [Depends(Guard("write", keys))]
+    _add_api(app, engine, pools, reading, writing)
+    _add_signs_of_life(app, engine, pools.checks, metrics, reading)
     _add_page(app, page)
-    app.openapi = partial(_described, app)  # type: ignore[method-assign]
     return app
 
 
-def _add_api(app: FastAPI, engine: Engine, reads: Pool, writes: Pool) -> None:
-    app.router.route_class = _StrictRoute
+class _Pools:
+    """Threads apart for what must not wait for each other."""
+
+    def __init__(self, limits: Limits) -> None:
+        def pool(name: str, threads: int) -> Pool:
+            return Pool(name, threads, limits.waiting, limits.seconds)
+
+        self.reads = pool("read", limits.threads)
+        self.images = pool("image", limits.threads)  # decoding takes longer than searching
+        self.writes = pool("write", 1)  # writers wait for each other, and for other processes
+        self.checks = pool("check", 1)  # a busy service is alive
+
+    def close(self) -> None:
+        for pool in (self.reads, self.images, self.writes, self.checks):
+            pool.close()
+
+
+def _add_api(
+    app: FastAPI,
+    engine: Engine,
+    pools: _Pools,
+    reading: Sequence[params.Depends],
+    writing: Sequence[params.Depends],
+) -> None:
     always = _problems(401, 503)
     with_body = always | _problems(400, 408, 413, 422)
 
-    @app.post("/v1/encode", response_model=schemas.Encoded, responses=with_body)
+    @app.post(
+        "/v1/encode", response_model=schemas.Encoded, responses=with_body, dependencies=reading
+    )
     async def encode(request: schemas.EncodeRequest) -> Response:
         """Return the codes of vectors or images."""
-        return _json(await reads.run(engine.encode, request))
+        pool = pools.reads if request.images is None else pools.images
+        return _json(await pool.run(engine.encode, request))
 
     @app.post(
-        "/v1/search", response_model=schemas.SearchResponse, responses=with_body | _problems(404)
+        "/v1/search",
+        response_model=schemas.SearchResponse,
+        responses=with_body | _problems(404),
+        dependencies=reading,
     )
     async def search(request: schemas.SearchRequest) -> Response:
         """Find the items nearest to a query, or all within a radius."""
-        answer = await reads.run(engine.search, request)
+        pool = pools.reads if request.image is None else pools.images
+        answer = await pool.run(engine.search, request)
         if answer is None:
             raise HTTPException(404, f"there is no item {request.id} to search by")
         return _json(answer)
 
-    @app.put("/v1/items", response_model=schemas.Upserted, responses=with_body | _problems(403))
+    @app.put(
+        "/v1/items",
+        response_model=schemas.Upserted,
+        responses=with_body | _problems(403),
+        dependencies=writing,
+    )
     async def upsert(request: schemas.UpsertRequest) -> Response:
         """Keep items: all of them, durably, or none."""
-        return _json(await writes.run(engine.upsert, request))
+        return _json(await pools.writes.run(engine.upsert, request))
 
-    @app.delete("/v1/items", response_model=schemas.Deleted, responses=with_body | _problems(403))
+    @app.delete(
+        "/v1/items",
+        response_model=schemas.Deleted,
+        responses=with_body | _problems(403),
+        dependencies=writing,
+    )
     async def delete(request: schemas.DeleteRequest) -> Response:
         """Remove items."""
-        return _json(await writes.run(engine.delete, request))
+        return _json(await pools.writes.run(engine.delete, request))
 
-    @app.get("/v1/items", response_model=schemas.ItemList, responses=always | _problems(422))
+    @app.get(
+        "/v1/items",
+        response_model=schemas.ItemList,
+        responses=always | _problems(422),
+        dependencies=reading,
+    )
     async def sample(
         limit: Annotated[int, Query(ge=1)] = 24,
         seed: Annotated[int, Query(ge=0, lt=2**63)] = 0,
     ) -> Response:
         """Return a sample of the items."""
-        return _json({"items": await reads.run(engine.sample, limit, seed)})
+        return _json({"items": await pools.reads.run(engine.sample, limit, seed)})
 
-    @app.get("/v1/items/{id}", response_model=schemas.Item, responses=always | _problems(404, 422))
+    @app.get(
+        "/v1/items/{id}",
+        response_model=schemas.Item,
+        responses=always | _problems(404, 422),
+        dependencies=reading,
+    )
     async def item(id: schemas.Id) -> Response:
         """Return one item."""
-        found = await reads.run(engine.item, id)
+        found = await pools.reads.run(engine.item, id)
         if found is None:
             raise HTTPException(404, f"there is no item {id}")
         return _json(found)
 
-    @app.get("/v1/model", response_model=schemas.ModelCard, responses=always)
+    @app.get("/v1/model", response_model=schemas.ModelCard, responses=always, dependencies=reading)
     async def model() -> Response:
         """Describe the model and the codes in the store."""
-        return _json(await reads.run(engine.card))
+        return _json(await pools.reads.run(engine.card))
 
 
-def _add_signs_of_life(app: FastAPI, engine: Engine, reads: Pool, metrics: Metrics) -> None:
+def _add_signs_of_life(
+    app: FastAPI, engine: Engine, checks: Pool, metrics: Metrics, reading: Sequence[params.Depends]
+) -> None:
     @app.get("/healthz", response_model=schemas.Status)
     async def healthz() -> Response:
         """Say that the process is alive."""
@@ -161,7 +204,7 @@ def _add_signs_of_life(app: FastAPI, engine: Engine, reads: Pool, metrics: Metri
     async def readyz() -> Response:
         """Say whether the store answers."""
         try:
-            await reads.run(engine.store.count)
+            await checks.run(engine.store.count)
         except StoreError as error:  # asked without a key: why, and where, is for the log
             _log.warning("the store does not answer: %s", error)
             raise UnavailableError("the store does not answer") from None
@@ -171,10 +214,11 @@ def _add_signs_of_life(app: FastAPI, engine: Engine, reads: Pool, metrics: Metri
         "/metrics",
         response_class=Response,
         responses=_problems(401, 503) | {200: {"content": {"text/plain": {}}}},
+        dependencies=reading,
     )
     async def numbers() -> Response:
         """Return the metrics of all workers for Prometheus."""
-        text = metrics.text(await reads.run(engine.store.count))
+        text = metrics.text(await checks.run(engine.store.count))
         return Response(text, media_type="text/plain; version=0.0.4")
 
 
@@ -186,45 +230,6 @@ def _add_page(app: FastAPI, page: Path) -> None:
         return FileResponse(page / "index.html", headers={"Cache-Control": "no-cache"})
 
     app.mount("/static", StaticFiles(directory=page, check_dir=False))
-
-
-class _StrictRequest(Request):
-    """A request whose JSON is JSON: no NaN, no Infinity, nothing after the end."""
-
-    async def json(self) -> Any:
-        try:
-            return from_json(await self.body(), allow_inf_nan=False)
-        except ValueError as error:
-            raise HTTPException(400, f"the body is not JSON: {error}") from None
-
-
-class _StrictRoute(APIRoute):
-    def get_route_handler(self) -> Callable[[Request], Any]:
-        handle = super().get_route_handler()
-
-        async def strictly(request: Request) -> Response:
-            response: Response = await handle(_StrictRequest(request.scope, request.receive))
-            return response
-
-        return strictly
-
-
-def _described(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI description, with the keys that the gate asks for."""
-    if app.openapi_schema is None:
-        described = get_openapi(
-            title=app.title,
-            version=app.version,
-            description=app.description,
-            routes=app.routes,
-        )
-        described["components"]["securitySchemes"] = _KEYS
-        for path, operations in described["paths"].items():
-            if path.startswith(KEYED):
-                for operation in operations.values():
-                    operation["security"] = [{name: []} for name in _KEYS]
-        app.openapi_schema = described
-    return app.openapi_schema
 
 
 def _json(value: Any) -> Response:

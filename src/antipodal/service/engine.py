@@ -11,17 +11,18 @@ from antipodal.checks import Ids
 from antipodal.codes import Codes, code_width, from_hex, to_hex
 from antipodal.evaluation.metrics import bit_health
 from antipodal.hashers import BaseHasher, load
-from antipodal.index.rescore import best_first, projection_scores
+from antipodal.index import Neighbours
+from antipodal.index.rescore import OVERSAMPLE, rescored
+from antipodal.index.scan import Distances
 from antipodal.service.imagefeatures import ImageFeatures
 from antipodal.service.limits import Limits
 from antipodal.service.problems import UnavailableError
 from antipodal.service.schemas import DeleteRequest, EncodeRequest, SearchRequest, UpsertRequest
 from antipodal.storage.modelfile import model_identity
 from antipodal.stores import Store, open_store
-from antipodal.stores.store import Distances, Items
+from antipodal.stores.store import Items
 from antipodal.stores.where import matches, parse_where
 
-_OVERSAMPLE = 4  # candidates for each result of a rescored search, as in `HammingIndex.search`
 _TRIES = 20
 _HEALTH_SAMPLE = 1_000
 _NO_IMAGES = (
@@ -63,7 +64,7 @@ class Engine:
             )
         self.hasher, self.store, self.limits = hasher, store, limits or Limits()
         self._identity, self._scores = identity, scores
-        self._images = None if images is None else ImageFeatures(images, self.limits.pixels)
+        self._images = None if images is None else ImageFeatures(images, self.limits)
         if self._images is not None and self._images.n_features != hasher.n_features_in_:
             raise ValueError(
                 f"{images} makes {self._images.n_features} features, the model was fitted on "
@@ -105,6 +106,8 @@ class Engine:
         k = 10 if request.k is None else request.k
         if k > self.limits.k:
             raise ValueError(f"k must be at most {self.limits.k}: got {k}")
+        if request.where is not None:
+            _check_where(request.where)
         code, values = self._query(request)
         if code is None:
             return None
@@ -155,6 +158,7 @@ class Engine:
                 "bit_balance": found.bit_balance,
                 "bit_correlation": found.bit_correlation,
                 "distinct_codes": found.distinct_codes,
+                "sample": len(codes),
             }
         return {
             "method": type(self.hasher).__name__,
@@ -192,7 +196,7 @@ class Engine:
         """Search once. None: what was found has changed before it could be fetched."""
         where, store = request.where, self.store
         answer: dict[str, Any] = {}
-        n_wanted = k if values is None else k * _OVERSAMPLE
+        n_wanted = k if values is None else k * OVERSAMPLE
         if request.histogram:
             n_items = store.count(where)
             if n_items > self.limits.histogram:
@@ -224,9 +228,14 @@ class Engine:
         for result, distance in zip(results, distances.tolist(), strict=True):
             result["distance"] = distance
         if values is not None and len(ids):
-            scores = projection_scores(values, items.codes[None], store.n_bits)
-            best = best_first(scores, ids[None], k)[0]
-            results = [results[i] | {"score": float(scores[0, i])} for i in best.tolist()]
+            candidates = Neighbours(ids[None], distances[None])
+            best = rescored(candidates, k, values, store.n_bits, lambda: items.codes[None])
+            scores = [] if best.scores is None else best.scores[0].tolist()
+            known = dict(zip(ids.tolist(), results, strict=True))
+            results = [
+                known[number] | {"score": score}
+                for number, score in zip(best.ids[0].tolist(), scores, strict=True)
+            ]
         return {"results": results, "total": total, **answer}
 
     def _still(
@@ -299,3 +308,11 @@ class Engine:
 
     def _hex(self, codes: Codes) -> list[str]:
         return to_hex(codes, self.store.n_bits)
+
+
+def _check_where(where: Mapping[str, Any]) -> None:
+    """Say that it is the filter which is wrong, in words that begin with its name."""
+    try:
+        parse_where(where)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"where is not a valid filter: {error}") from None

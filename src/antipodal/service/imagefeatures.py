@@ -1,7 +1,7 @@
 """From an uploaded image to the features that the model was fitted on.
 
 Nothing in an upload is trusted: its base64 is checked, only common formats are read, and the
-number of pixels is looked at before any of them is decoded.
+pixels of all images together are counted, by their headers, before any of them is decoded.
 """
 
 import binascii
@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
+
+from antipodal.service.limits import Limits
 
 Floats = NDArray[np.float32]
 
@@ -29,8 +31,8 @@ class ImageFeatures:
     TOP they go to 16, as in the digits of scikit-learn: ``pixels:8x8``.
     """
 
-    def __init__(self, kind: str, max_pixels: int) -> None:
-        self.kind, self._max_pixels = kind, max_pixels
+    def __init__(self, kind: str, limits: Limits) -> None:
+        self.kind, self._limits = kind, limits
         self._describe: Callable[[Image.Image], NDArray[Any]]
         match = _PIXELS.fullmatch(kind)
         if kind == "gist":
@@ -47,15 +49,29 @@ class ImageFeatures:
 
     def __call__(self, images: Sequence[str]) -> Floats:
         """Return a row of features for each image, given in base64."""
+        files = [_file(text, place) for place, text in enumerate(images)]
+        self._check_pixels(files)
         described = [
-            self._describe(_decode(text, place, self._max_pixels))
-            for place, text in enumerate(images)
+            self._describe(_decode(file, place, self._limits.pixels))
+            for place, file in enumerate(files)
         ]
         if self.kind != "gist":
             return np.array(described, np.float32)
         from antipodal.features import gist
 
         return gist(np.array(described))
+
+    def _check_pixels(self, files: Sequence[bytes]) -> None:
+        most, most_together, total = self._limits.pixels, self._limits.request_pixels, 0
+        for place, file in enumerate(files):
+            # Opened for its header alone: some decoders hold memory for all pixels until closed.
+            with _open(file, place, most) as image:
+                total += image.width * image.height
+            if total > most_together:
+                raise ValueError(
+                    f"the images of a request may have at most {most_together:,} pixels together: "
+                    f"there are more in images 0 to {place} of {len(files)}. Send them in parts"
+                )
 
 
 def _colours(image: Image.Image) -> NDArray[Any]:
@@ -68,21 +84,30 @@ def _greys(image: Image.Image, height: int, width: int, top: float) -> NDArray[A
     return np.asarray(grey).ravel() * (top / 255)
 
 
-def _decode(text: str, place: int, max_pixels: int) -> Image.Image:
-    """Return an upright RGB image, laid on white where it is transparent."""
+def _file(text: str, place: int) -> bytes:
     try:
-        data = binascii.a2b_base64(text, strict_mode=True)
+        return binascii.a2b_base64(text, strict_mode=True)
     except ValueError as error:
         raise ValueError(f"image {place} is not base64: {error}") from None
+
+
+def _open(file: bytes, place: int, max_pixels: int) -> Image.Image:
+    """Read the header; no pixel is decoded."""
     too_many = ValueError(f"image {place} has too many pixels: at most {max_pixels:,} are taken")
     try:
-        image: Image.Image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        image: Image.Image = Image.open(io.BytesIO(file), formats=_FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise too_many from None  # Pillow has a limit of its own
     except Exception:  # a decoder may stumble over a hostile file in any way
         raise ValueError(f"image {place} is not a {', '.join(_FORMATS)} file") from None
     if image.width * image.height > max_pixels:
         raise too_many
+    return image
+
+
+def _decode(file: bytes, place: int, max_pixels: int) -> Image.Image:
+    """Return an upright RGB image, laid on white where it is transparent."""
+    image = _open(file, place, max_pixels)
     try:
         image.load()
         image = ImageOps.exif_transpose(image)

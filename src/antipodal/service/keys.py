@@ -1,6 +1,7 @@
 """API keys: who may read, who may write.
 
-A key file has a key a line, with its role; what follows a # is a comment:
+A key file has one key per line, with its role. A comment is what follows a # that begins the line
+or has a blank before it, so that a key may hold a #:
 
     read  3k2…    # the web site
     write 9xQ…    # the nightly import; may read as well
@@ -19,6 +20,8 @@ from antipodal.errors import AntipodalError
 
 Role: TypeAlias = Literal["read", "write"]
 VARIABLE = "ANTIPODAL_KEYS"
+_LEAST = 16  # characters: what is shorter can be guessed
+_COMMENT = re.compile(r"(^|\s)#.*")
 _LINE = re.compile(r"(read|write)[ \t]+([\x21-\x7e]+)")
 
 
@@ -36,7 +39,7 @@ class Keys:
         """Read lines of role and key; errors name the line, never what is in it."""
         roles: dict[bytes, Role] = {}
         for number, line in enumerate(text.splitlines(), start=1):
-            content = line.partition("#")[0].strip()
+            content = _COMMENT.sub("", line).strip()
             if not content:
                 continue
             match = _LINE.fullmatch(content)
@@ -44,6 +47,11 @@ class Keys:
                 raise AntipodalError(
                     f"{source}, line {number} must be `read KEY` or `write KEY`, the key in "
                     "printable ASCII without spaces"
+                )
+            if len(match[2]) < _LEAST:
+                raise AntipodalError(
+                    f"{source}, line {number}: a key must have at least {_LEAST} characters, this "
+                    f"one has {len(match[2])}. Make one by secrets.token_urlsafe(32) in Python"
                 )
             digest = _digest(match[2].encode())
             if digest in roles:

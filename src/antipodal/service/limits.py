@@ -21,6 +21,8 @@ class Limits:
         Items over which a histogram of distances is counted.
     pixels : int
         Of one image, as it was encoded.
+    request_pixels : int
+        Of all images in one request together.
     seconds : float
         For reading the body, and then for answering.
     threads : int
@@ -35,6 +37,7 @@ class Limits:
     results: int = 1_000
     histogram: int = 1_000_000
     pixels: int = 16_000_000
+    request_pixels: int = 64_000_000
     seconds: float = 30.0
     threads: int = 2
     waiting: int = 256

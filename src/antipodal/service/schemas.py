@@ -157,6 +157,7 @@ class Health(BaseModel):
     bit_balance: float
     bit_correlation: float
     distinct_codes: int
+    sample: Annotated[int, Field(description="Codes in the sample.")]
 
 
 class ModelCard(BaseModel):

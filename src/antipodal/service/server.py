@@ -1,8 +1,10 @@
 """Listen: from the options of `antipodal serve` to processes that answer."""
 
+import errno
 import ipaddress
 import json
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -31,7 +33,7 @@ class Settings:
     """What a worker needs to know; it is sent to other processes, so it holds no keys."""
 
     model: Path
-    store: str
+    store: str = field(repr=False)  # it may hold a password
     host: str = "127.0.0.1"
     port: int = 8000
     workers: int = 1
@@ -58,6 +60,7 @@ def serve(settings: Settings) -> None:
     """Answer until a signal says to stop; then finish what was accepted."""
     if Keys.find(settings.keys) is None:
         check_host(settings.host, settings.allow_anyone)
+    check_address(settings.host, settings.port)
     _open(settings).store.close()  # what is wrong is said once, before any worker starts
     # Workers are processes of their own: they read this, and where to add up their metrics.
     variables = {_VARIABLE: settings.to_json()}
@@ -103,6 +106,27 @@ def check_host(host: str, allow_anyone: bool) -> None:
             f"without keys anyone who reaches {host or 'this machine'} could read and write the "
             "store: give --keys FILE, listen on 127.0.0.1, or say --allow-anyone"
         )
+
+
+def check_address(host: str, port: int) -> None:
+    """Say in one line, before the model is read, that the address cannot be listened on."""
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, kind, protocol, _, address in found:
+            with socket.socket(family, kind, protocol) as probe:
+                # As the server will: connections that ended lately do not count.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+    except OSError as error:
+        why = error.strerror or str(error)
+        advice = ""
+        if error.errno == errno.EADDRINUSE:
+            advice = ". Is it running already? --port takes another, 0 any that is free"
+        raise AntipodalError(f"cannot listen on {host} port {port}: {why}{advice}") from None
 
 
 def is_loopback(host: str) -> bool:

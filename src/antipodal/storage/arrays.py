@@ -1,6 +1,7 @@
 """Read arrays from files without loading what is not needed, and write codes as they come."""
 
 import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,29 +17,52 @@ from antipodal.codes import Codes
 from antipodal.errors import AntipodalError
 from antipodal.storage.files import replacing
 
+_ARRAY, _ARRAYS = "an array, as FILE.npy or FILE.npz:NAME", "an .npz file of arrays"
+_NPY, _ZIP = b"\x93NUMPY", b"PK"  # how these files begin
+
 
 def read_array(source: str) -> NDArray[Any]:
     """Read `file.npy`, memory-mapped, one array of a zip file as `file.npz:name`, or `-`, a pipe.
 
-    A pipe, standard input, holds one .npy file, and is read whole.
+    The name may be left out where the file holds a single array. A pipe, standard input or one
+    with a name, holds one .npy file, and is read whole.
     """
     if source == "-":
-        with _naming("standard input", "not a NumPy file"):
-            piped: NDArray[Any] = np.load(BytesIO(sys.stdin.buffer.read()), allow_pickle=False)
-            return piped
-    path, zipped, name = source.partition(".npz")
-    if not zipped:
-        with _naming(path, "not a NumPy file"):
-            array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-            return array
-    path += zipped
+        return _read_stream(sys.stdin.buffer, "standard input")
+    path, zipped, name = source.rpartition(".npz:")
+    if zipped:
+        return _read_member(f"{path}.npz", name)
+    if source.endswith(".npz"):
+        return _read_member(source, None)
+    with _naming(source, _ARRAY), open(source, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return _read_stream(file, source)
+        _check_start(file.read(len(_NPY)), _NPY)
+        array: NDArray[Any] = np.load(source, mmap_mode="r", allow_pickle=False)
+        return array
+
+
+def _read_stream(stream: BinaryIO, name: str) -> NDArray[Any]:
+    with _naming(name, _ARRAY):
+        data = stream.read()
+        _check_start(data[: len(_NPY)], _NPY)
+        array: NDArray[Any] = np.load(BytesIO(data), allow_pickle=False)
+        return array
+
+
+def _read_member(path: str, name: str | None) -> NDArray[Any]:
+    """Return an array of a zip file by its name, or its only one."""
     with open_npz(path) as file:
-        if name[1:] not in file.files:
+        held = ", ".join(file.files) or "nothing"
+        if name is None and len(file.files) != 1:
             raise AntipodalError(
-                f"{path} holds several arrays ({', '.join(file.files)}): "
-                f"name one of them, as {path}:{(file.files or ['X'])[0]}"
+                f"{path} holds several arrays ({held}): name one of them, as {path}:{file.files[0]}"
+                if file.files
+                else f"{path} holds no array"
             )
-        return np.asarray(file[name[1:]])
+        if name is not None and name not in file.files:
+            raise AntipodalError(f"{path} has no array {name!r}: it holds {held}")
+        return np.asarray(file[file.files[0] if name is None else name])
 
 
 @contextmanager
@@ -48,23 +72,45 @@ def open_npz(path: str | os.PathLike[str]) -> Iterator[NpzFile]:
     Arrays are read, and may prove damaged, only when asked for: ``file[name]``.
     """
     # np.load would leave a file open that it opened itself and found damaged
-    with _naming(path, "not an .npz file of plain arrays"), open(path, "rb") as stream:
-        file = np.load(stream, allow_pickle=False)
-        if not isinstance(file, NpzFile):
-            raise ValueError("a single array")
-        with file:
+    with _naming(path, _ARRAYS), open(path, "rb") as stream:
+        _check_start(stream.read(len(_NPY)), _ZIP)
+        stream.seek(0)
+        with np.load(stream, allow_pickle=False) as file:
             yield file
 
 
+class _UnlikeError(Exception):
+    """A file is of another kind, said in our own words."""
+
+
+def _check_start(start: bytes, wanted: bytes) -> None:
+    """Tell kinds of files apart by their first bytes."""
+    if start.startswith(wanted):
+        return
+    if not start:
+        raise _UnlikeError("it is empty")
+    if start == _NPY:
+        raise _UnlikeError("it holds a single array, as .npy files do")
+    if start.startswith(_ZIP):
+        raise _UnlikeError("it is a zip file: if it holds arrays, its name must end in .npz")
+    raise _UnlikeError("not a NumPy file")
+
+
 @contextmanager
-def _naming(path: str | os.PathLike[str], problem: str) -> Iterator[None]:
+def _naming(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
+    """Turn whatever fails into an error that names the file and says what was expected."""
     try:
         yield
     except AntipodalError:
         raise
     except Exception as error:  # zipfile and NumPy raise many kinds
-        reason = getattr(error, "strerror", None) or f"{problem}, or damaged"
-        raise AntipodalError(f"cannot read {path}: {reason}") from error
+        if isinstance(error, _UnlikeError):
+            reason = str(error)
+        elif "Object arrays" in str(error) or "Python objects" in str(error):  # says NumPy
+            reason = "it holds Python objects, which only pickle reads: save numbers or strings"
+        else:
+            reason = getattr(error, "strerror", None) or "it is truncated or damaged"
+        raise AntipodalError(f"cannot read {path}: {reason}. Expected {expected}") from error
 
 
 def write_codes(

@@ -1,13 +1,16 @@
 """Write files so that a reader, or a crash, never sees half of one."""
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from antipodal.errors import AntipodalError
+
+_NAME_LENGTH = 40  # of a temporary name: the whole of a long one would be too long with more to it
 
 
 @contextmanager
@@ -15,26 +18,100 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a temporary file that takes the place of `path` when the block ends well.
 
     The data is on the disk before the name is. If anything goes wrong the temporary file is
-    removed and what was at `path` before is still there.
+    removed and what was at `path` before is still there. A link stays, and the file it leads to
+    is replaced, or made; a file that is replaced keeps its mode, and its owner where the system
+    lets us. What is not a file (a device, a pipe with a name) is written to as it is.
     """
-    target = Path(path)
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-        _sync_directory(target.parent)
-    except BaseException as error:
-        if temporary is not None:
+    with _naming(path):
+        place = _find_place(path)
+        if place is None:
+            with open(path, "wb") as stream:
+                yield stream
+            return
+        target, old = place
+        prefix = f".{target.name[:_NAME_LENGTH]}."
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=prefix)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            _set_mode(temporary, old)
+            os.replace(temporary, target)
+        except BaseException:
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise AntipodalError(f"cannot write {target}: {error.strerror or error}") from error
-        raise
+            raise
+        _sync_directory(target.parent)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """See that `replacing` can write to `path`, and leave nothing there: call before long work."""
+    with _naming(path):
+        place = _find_place(path)
+        if place is not None:
+            with tempfile.TemporaryFile(dir=place.target.parent):
+                pass
+
+
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """Make a folder, if it is not there, that files can be written to: call before long work."""
+    folder = Path(path)
+    with _naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    return folder
+
+
+class _Place(NamedTuple):
+    """A file to make or to replace: its path behind all links, and what it is now, if there."""
+
+    target: Path
+    old: os.stat_result | None
+
+
+def _find_place(path: str | os.PathLike[str]) -> _Place | None:
+    """Return what is to be replaced, or None for what can only be written to as it is."""
+    target = Path(os.path.realpath(path))
+    try:
+        old = os.stat(path)
+    except FileNotFoundError:
+        if not target.parent.is_dir():
+            raise AntipodalError(
+                f"cannot write {path}: there is no folder {target.parent}"
+            ) from None
+        return _Place(target, None)
+    if stat.S_ISDIR(old.st_mode):
+        raise AntipodalError(f"cannot write {path}: it is a folder, and a file is expected")
+    if not os.access(path, os.W_OK):
+        raise AntipodalError(f"cannot write {path}: no permission to change the file")
+    # /dev/stdout leads to an open file, which need not have a name any more.
+    named = target.exists() and os.path.samestat(old, os.stat(target))
+    return _Place(target, old) if stat.S_ISREG(old.st_mode) and named else None
+
+
+@contextmanager
+def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise AntipodalError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _set_mode(path: str, old: os.stat_result | None) -> None:
+    """Give a new file the mode it would have had from the start, or that of the one before."""
+    if old is None:
+        os.chmod(path, 0o666 & ~_umask())
+        return
+    own = getattr(os, "chown", None)  # not on Windows
+    if own is not None:
+        with suppress(PermissionError):
+            own(path, -1, old.st_gid)
+    os.chmod(path, stat.S_IMODE(old.st_mode))
+    if own is not None and old.st_uid != os.stat(path).st_uid:  # last: then it is not ours
+        with suppress(PermissionError):
+            own(path, old.st_uid, -1)
 
 
 def _umask() -> int:

@@ -6,6 +6,7 @@ Reading never runs anything from the file.
 
 import hashlib
 import json
+import operator
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +43,7 @@ def write_model_file(
 
 def read_model_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], Arrays]:
     """Read what `write_model_file` wrote, or raise ModelFileError saying what is wrong with it."""
-    data = _read(path)
+    data = _read(path, kind)
     metadata = _metadata(path, data)
     if metadata.get("format") != "antipodal":
         raise ModelFileError(f"{path} is a safetensors file, but was not written by antipodal")
@@ -74,14 +75,30 @@ def model_identity(path: str | os.PathLike[str]) -> str:
 
     Equal models have equal identities, although their files may order their parts differently.
     """
-    return _metadata(path, _read(path)).get("sha256", "")
+    return _metadata(path, _read(path, "hasher")).get("sha256", "")
 
 
-def _read(path: str | os.PathLike[str]) -> bytes:
+def model_bits(path: str | os.PathLike[str]) -> int:
+    """Return the length of the codes that a saved hasher makes, without making the hasher."""
+    header, _ = read_model_file(path, "hasher")
     try:
-        return Path(path).read_bytes()
+        return operator.index(header["parameters"]["n_bits"])
+    except (KeyError, TypeError):
+        raise ModelFileError(f"{path} does not say how long its codes are") from None
+
+
+def _read(path: str | os.PathLike[str], kind: str) -> bytes:
+    expected = f"Expected a {kind}, in a file that antipodal wrote"
+    try:
+        data = Path(path).read_bytes()
     except OSError as error:
-        raise ModelFileError(f"cannot read {path}: {error.strerror or error}") from error
+        reason = error.strerror or error
+        raise ModelFileError(f"cannot read {path}: {reason}. {expected}") from error
+    if not data:
+        raise ModelFileError(f"cannot read {path}: it is empty. {expected}")
+    if data[8:9] not in (b"", b"{"):  # where the JSON of a safetensors file begins
+        raise ModelFileError(f"{path} is not an antipodal file, but something else. {expected}")
+    return data
 
 
 def _metadata(path: str | os.PathLike[str], data: bytes) -> dict[str, str]:

@@ -9,13 +9,28 @@ integers within 64 bits, finite doubles, and a double that is a 64-bit integer i
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 MAX_DEPTH = 50
 INT64 = range(-(2**63), 2**63)
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode_sorted = json.JSONEncoder(sort_keys=True).encode
+
+
+class MetadataText(str):
+    """The JSON text of one item's metadata, checked by `metadata_text`."""
+
+    __slots__ = ()
+
+
+Metadata: TypeAlias = Iterable[Mapping[str, Any] | MetadataText | None]  # one per item
+
+
+def metadata_text(fields: Mapping[str, Any]) -> MetadataText:
+    """Return the JSON text of one item's metadata, or say what is wrong with them."""
+    return MetadataText(_encode(clean(fields)))
 
 
 def metadata_texts(metadata: Iterable[Any] | None, n: int) -> list[str]:
@@ -39,6 +54,12 @@ def parse_metadata(text: str | bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"metadata must be a JSON object: got {text!r}")
     return value
+
+
+def same_metadata(text: str, fields: dict[str, Any]) -> bool:
+    """Say whether a text of `metadata_texts` means these fields, in whatever order."""
+    # As texts, for in Python true equals 1.
+    return _encode_sorted(_decode(text)) == _encode_sorted(fields)
 
 
 def clean(value: Any, depth: int = 0) -> Any:
@@ -72,15 +93,16 @@ def clean(value: Any, depth: int = 0) -> Any:
 def _text(value: Any, place: int) -> str:
     if value is None:
         return "{}"
+    if isinstance(value, MetadataText):
+        return str(value)
     if not isinstance(value, (dict, Mapping)):
         raise TypeError(
             f"metadata[{place}] must be a JSON object or None: got {type(value).__name__}"
         )
     try:
-        cleaned = clean(value)
+        return _encode(clean(value))
     except (TypeError, ValueError) as error:
         raise type(error)(f"metadata[{place}]: {error}") from None
-    return _encode(cleaned)
 
 
 def _clean_string(value: str) -> str:

@@ -9,28 +9,25 @@ may let through. Each is a call of its own: a write between two calls may be see
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from antipodal.checks import Ids
+from antipodal.checks import MAX_ID, Ids
 from antipodal.codes import Codes, code_width, to_bytes
 from antipodal.errors import StoreError
 from antipodal.index import Ball, Neighbours
+from antipodal.index.scan import Distances
+from antipodal.stores.about import About
 from antipodal.stores.address import Address
 from antipodal.stores.dialects import milvus_narrowing
+from antipodal.stores.hits import ItemHits, by_distance_and_id, nearest, within
+from antipodal.stores.loading import batches
 from antipodal.stores.metadata import clean
-from antipodal.stores.store import (
-    About,
-    Distances,
-    ItemHits,
-    Store,
-    by_distance_and_id,
-    nearest,
-    within,
-)
+from antipodal.stores.store import Store
 from antipodal.stores.where import Where, matches
 
 MAX_HITS = 16_384  # a query may have, in every version of Milvus
@@ -52,6 +49,9 @@ class MilvusStore(Store):
         embedded = address.scheme == "milvus"
         if embedded and not address.target.endswith(".db"):
             raise ValueError(f"the file of Milvus Lite must end in .db: got {address.target!r}")
+        if embedded and not Path(address.target).exists():
+            About.of_new(self.place, n_bits, model)  # before the client makes the file
+        self._address = address
         self._client: MilvusClient | None = None
         with self._errors():
             self._client = MilvusClient(
@@ -73,37 +73,76 @@ class MilvusStore(Store):
             self._client.close()
             self._client = None
 
-    def _upsert(self, ids: Ids, codes: Codes, metadata: list[str]) -> None:
+    def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
+        kept = self._get(ids) if metadata is None else {}
+        known = np.array(list(kept), np.int64) if metadata is None else self._known(ids)
+        if not replace:
+            self._refuse(known)
+        numbers = ids.tolist()
+        if metadata is None:
+            fields = [kept[number][1] if number in kept else {} for number in numbers]
+        else:
+            fields = list(map(json.loads, metadata))
         rows = [
-            {"id": number, "code": code, "metadata": json.loads(text)}
-            for number, code, text in zip(
-                ids.tolist(), to_bytes(codes, self.n_bits), metadata, strict=True
+            {"id": number, "code": code, "metadata": of_item}
+            for number, code, of_item in zip(
+                numbers, to_bytes(codes, self.n_bits), fields, strict=True
             )
         ]
-        for start in range(0, len(rows), _BATCH):
+        for part in batches(len(rows), _BATCH):
             with self._errors() as client:
-                client.upsert(self._collection, rows[start : start + _BATCH])
+                client.upsert(self._collection, rows[part])
+        return len(known)
+
+    def _known(self, ids: Ids) -> Ids:
+        return np.array([row["id"] for row in self._items(ids, ["id"])], np.int64)
+
+    def _largest_id(self) -> int | None:
+        """Halve the range of ids that may be there: Milvus knows no maximum."""
+        found = self._any_id("")
+        if found is None:
+            return None
+        low, high = found, MAX_ID
+        while low < high:
+            middle = (low + high + 1) // 2
+            found = self._any_id(f"id >= {middle}")
+            low, high = (low, middle - 1) if found is None else (found, high)
+        return low
+
+    def _any_id(self, expression: str) -> int | None:
+        with self._errors() as client:
+            rows = client.query(
+                self._collection,
+                filter=expression,
+                output_fields=["id"],
+                limit=1,
+                consistency_level="Strong",
+            )
+        return int(rows[0]["id"]) if rows else None
 
     def _delete(self, ids: Ids) -> int:
-        present = list(self._get(ids))  # a server counts what was asked for, not what was there
-        for start in range(0, len(present), _BATCH):
+        present = self._known(ids).tolist()  # a server counts what was asked for
+        for part in batches(len(present), _BATCH):
             with self._errors() as client:
-                client.delete(self._collection, ids=present[start : start + _BATCH])
+                client.delete(self._collection, ids=present[part])
         return len(present)
 
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
-        found = {}
-        for start in range(0, len(ids), _BATCH):
+        return {
+            row["id"]: (bytes(row["code"][0]), clean(row["metadata"]))
+            for row in self._items(ids, ["id", "code", "metadata"])
+        }
+
+    def _items(self, ids: Ids, fields: list[str]) -> Iterator[dict[str, Any]]:
+        for part in batches(len(ids), _BATCH):
             with self._errors() as client:
                 rows = client.query(
                     self._collection,
-                    filter=_among(ids[start : start + _BATCH]),
-                    output_fields=["id", "code", "metadata"],
+                    filter=_among(ids[part]),
+                    output_fields=fields,
                     consistency_level="Strong",
                 )
-            for row in rows:
-                found[row["id"]] = (bytes(row["code"][0]), clean(row["metadata"]))
-        return found
+            yield from rows
 
     def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
         parts = [self._nearest(codes, k, expression) for expression in self._expressions(where)]
@@ -260,7 +299,9 @@ class MilvusStore(Store):
         try:
             yield self._client
         except MilvusException as error:
-            raise StoreError(f"{self.place}: {error.message}") from error
+            # Not "from error": what the client says may quote a token.
+            message = self._address.without_secrets(str(error.message))
+            raise StoreError(f"{self.place}: {message}") from None
 
 
 def _among(ids: Ids) -> str:

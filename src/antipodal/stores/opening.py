@@ -1,7 +1,7 @@
 """`open_store`: from an address to a store of the engine it names."""
 
 from antipodal.checks import check_whole
-from antipodal.errors import StoreError
+from antipodal.errors import StoreError, missing_extra
 from antipodal.stores.address import parse_url
 from antipodal.stores.store import Store
 
@@ -24,7 +24,7 @@ def open_store(url: str, *, n_bits: int | None = None, model: str | None = None)
     Returns
     -------
     Store
-        With `upsert`, `load`, `delete`, `get`, `search`, `radius`, `count` and `close`.
+        With `add`, `upsert`, `load`, `delete`, `get`, `search`, `radius`, `count` and `close`.
 
     Raises
     ------
@@ -65,7 +65,4 @@ def _need(module: str, extra: str) -> None:
     try:
         __import__(module)
     except ImportError as error:
-        raise StoreError(
-            f"this store needs {module}, which cannot be imported ({error}): "
-            f"pip install 'antipodal[{extra}]'"
-        ) from error
+        raise StoreError(f"{missing_extra('this store', module, extra)} ({error})") from error

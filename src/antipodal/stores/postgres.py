@@ -18,10 +18,12 @@ from antipodal.checks import Ids
 from antipodal.codes import Codes, from_bit_strings, to_bit_strings
 from antipodal.errors import StoreError
 from antipodal.index import Ball, Neighbours
+from antipodal.stores.about import About
 from antipodal.stores.address import Address
 from antipodal.stores.dialects import postgres_condition
+from antipodal.stores.hits import ItemHits, nearest, within
 from antipodal.stores.metadata import parse_metadata
-from antipodal.stores.store import About, ItemHits, Store, nearest, within
+from antipodal.stores.store import Store
 from antipodal.stores.where import And, Where
 
 _CREATE: LiteralString = """
@@ -34,10 +36,20 @@ CREATE TEMPORARY TABLE IF NOT EXISTS antipodal_{n_bits} (
     id bigint, code bit({n_bits}), metadata jsonb) ON COMMIT DELETE ROWS
 """
 # By id, so that two writers lock common rows in the same order and cannot wait for each other.
-_UPSERT: LiteralString = """
+_INSERT: LiteralString = """
 INSERT INTO {items} SELECT id, code, metadata FROM pg_temp.antipodal_{n_bits} ORDER BY id
-ON CONFLICT (id) DO UPDATE SET code = EXCLUDED.code, metadata = EXCLUDED.metadata
+ON CONFLICT (id) DO """
+# xmax is 0 in a row that is new, and names this transaction in one that was locked to be replaced.
+_UPSERT: LiteralString = (
+    "WITH written AS ("
+    + _INSERT
+    + """
+UPDATE SET {changes} RETURNING xmax <> 0 AS is_replaced)
+SELECT count(*) FILTER (WHERE is_replaced) FROM written
 """
+)
+_ALL: LiteralString = "code = EXCLUDED.code, metadata = EXCLUDED.metadata"
+_ALL_BUT_METADATA: LiteralString = "code = EXCLUDED.code"
 # MATERIALIZED: a query becomes bits once, and an item is filtered once, not for every pair of them.
 _QUERIES: LiteralString = """
 WITH query AS MATERIALIZED (
@@ -66,7 +78,7 @@ class PostgresStore(Store):
 
     def __init__(self, address: Address, *, n_bits: int | None, model: str | None) -> None:
         self.place = address.shown
-        self._target = address.target
+        self._address = address
         self._lock = threading.RLock()
         self._closed = False
         self._connection = self._connect()
@@ -88,15 +100,34 @@ class PostgresStore(Store):
         self._closed = True
         self._connection.close()
 
-    def _upsert(self, ids: Ids, codes: Codes, metadata: list[str]) -> None:
-        rows = zip(ids.tolist(), to_bit_strings(codes, self.n_bits), metadata, strict=True)
+    def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
+        texts = ["{}"] * len(ids) if metadata is None else metadata
+        rows = zip(ids.tolist(), to_bit_strings(codes, self.n_bits), texts, strict=True)
         copy_in: LiteralString = "COPY pg_temp.antipodal_{n_bits} FROM STDIN"
         with self._transaction() as cursor:
             cursor.execute(self._sql(_INCOMING))
             with cursor.copy(self._sql(copy_in)) as copy:
                 for row in rows:
                     copy.write_row(row)
-            cursor.execute(self._sql(_UPSERT))
+            if replace:
+                changes = _ALL_BUT_METADATA if metadata is None else _ALL
+                written = cursor.execute(self._sql(_UPSERT.replace("{changes}", changes)))
+                return int((written.fetchone() or (0,))[0])
+            cursor.execute(self._sql(_INSERT + "NOTHING"))
+            if cursor.rowcount == len(ids):
+                return 0
+            raise psycopg.Rollback  # ends the block: nothing is kept
+        self._refuse(self._known(ids))
+        raise StoreError(f"{self.place}: items were deleted while these were added: try again")
+
+    def _known(self, ids: Ids) -> Ids:
+        select: LiteralString = "SELECT id FROM {items} WHERE id = ANY (%s::bigint[])"
+        rows = self._rows(self._sql(select), [ids.tolist()])
+        return np.array([number for (number,) in rows], np.int64)
+
+    def _largest_id(self) -> int | None:
+        largest = self._rows(self._sql("SELECT max(id) FROM {items}"), [])[0][0]
+        return None if largest is None else int(largest)
 
     def _delete(self, ids: Ids) -> int:
         with self._transaction() as cursor:
@@ -199,9 +230,13 @@ class PostgresStore(Store):
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         try:
-            return psycopg.connect(self._target, autocommit=True, application_name="antipodal")
-        except psycopg.Error as error:
-            raise StoreError(f"cannot connect to {self.place}: {_first_line(error)}") from error
+            return psycopg.connect(
+                self._address.target, autocommit=True, application_name="antipodal"
+            )
+        except (psycopg.Error, ValueError) as error:
+            # Not "from error": what the driver says may quote a password.
+            message = self._address.without_secrets(_first_line(error))
+            raise StoreError(f"cannot connect to {self.place}: {message}") from None
 
     @contextmanager
     def _transaction(self) -> Iterator[psycopg.Cursor[tuple[Any, ...]]]:

@@ -26,7 +26,7 @@ from antipodal.stores.address import Address
 from antipodal.stores.dialects import sqlite_condition
 from antipodal.stores.locks import SharedLock
 from antipodal.stores.metadata import parse_metadata
-from antipodal.stores.sqlitefile import SqliteFile, checksums
+from antipodal.stores.sqlitefile import SqliteFile, Stamp, checksums
 from antipodal.stores.store import Store
 from antipodal.stores.where import Where
 
@@ -37,21 +37,28 @@ _AMONG: LiteralString = "id IN (SELECT value FROM json_each(?))"
 
 
 class SqliteStore(Store):
-    """Items in a SQLite file; any number of reading threads and processes, one writer at a time."""
+    """Items in a SQLite file; any number of reading threads and processes, one writer at a time.
+
+    A file that cannot be written is only read.
+    """
 
     def __init__(self, address: Address, *, n_bits: int | None, model: str | None) -> None:
         self.place = address.shown
         self._file = SqliteFile(address)
         self._closed = False
-        self._readers: SimpleQueue[sqlite3.Connection] = SimpleQueue()
+        self._readers: SimpleQueue[tuple[sqlite3.Connection, Stamp]] = SimpleQueue()
         self._writing = threading.Lock()
         self._sharing = SharedLock()  # guards the three below
         self._index: HammingIndex | None = None
         self._version = 0
         self._filters: OrderedDict[str, tuple[Where, Ids]] = OrderedDict()
         self._filters_lock = threading.Lock()
-        self._writer, about = self._file.open(n_bits, model)
+        connection, about = self._file.open(n_bits, model)
         self.n_bits, self.model = about
+        self._writer: sqlite3.Connection | None = connection
+        if self._file.is_read_only:
+            self._writer = None
+            connection.close()
 
     def close(self) -> None:
         """Close the file; the last to close it folds its log into it."""
@@ -59,19 +66,33 @@ class SqliteStore(Store):
             self._closed = True
             with suppress(Empty):
                 while True:
-                    self._readers.get_nowait().close()
-            self._writer.close()
+                    self._readers.get_nowait()[0].close()
+            if self._writer is not None:
+                self._writer.close()
 
     # ----------------------------------------------------------------------------- writing
 
-    def _upsert(self, ids: Ids, codes: Codes, metadata: list[str]) -> None:
+    def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
         rows = to_bytes(codes, self.n_bits)
-        sums = checksums(ids, rows, [text.encode() for text in metadata])
         with self._write(ids) as connection:
+            known = _known(connection, ids)
+            if not replace:
+                self._refuse(known)
+            texts = self._kept(connection, ids, known) if metadata is None else metadata
+            sums = checksums(ids, rows, [text.encode() for text in texts])
             connection.executemany(
                 "INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)",
-                zip(ids.tolist(), rows, metadata, sums, strict=True),
+                zip(ids.tolist(), rows, texts, sums, strict=True),
             )
+        return len(known)
+
+    def _kept(self, connection: sqlite3.Connection, ids: Ids, known: Ids) -> list[str]:
+        """Return the metadata that items have, {} for those that are new."""
+        texts: dict[int, str] = {}
+        for rows in _some_at_a_time(_rows_of(connection, known)):
+            numbers, _, kept = self._file.checked(rows)
+            texts |= zip(numbers, (text.decode() for text in kept), strict=True)
+        return [texts.get(number, "{}") for number in ids.tolist()]
 
     def _delete(self, ids: Ids) -> int:
         with self._write(ids) as connection:
@@ -85,6 +106,10 @@ class SqliteStore(Store):
         """Run one transaction that changes these ids; other writers wait, then are told."""
         with self._writing, self._file.errors():
             self._check_open()
+            if self._writer is None:
+                raise StoreError(
+                    f"{self.place} is read-only: the file, or its folder, cannot be written"
+                )
             connection = self._writer
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -115,6 +140,14 @@ class SqliteStore(Store):
                 for rows in _some_at_a_time(_rows_of(connection, ids))
                 for number, code, text in zip(*self._file.checked(rows), strict=True)
             }
+
+    def _known(self, ids: Ids) -> Ids:
+        with self._read() as connection:
+            return _known(connection, ids)
+
+    def _largest_id(self) -> int | None:
+        with self._read() as connection:
+            return _largest(connection)
 
     def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
         with self._snapshot(where) as (index, allowed):
@@ -217,18 +250,26 @@ class SqliteStore(Store):
         """Lend a connection to one thread at a time."""
         self._check_open()
         with self._file.errors():
-            try:
-                connection = self._readers.get_nowait()
-            except Empty:
-                connection = self._file.connect("rw")
+            connection, stamp = self._reader()
             try:
                 yield connection
+                self._file.check_unchanged(stamp)
             except BaseException:
                 connection.close()
                 raise
-            self._readers.put(connection)
+            self._readers.put((connection, stamp))
             if self._closed:
                 self.close()
+
+    def _reader(self) -> tuple[sqlite3.Connection, Stamp]:
+        """Return a connection that is free and sees the file as it is now, or a new one."""
+        with suppress(Empty):
+            while True:
+                connection, stamp = self._readers.get_nowait()
+                if self._file.is_unchanged(stamp):
+                    return connection, stamp
+                connection.close()
+        return self._file.reader()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -242,6 +283,20 @@ def _version(connection: sqlite3.Connection) -> tuple[int, int]:
     if not isinstance(version, int) or not isinstance(total, int):
         raise sqlite3.DatabaseError("it does not know its version")
     return version, total
+
+
+def _largest(connection: sqlite3.Connection) -> int | None:
+    largest: int | None = connection.execute("SELECT max(id) FROM items").fetchone()[0]
+    return largest
+
+
+def _known(connection: sqlite3.Connection, ids: Ids) -> Ids:
+    """Return those ids that are there; quickly if all are larger than any."""
+    largest = _largest(connection)
+    if largest is None or ids.min() > largest:
+        return np.empty(0, np.int64)
+    cursor = connection.execute(f"SELECT id FROM items WHERE {_AMONG}", [_list(ids)])
+    return np.fromiter((row[0] for row in cursor), np.int64)
 
 
 def _rows_of(connection: sqlite3.Connection, ids: Ids) -> sqlite3.Cursor:

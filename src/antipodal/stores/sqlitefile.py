@@ -7,12 +7,13 @@ are made here. Together they mean that a file is read as it was written, or refu
 """
 
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, LiteralString
+from typing import Any, LiteralString, TypeAlias
 from urllib.parse import quote
 from zlib import crc32
 
@@ -20,9 +21,9 @@ import numpy as np
 
 from antipodal.checks import Ids
 from antipodal.errors import StoreError
+from antipodal.stores.about import About
 from antipodal.stores.address import Address
 from antipodal.stores.dialects import EXACT_REAL
-from antipodal.stores.store import About
 
 _APPLICATION_ID = 0x616E7470  # "antp", in the header of the file
 _SCHEMA: dict[str, LiteralString] = {
@@ -33,6 +34,10 @@ _SCHEMA: dict[str, LiteralString] = {
     "ids BLOB NOT NULL)",
 }
 _LEAST_BYTES = 512  # of a SQLite file: one page of the smallest size
+
+
+# Inode, size and time of the last change; None where SQLite itself watches the file.
+Stamp: TypeAlias = tuple[int, int, int] | None
 
 
 class SqliteFile:
@@ -47,15 +52,24 @@ class SqliteFile:
         self._path = Path(address.target)
         self._timeout = _timeout(address.options)
 
+        self.is_read_only = False
+
     def open(self, n_bits: int | None, model: str | None) -> tuple[sqlite3.Connection, About]:
-        """Return a connection for writing, and what the store says of its codes; make it if new."""
+        """Return a connection, and what the store says of its codes; make it if there is none.
+
+        The connection is for writing, unless the file cannot be written.
+        """
         with self.errors():
             n_bytes = self._path.stat().st_size if self._path.exists() else 0
             if n_bytes == 0:
                 About.of_new(self.place, n_bits, model)
             elif n_bytes < _LEAST_BYTES:
                 raise self.damaged("it is cut off")  # SQLite would take it for an empty file
-            connection = self.connect("rw" if n_bits is None else "rwc")
+            self.is_read_only = n_bytes > 0 and not self._can_be_written()
+            if self.is_read_only:
+                connection, _ = self.reader()
+            else:
+                connection = self._connect("mode=rw" if n_bits is None else "mode=rwc")
             try:
                 about = self._about(connection, n_bits, model)
                 about.agree(self.place, n_bits, model)
@@ -64,10 +78,54 @@ class SqliteFile:
                 raise
             return connection, about
 
-    def connect(self, mode: str) -> sqlite3.Connection:
-        """Connect, "rw" to a file that is there, "rwc" to one that may be made."""
+    def reader(self) -> tuple[sqlite3.Connection, Stamp]:
+        """Return a connection for reading, and the stamp of the file if it must not change.
+
+        SQLite reads a file with a log by help of two files beside it, -wal and -shm, which it
+        makes if there are none. Where it cannot, and there is no log, the file is all there is
+        to read: `immutable` says so. It also says that nobody writes the file, so its stamp
+        is looked at before and after each use.
+        """
+        if not self.is_read_only:
+            return self._connect("mode=rw"), None
+        beside = (self._beside("-wal"), self._beside("-shm"))
+        if _access(self._path.parent) or all(path.exists() for path in beside):
+            return self._connect("mode=ro"), None
+        if self._has_log():
+            raise StoreError(
+                f"{self.place} is read-only, and has a log beside it, -wal, that was not folded "
+                "into it: open it once where it can be written"
+            )
+        return self._connect("mode=ro&immutable=1"), self._stamp()
+
+    def is_unchanged(self, stamp: Stamp) -> bool:
+        """Say whether a connection with this stamp still sees the file as it is."""
+        return stamp is None or (stamp == self._stamp() and not self._has_log())
+
+    def check_unchanged(self, stamp: Stamp) -> None:
+        """Refuse what was read while somebody else, who may, wrote the file."""
+        if not self.is_unchanged(stamp):
+            raise StoreError(f"{self.place} was written while it was being read: try again")
+
+    def _stamp(self) -> Stamp:
+        status = self._path.stat()
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    def _beside(self, ending: str) -> Path:
+        return self._path.with_name(self._path.name + ending)
+
+    def _has_log(self) -> bool:
+        log = self._beside("-wal")
+        return log.exists() and log.stat().st_size > 0
+
+    def _can_be_written(self) -> bool:
+        """Say whether SQLite may write the file, and its log beside it."""
+        log = [self._beside("-wal"), self._beside("-shm")]
+        return _access(self._path) and (_access(self._path.parent) or all(map(_access, log)))
+
+    def _connect(self, options: str) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            f"file:{quote(str(self._path.absolute()))}?mode={mode}",
+            f"file:{quote(str(self._path.absolute()))}?{options}",
             uri=True,
             timeout=self._timeout,
             isolation_level=None,  # transactions begin and end where the code says so
@@ -127,6 +185,8 @@ class SqliteFile:
         connection.execute("BEGIN")  # what is looked at is of one moment: others may be making it
         is_store = self._has_schema(connection)
         connection.execute("COMMIT")
+        if not is_store and self.is_read_only:
+            raise self.damaged("it has no tables, and is read-only")
         if not is_store:
             self._create(connection, About.of_new(self.place, n_bits, model))
         rows = connection.execute("SELECT header, checksum FROM about").fetchall()
@@ -189,6 +249,11 @@ def checksums(ids: Ids, codes: Sequence[bytes], texts: Sequence[bytes]) -> list[
     """CRC-32 of each code and metadata, begun from the id: a byte changed anywhere shows."""
     starts = ((ids ^ (ids >> 32)) & 0xFFFFFFFF).tolist()
     return list(map(crc32, texts, map(crc32, codes, starts)))
+
+
+def _access(path: Path) -> bool:
+    """Say whether this process may write to a file or folder, which is there."""
+    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _is_busy(error: sqlite3.Error) -> bool:

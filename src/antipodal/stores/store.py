@@ -5,24 +5,29 @@ arguments here, once; an engine implements the methods with an underscore.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from antipodal.checks import Ids, check_ids, check_whole
+from antipodal.checks import MAX_ID, Ids, check_whole, some_ids
 from antipodal.codes import Codes, check_codes, code_width
-from antipodal.errors import StoreError
+from antipodal.errors import IdsTakenError, StoreError
 from antipodal.index import Ball, Neighbours
-from antipodal.index.rescore import Vectors, projection_scores
-from antipodal.stores.metadata import metadata_texts
+from antipodal.index.rescore import OVERSAMPLE, Vectors, rescored
+from antipodal.stores.loading import (
+    BATCH_SIZE,
+    Loaded,
+    batches,
+    batches_of_texts,
+    check_different,
+    check_items,
+    check_length,
+)
+from antipodal.stores.metadata import Metadata, metadata_texts, same_metadata
 from antipodal.stores.where import Where, parse_where
-
-Distances: TypeAlias = NDArray[np.int32]
-ItemHits: TypeAlias = list[tuple[Ids, Distances]]  # of each query, ordered by (distance, id)
 
 
 class Items(NamedTuple):
@@ -31,34 +36,6 @@ class Items(NamedTuple):
     ids: Ids
     codes: Codes
     metadata: list[dict[str, Any]]
-
-
-class About(NamedTuple):
-    """What a store says of its codes: how long they are, and which model made them."""
-
-    n_bits: int
-    model: str | None
-
-    @classmethod
-    def of_new(cls, place: str, n_bits: int | None, model: str | None) -> Self:
-        """Return what a store that is about to be made will say."""
-        if n_bits is None:
-            raise StoreError(f"there is no store at {place}: pass n_bits to make one")
-        return cls(n_bits, model)
-
-    def agree(self, place: str, n_bits: int | None, model: str | None) -> None:
-        """Refuse to be opened for codes of another length or of another model."""
-        if n_bits not in (None, self.n_bits):
-            raise StoreError(
-                f"{place} keeps codes of {self.n_bits} bits: it cannot be opened with "
-                f"n_bits={n_bits}. Were these codes made by another model?"
-            )
-        if model not in (None, self.model):
-            kept = "no model's identity" if self.model is None else f"codes of model {self.model!r}"
-            raise StoreError(
-                f"{place} keeps {kept}: it cannot be opened for model {model!r}. Codes of "
-                "different models cannot be compared: keep them in stores of their own"
-            )
 
 
 class Store(ABC):
@@ -76,59 +53,137 @@ class Store(ABC):
         self,
         ids: ArrayLike,
         codes: ArrayLike,
-        metadata: Iterable[Mapping[str, Any] | None] | None = None,
+        metadata: Metadata | None = None,
+        *,
+        keep_metadata: bool = False,
     ) -> None:
         """Keep these items, in the place of those that have the same ids.
 
-        When it returns the items are durable. An item without metadata has the object {}.
+        When it returns the items are durable. An item without metadata has the object {}; with
+        `keep_metadata` and no metadata, an item that was there keeps its own.
         """
-        packed = check_codes(codes, self.n_bits)
-        numbers = _check_different(ids)
-        if len(numbers) != len(packed):
-            raise ValueError(
-                f"there must be one id a code: got {len(numbers)} ids for {len(packed)} codes"
-            )
+        numbers, given = check_items(ids, codes, self.n_bits)
+        packed = np.ascontiguousarray(given)
         texts = metadata_texts(metadata, len(packed))
+        _check_keeping(keep_metadata, metadata)
+        if len(packed) and numbers is not None:
+            self._put(numbers, packed, None if keep_metadata else texts, replace=True)
+
+    def add(
+        self,
+        codes: ArrayLike,
+        ids: ArrayLike | None = None,
+        metadata: Metadata | None = None,
+    ) -> Ids:
+        """Keep new items, each under an id of its own, and return their ids.
+
+        Without ids, they continue after the largest, from 0. When it returns the items are
+        durable.
+
+        Raises
+        ------
+        IdsTakenError
+            A ValueError: there are items with some of these ids. Nothing has changed.
+        """
+        numbers, given = check_items(ids, codes, self.n_bits)
+        packed = np.ascontiguousarray(given)
+        texts = metadata_texts(metadata, len(packed))
+        if numbers is None:
+            return self._append(packed, texts, len(packed))
         if len(packed):
-            self._upsert(numbers, packed, texts)
+            self._put(numbers, packed, texts, replace=False)
+        return numbers
 
     def load(
         self,
-        ids: ArrayLike,
+        ids: ArrayLike | None,
         codes: ArrayLike,
-        metadata: Iterable[Mapping[str, Any] | None] | None = None,
+        metadata: Metadata | None = None,
         *,
-        batch_size: int = 50_000,
+        replace: bool = True,
+        resume: bool = False,
+        keep_metadata: bool = False,
+        batch_size: int = BATCH_SIZE,
         progress: Callable[[int], None] | None = None,
-    ) -> None:
-        """Upsert many items in batches, each durable when `progress` gets the number done.
+    ) -> Loaded:
+        """Keep many items in batches, each durable when `progress` gets the number done.
 
-        Arrays may be memory-mapped and metadata an iterator: only one batch is in memory. A load
-        that was interrupted at `done` items goes on with ids[done:], codes[done:] and the rest of
-        the metadata; items that are loaded twice are there once.
+        Codes may be memory-mapped and metadata an iterator: only one batch is in memory. Ids and
+        codes are checked before anything is written.
+
+        Parameters
+        ----------
+        ids : integers (n,) or None
+            Without ids, they continue after the largest.
+        codes : uint8 (n, ⌈n_bits / 8⌉)
+        metadata : objects, optional
+            One per item.
+        replace : bool
+            Whether items may take the place of those with the same ids. If not, all ids are
+            looked up first, and one that is there is an error that changes nothing.
+        resume : bool
+            Pass over the items that are there as they are given, by their code and, if metadata
+            are given, their metadata. Metadata are then read twice: give a list.
+        keep_metadata : bool
+            Items that are replaced keep the metadata they have; for loads without metadata.
+
+        Raises
+        ------
+        IdsTakenError
+            Without `replace`, for ids that are there (with `resume`, that are there with another
+            code or other metadata). Items that another process adds meanwhile are not
+            overwritten either; then the batches before them stay.
         """
         check_whole(batch_size, "batch_size", 1)
-        numbers, packed = np.asanyarray(ids), np.asanyarray(codes)
-        if numbers.shape != packed.shape[:1]:
-            raise ValueError(
-                f"there must be one id a code: got {numbers.shape} for {packed.shape[:1]}"
-            )
-        rest = None if metadata is None else iter(metadata)
-        for start in range(0, len(packed), batch_size):
-            part = slice(start, min(start + batch_size, len(packed)))
-            of_part = None if rest is None else list(islice(rest, part.stop - start))
-            self.upsert(numbers[part], packed[part], of_part)
+        numbers, packed = check_items(ids, codes, self.n_bits)
+        check_length(metadata, len(packed))
+        _check_keeping(keep_metadata, metadata)
+        wanted = np.ones(len(packed), np.bool_)
+        if resume:
+            if numbers is None:
+                raise ValueError("resume needs ids: without them every item is a new one")
+            if metadata is not None and iter(metadata) is metadata:
+                raise TypeError("resume reads metadata twice: give a list, not an iterator")
+            wanted = self._wanted(numbers, packed, metadata, replace, batch_size)
+        elif numbers is not None and not replace:
+            self._check_new(numbers, batch_size)
+        added = replaced = 0
+        for part, texts in batches_of_texts(metadata, len(packed), batch_size):
+            chosen = wanted[part]
+            batch = check_codes(packed[part][chosen], self.n_bits)
+            if texts is not None:
+                texts = [text for text, is_wanted in zip(texts, chosen, strict=True) if is_wanted]
+            elif not keep_metadata:
+                texts = ["{}"] * len(batch)
+            if numbers is None:
+                numbers = self._append(batch, texts or [], len(packed))
+            elif len(batch):
+                try:
+                    replaced += self._put(numbers[part][chosen], batch, texts, replace=replace)
+                except IdsTakenError as error:
+                    raise IdsTakenError(
+                        f"{error} of this batch: another process added them meanwhile. "
+                        f"The {part.start:,} items before it are stored"
+                    ) from None
+            added += len(batch)
             if progress is not None:
                 progress(part.stop)
+        ids_given = np.empty(0, np.int64) if numbers is None else numbers
+        return Loaded(ids_given, added - replaced, replaced, len(packed) - added)
+
+    def next_id(self) -> int:
+        """Return the id after the largest, 0 if there are no items."""
+        largest = self._largest_id()
+        return 0 if largest is None else largest + 1
 
     def delete(self, ids: ArrayLike) -> int:
         """Remove the items with these ids and return how many there were."""
-        numbers = _check_different(ids)
+        numbers = check_different(ids)
         return self._delete(numbers) if len(numbers) else 0
 
     def get(self, ids: ArrayLike) -> Items:
         """Return the items with these ids, in this order; ids that are not there are left out."""
-        numbers = _check_different(ids)
+        numbers = check_different(ids)
         found = self._get(numbers) if len(numbers) else {}
         kept = [number for number in numbers.tolist() if number in found]
         codes = b"".join(found[number][0] for number in kept)
@@ -145,7 +200,7 @@ class Store(ABC):
         *,
         where: Mapping[str, Any] | None = None,
         rescore: Vectors | ArrayLike | None = None,
-        oversample: int = 4,
+        oversample: int = OVERSAMPLE,
     ) -> Neighbours:
         """Return the k nearest items of each code, among those that pass the filter.
 
@@ -165,11 +220,7 @@ class Store(ABC):
         if rescore is None:
             return self._search(queries, int(k), tree)
         found = self._search(queries, int(k) * int(oversample), tree)
-        if isinstance(rescore, Vectors):
-            scores = rescore.scores(found.ids)
-        else:
-            scores = projection_scores(rescore, self._codes_of(found.ids), self.n_bits)
-        return found.rescored(scores, int(k))
+        return rescored(found, int(k), rescore, self.n_bits, lambda: self._codes_of(found.ids))
 
     def _codes_of(self, ids: Ids) -> Codes:
         """Return the codes of items just found, in the shape of their ids."""
@@ -212,8 +263,72 @@ class Store(ABC):
     ) -> None:
         self.close()
 
+    def _append(self, codes: Codes, metadata: list[str], n_ids: int) -> Ids:
+        """Keep codes under the first of n_ids new ids after the largest; return all of these."""
+        while True:
+            first = self.next_id()
+            if first + n_ids > MAX_ID + 1:
+                raise ValueError(f"no ids are left after {first - 1}: give ids")
+            ids = first + np.arange(n_ids, dtype=np.int64)
+            try:
+                if len(codes):
+                    self._put(ids[: len(codes)], codes, metadata, replace=False)
+            except IdsTakenError:
+                continue  # another writer was faster: there is a new largest
+            return ids
+
+    def _check_new(self, ids: Ids, batch_size: int) -> None:
+        """Refuse ids that are there."""
+        largest = self._largest_id()
+        if largest is None or not len(ids) or ids.min() > largest:
+            return
+        known = [self._known(ids[part]) for part in batches(len(ids), batch_size)]
+        self._refuse(np.concatenate(known))
+
+    def _wanted(
+        self,
+        ids: Ids,
+        codes: NDArray[Any],
+        metadata: Metadata | None,
+        replace: bool,
+        batch_size: int,
+    ) -> NDArray[np.bool_]:
+        """Say of each item whether it is to be written, since it is not there as it is given."""
+        wanted = np.ones(len(ids), np.bool_)
+        others = [np.empty(0, np.int64)]
+        for part, texts in batches_of_texts(metadata, len(ids), batch_size):
+            found = self.get(ids[part])
+            there = np.flatnonzero(np.isin(ids[part], found.ids))  # found is in the same order
+            same = (codes[part][there] == found.codes).all(axis=1)
+            if texts is not None:
+                given = (texts[place] for place in there.tolist())
+                same &= np.fromiter(map(same_metadata, given, found.metadata), np.bool_)
+            wanted[part.start + there] = ~same
+            others.append(found.ids[~same])
+        if not replace:
+            self._refuse(np.concatenate(others), " with other codes or metadata")
+        return wanted
+
+    def _refuse(self, ids: Ids, how: str = "") -> None:
+        """Raise IdsTakenError if there are any ids."""
+        if len(ids):
+            raise IdsTakenError(
+                f"{self.place} has items with ids {some_ids(ids)} already{how}: nothing was stored"
+            )
+
     @abstractmethod
-    def _upsert(self, ids: Ids, codes: Codes, metadata: list[str]) -> None: ...
+    def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
+        """Keep items and return how many others they took the place of.
+
+        Without metadata these keep theirs. If they are not to be replaced, call `_refuse`.
+        """
+
+    @abstractmethod
+    def _known(self, ids: Ids) -> Ids:
+        """Return those ids that are there, in any order."""
+
+    @abstractmethod
+    def _largest_id(self) -> int | None: ...
 
     @abstractmethod
     def _delete(self, ids: Ids) -> int: ...
@@ -231,35 +346,6 @@ class Store(ABC):
     def _count(self, where: Where | None) -> int: ...
 
 
-def _check_different(ids: ArrayLike) -> Ids:
-    numbers = check_ids(ids)
-    ordered = np.sort(numbers)
-    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-    if len(repeated):
-        raise ValueError(f"ids must be different: {repeated[0]} comes more than once")
-    return numbers
-
-
-def by_distance_and_id(ids: Ids, distances: Distances) -> tuple[Ids, Distances]:
-    """Sort one query's hits."""
-    order = np.lexsort((ids, distances))
-    return ids[order], distances[order]
-
-
-def nearest(hits: ItemHits) -> Neighbours:
-    """Join hits of equal number into the table that `search` returns."""
-    shape = (len(hits), len(hits[0][0]) if hits else 0)
-    ids = np.array([i for i, _ in hits], np.int64).reshape(shape)
-    distances = np.array([d for _, d in hits], np.int32).reshape(shape)
-    return Neighbours(ids, distances)
-
-
-def within(hits: ItemHits) -> Ball:
-    """Join the hits of each query into the lists that `radius` returns."""
-    offsets = np.zeros(len(hits) + 1, np.int64)
-    np.cumsum([len(ids) for ids, _ in hits], out=offsets[1:])
-    return Ball(
-        offsets,
-        np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in hits)]),
-        np.concatenate([np.empty(0, np.int32), *(distances for _, distances in hits)]),
-    )
+def _check_keeping(keep_metadata: bool, metadata: object) -> None:
+    if keep_metadata and metadata is not None:
+        raise ValueError("keep_metadata is for items without metadata: got some")

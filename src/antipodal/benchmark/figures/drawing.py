@@ -15,9 +15,9 @@ from antipodal.benchmark.figures.plots import FloatArray, Values
 from antipodal.benchmark.figures.style import NETWORKS, network_of, require_matplotlib, save_figure
 from antipodal.benchmark.records import Record
 from antipodal.encoders import LinfEncoder
-from antipodal.errors import AntipodalError
 from antipodal.hashers import BaseHasher, DeepLinf, NetworkHasher
 from antipodal.hashers.methods import make_hasher
+from antipodal.storage.files import make_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,12 +31,7 @@ _STARTS = {"ksvd": "K-SVD and ADMM", "random": "random weights"}
 def prepare_directory(directory: str | os.PathLike[str]) -> Path:
     """Make the folder, and see that figures can be drawn at all: call it before long work."""
     require_matplotlib()
-    path = Path(directory)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AntipodalError(f"cannot make {path}: {error.strerror or error}") from error
-    return path
+    return make_folder(directory)
 
 
 def draw_figures(

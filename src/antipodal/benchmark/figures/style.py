@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from antipodal.errors import AntipodalError
+from antipodal.errors import AntipodalError, missing_extra
 from antipodal.storage.files import replacing
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def require_matplotlib() -> None:
         import_module("matplotlib.figure")
     except ImportError as error:
         raise AntipodalError(
-            "figures need Matplotlib, pip install antipodal[plots]"
+            missing_extra("a figure", "Matplotlib", "plots")
             if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("matplotlib")
             else f"figures need Matplotlib, which is installed but does not load: {error}"
         ) from error

@@ -9,17 +9,14 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from antipodal.hashers.base import SupervisedHasher
+from antipodal.hashers.base import SupervisedHasher, block_rows, map_blocks
 from antipodal.hashers.parts.rows import sample_labelled
 from antipodal.hashers.parts.svm import SVM, fit_svm, svm_probabilities
 from antipodal.threads import one_thread
-
-_BLOCK_ROWS = 4096
 
 
 class ClassifierHasher(SupervisedHasher):
@@ -76,13 +73,8 @@ class ClassifierHasher(SupervisedHasher):
         """
         rows = self._check_rows(X)
         found = np.empty((len(rows), len(self.offsets_)), np.float32)
-        size = min(len(rows), _BLOCK_ROWS)
-        probabilities = self._probabilities(size)
-        for start in range(0, len(rows), size):
-            block = np.array(rows[start : start + size], np.float32)
-            found[start : start + size] = probabilities(torch.from_numpy(block)).numpy()
-        if not np.isfinite(found).all():
-            raise ValueError("X contains NaN, infinity or a value too large for float32")
+        for start, values in map_blocks(self._probabilities(block_rows(len(rows))), rows):
+            found[start : start + len(values)] = values
         return found
 
     def _probabilities(self, max_rows: int) -> Callable[[Tensor], Tensor]:

@@ -77,7 +77,7 @@ def fit_svm(
 
 
 def svm_probabilities(svm: SVM, max_rows: int) -> Callable[[Tensor], Tensor]:
-    """Return the map (m, n) -> (m, c), for up to max_rows rows. Bad rows give NaN."""
+    """Return the map (m, n) -> (m, c), for up to max_rows rows."""
     mean, scale, S, weights, offsets = (torch.from_numpy(array) for array in svm[:5])
     gamma = svm.gamma
     # -γ‖z - s‖² = 2γ z·s - γ‖s‖² - γ‖z‖²
@@ -89,8 +89,7 @@ def svm_probabilities(svm: SVM, max_rows: int) -> Callable[[Tensor], Tensor]:
         length = Z.square().sum(dim=1, keepdim=True)
         K = torch.addmm(lengths, Z, doubled, out=work[: len(Z)])
         K.sub_(gamma * length).clamp_(max=0).exp_()
-        # The kernel of a row with infinity is 0, as if it were merely far away: 0·∞ is NaN.
-        f = torch.addmm(offsets, K, weights) + 0 * length
+        f = torch.addmm(offsets, K, weights)
         return f.sigmoid() if svm.multilabel else f.softmax(dim=1)
 
     return probabilities

@@ -15,6 +15,7 @@ let drawn = 0;
 let countable = true; // not if the store is too large for a histogram
 let asked; // the radius of the latest search, if it had one
 let running = null; // aborted when a newer search starts
+let filter = ""; // as it was typed, of the latest search
 
 /** Make an element; strings among the children become text. */
 function el(name, attributes = {}, ...children) {
@@ -37,6 +38,7 @@ function svg(name, attributes, ...children) {
 // Asking the service
 
 class Problem extends Error {}
+class FilterProblem extends Problem {}
 
 async function ask(path, body, signal) {
   for (;;) {
@@ -94,11 +96,20 @@ async function attempt(work) {
     $("alert").hidden = true;
   } catch (error) {
     if (error.name === "AbortError") return;
+    const atFilter = error instanceof FilterProblem;
     if (!(error instanceof Problem)) console.error(error);
-    $("alert").textContent = error.message;
-    $("alert").hidden = false;
-    $("alert").scrollIntoView({ block: "nearest" });
+    if (atFilter) sayOfFilter(error.message);
+    else $("alert").textContent = error.message;
+    $("alert").hidden = atFilter;
+    $(atFilter ? "where-wrong" : "alert").scrollIntoView({ block: "nearest" });
   }
+}
+
+/** Say at the filter what is wrong with it, if anything is. */
+function sayOfFilter(wrong) {
+  $("where-wrong").textContent = wrong;
+  $("where").setAttribute("aria-invalid", wrong ? "true" : "false");
+  if (wrong) $("where").closest("details").open = true;
 }
 
 // Drawing
@@ -212,7 +223,7 @@ function drawModel() {
     card.push(el("h3", {}, "Bit health of stored codes"), list({
       "balance (50 is best)": `${health.bit_balance.toFixed(1)} %`,
       "correlation (0 is best)": `${health.bit_correlation.toFixed(1)} %`,
-      "distinct codes": health.distinct_codes.toLocaleString("en"),
+      [health.sample < model.items ? `distinct codes of a sample of ${health.sample.toLocaleString("en")}` : "distinct codes"]: health.distinct_codes.toLocaleString("en"),
     }));
   }
   if (model.scores) card.push(el("h3", {}, "Scores"), list(model.scores));
@@ -234,21 +245,18 @@ async function search(query, item, byRadius = false) {
   if (byRadius) body.radius = Number($("radius").value);
   else body.k = Number($("k").value);
   asked = body.radius;
-  const where = $("where").value.trim();
-  if (where) {
-    try {
-      body.where = JSON.parse(where);
-    } catch {
-      throw new Problem(`The filter is not JSON: ${where}`);
-    }
-  }
+  const where = readFilter();
+  if (where) body.where = where;
   try {
     answers = await ask("v1/search", body, running.signal);
   } catch (error) {
+    const [, wrong] = error.message.match(/^where is not a valid filter: (.*)/) ?? [];
+    if (wrong) throw new FilterProblem(`The filter is not valid: ${wrong}`);
     if (!body.histogram || !/histogram/.test(error.message)) throw error;
     countable = false;
     return search(query, item, byRadius);
   }
+  sayOfFilter("");
   last = { query, item, byRadius, histogram: answers.histogram };
   const { results, total } = answers;
   if (!byRadius) $("radius").value = results.length ? results[results.length - 1].distance : 0;
@@ -277,6 +285,30 @@ async function search(query, item, byRadius = false) {
 /** Numbers beyond 2⁵³ are not exact here: such an item is searched by its code. */
 function searchItem(item) {
   return search(Number.isSafeInteger(item.id) ? { id: item.id } : { code: item.code }, item);
+}
+
+function readFilter() {
+  filter = $("where").value.trim();
+  if (!filter) return null;
+  let where;
+  try {
+    where = JSON.parse(filter);
+  } catch {
+    throw new FilterProblem("The filter is not valid: it must be JSON, such as {\"label\": 3}.");
+  }
+  if (where === null || typeof where !== "object" || Array.isArray(where)) {
+    throw new FilterProblem("The filter is not valid: it must be an object, such as {\"label\": 3}.");
+  }
+  return where;
+}
+
+/** Search again if the filter has changed; without a search yet, only check it. */
+function applyFilter() {
+  if ($("where").value.trim() === filter) return;
+  attempt(last ? () => search(last.query, last.item, last.byRadius) : async () => {
+    readFilter();
+    sayOfFilter("");
+  });
 }
 
 async function searchTyped() {
@@ -319,7 +351,8 @@ async function showSample() {
 
 $("ask").addEventListener("submit", (event) => {
   event.preventDefault();
-  attempt(searchTyped);
+  if (document.activeElement === $("where")) applyFilter(); // Enter there does not mean the id
+  else attempt(searchTyped);
 });
 $("ask").addEventListener("change", (event) => {
   if (event.target.name !== "by") return;
@@ -344,7 +377,7 @@ for (const release of ["change", "pointerup"]) {
   });
 }
 $("k").addEventListener("change", () => attempt(() => search(last.query, last.item)));
-$("where").addEventListener("change", () => last && attempt(() => search(last.query, last.item, last.byRadius)));
+$("where").addEventListener("change", applyFilter);
 $("more").addEventListener("click", drawResults);
 addEventListener("resize", () => last && drawHistogram());
 

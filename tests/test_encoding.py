@@ -1,0 +1,208 @@
+"""The way from rows to bits: what it keeps between calls, and what it refuses."""
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+
+from antipodal import (
+    AGH,
+    BRE,
+    KSH,
+    LSH,
+    AntipodalError,
+    ClassifierLSH,
+    DeepLinf,
+    LinfHash,
+    NNHash,
+    SparseHash,
+    load,
+)
+from antipodal.storage.modelfile import read_model_file, write_model_file
+
+X, Y = load_digits(return_X_y=True)
+X, Y = X[:200].astype(np.float32), Y[:200]
+FAST = {"n_epochs": 1, "n_anchors": 50, "random_state": 0}
+
+
+class Counted(LSH):
+    """LSH that knows for how many rows it was asked for a projector."""
+
+    asked: list[int] = []  # noqa: RUF012
+
+    def projector(self, max_rows):
+        self.asked.append(max_rows)
+        return super().projector(max_rows)
+
+
+@pytest.fixture
+def counted():
+    Counted.asked.clear()
+    return Counted(16, random_state=0).fit(X)
+
+
+def test_a_projector_for_few_rows_is_built_once_and_is_small(counted):
+    codes = counted.encode(X[:1])
+    for n in (1, 2, 50, 200):
+        np.testing.assert_array_equal(counted.encode(X[:n])[:1], codes)
+    counted.transform(X[:3]), counted.project(X[:3]), list(counted.encode_blocks(X[:3]))
+    assert len(counted.asked) == 1
+    assert counted.asked[0] <= 256
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h.fit(X[50:]),
+        lambda h: h.set_params(random_state=1).fit(X),
+        lambda h: setattr(h, "mean_", h.mean_ + 1),
+        lambda h: setattr(h, "hyperplanes_", -h.hyperplanes_),
+    ],
+    ids=["fit", "set_params and fit", "mean_", "hyperplanes_"],
+)
+def test_what_was_kept_is_dropped_when_the_hasher_changes(counted, change):
+    counted.encode(X[:1])
+    change(counted)
+    values = (X - counted.mean_) @ counted.hyperplanes_
+    np.testing.assert_allclose(counted.project(X), values, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, copy.copy, lambda h: pickle.loads(pickle.dumps(h))]
+)
+def test_copies_have_nothing_that_is_kept_and_give_the_same_bits(counted, copied):
+    counted.encode(X[:1])
+    other = copied(counted)
+    np.testing.assert_array_equal(other.encode(X[:5]), counted.encode(X[:5]))
+    assert len(counted.asked) == 2
+    other.hyperplanes_ = -other.hyperplanes_
+    np.testing.assert_array_equal(other.project(X[:5]), -counted.project(X[:5]))
+    assert not hasattr(clone(counted), "mean_")
+
+
+@pytest.mark.parametrize(
+    "hasher",
+    [
+        DeepLinf(24, **FAST),
+        NNHash(24, kernel="linear", n_epochs=1, random_state=0),
+        KSH(24, n_anchors=50, n_iter=1, random_state=0),
+        LinfHash(24, random_state=0),
+        ClassifierLSH(24, random_state=0),
+    ],
+    ids=lambda hasher: type(hasher).__name__,
+)
+def test_threads_that_encode_at_once_do_not_disturb_each_other(hasher):
+    codes = hasher.fit(X, Y).encode(X)
+
+    def encode(i):
+        rows = slice(i % 190, i % 190 + 1 + i % 7)
+        return np.array_equal(hasher.encode(X[rows]), codes[rows])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(encode, range(150)))
+
+
+def test_a_generator_of_blocks_that_is_given_up_does_not_spoil_the_next(counted):
+    for _ in range(3):
+        next(counted.encode_blocks(X[:5]))
+    codes = next(counted.encode_blocks(X[:5]))
+    np.testing.assert_array_equal(codes, counted.encode(X)[:5])
+
+
+def test_names_of_features_are_still_compared():
+    hasher = LSH(8, random_state=0).fit(X)
+    hasher.feature_names_in_ = np.array([f"f{i}" for i in range(64)], object)
+    with pytest.warns(UserWarning, match="does not have valid feature names"):
+        hasher.encode(X)
+
+
+CHANGES = [
+    (LSH(16), "n_bits", 8),
+    (DeepLinf(16, **FAST), "n_bits", 8),
+    (DeepLinf(16, **FAST), "n_bits", 32),
+    (DeepLinf(16, **FAST), "kernel", "linear"),
+    (DeepLinf(16, **FAST), "tied", True),
+    (SparseHash(16, **FAST), "nonnegative", False),
+    (AGH(16, n_anchors=50), "n_nearest", 5),
+    (BRE(16, n_anchors=10, n_sweeps=0), "gamma", 2.0),
+    (LinfHash(16), "n_iter", 3),
+]
+
+
+@pytest.mark.parametrize(("hasher", "name", "value"), CHANGES)
+def test_a_parameter_that_encoding_reads_cannot_change_after_fit(hasher, name, value, tmp_path):
+    hasher = clone(hasher).fit(X, Y)
+    hasher.encode(X[:1])
+    before = getattr(hasher, name)
+    hasher.set_params(**{name: value})
+    message = f"{name} was changed from {before!r} to {value!r} after fit: fit again"
+    for call in (
+        hasher.encode,
+        hasher.transform,
+        hasher.project,
+        lambda _: hasher.save(tmp_path / "m"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(X[:1])
+    assert hasher.fit(X, Y).transform(X[:1]).shape == (1, hasher.n_bits)
+    hasher.save(tmp_path / "m")
+    loaded = load(tmp_path / "m").set_params(**{name: before})
+    with pytest.raises(ValueError, match=f"{name} was changed from {value!r} to {before!r}"):
+        loaded.encode(X)
+
+
+def test_a_parameter_put_back_and_one_that_only_fit_reads_are_no_matter():
+    hasher = DeepLinf(16, **FAST).fit(X, Y)
+    codes = hasher.encode(X)
+    hasher.set_params(n_bits=8).set_params(n_bits=16, n_epochs=3, device="cpu")
+    np.testing.assert_array_equal(hasher.encode(X), codes)
+
+
+@pytest.mark.parametrize(
+    "hasher",
+    [LSH(16), DeepLinf(16, **FAST), LinfHash(16), AGH(16, n_anchors=50), ClassifierLSH(16)],
+    ids=lambda hasher: type(hasher).__name__,
+)
+@pytest.mark.parametrize(
+    ("name", "value"), [("n_bits", 8), ("n_bits", 10**12), ("n_features_in_", 63)]
+)
+def test_a_file_whose_numbers_contradict_its_arrays_is_refused(hasher, name, value, tmp_path):
+    clone(hasher).fit(X, Y).save(tmp_path / "m")
+    header, arrays = read_model_file(tmp_path / "m", "hasher")
+    part = header["fitted" if name.endswith("_") else "parameters"]
+    assert part[name] in (16, 64)
+    write_model_file(tmp_path / "m", "hasher", header, arrays)
+    load(tmp_path / "m")
+    part[name] = value
+    write_model_file(tmp_path / "m", "hasher", header, arrays)
+    with pytest.raises(AntipodalError, match=f"does not describe a {type(hasher).__name__}"):
+        load(tmp_path / "m")
+
+
+def test_the_row_of_a_number_too_large_for_float32_is_named():
+    hasher = LSH(8, random_state=0).fit(X)
+    rows = X.astype(np.float64)
+    rows[5, 3] = 1e300
+    with pytest.raises(ValueError, match="too large for float32, first in row 5"):
+        hasher.encode(rows)
+
+
+def test_a_row_whose_projection_overflows_is_named():
+    hasher = LSH(8, random_state=0).fit(X)
+    rows = X.copy()
+    rows[6] = 3e38
+    with pytest.raises(ValueError, match="projection of row 6 of X is not finite"):
+        hasher.encode(rows)
+
+
+def test_class_probabilities_name_the_bad_row():
+    hasher = ClassifierLSH(8, random_state=0).fit(X, Y)
+    for bad in (np.nan, np.inf):
+        rows = np.concatenate([X] * 25)  # more than a block
+        rows[4500, 7] = bad
+        with pytest.raises(ValueError, match="first in row 4500"):
+            hasher.class_probabilities(rows)

@@ -1,0 +1,177 @@
+"""Writing files: what is there is replaced whole, and stays what it was."""
+
+import os
+import stat
+import threading
+
+import pytest
+
+from antipodal import AntipodalError
+from antipodal.storage.files import check_writable, make_folder, replacing
+
+
+def interrupted(path):
+    with replacing(path) as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+
+def write(path, data=b"new"):
+    with replacing(path) as file:
+        file.write(data)
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_device_is_written_to_and_stays_a_device(tmp_path):
+    device = tmp_path / "null"
+    try:
+        os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        open(device, "wb").close()
+    except PermissionError:
+        pytest.skip("only root may make a device")
+    check_writable(device)
+    write(device)
+    assert stat.S_ISCHR(device.stat().st_mode)
+    assert list(tmp_path.iterdir()) == [device]
+
+
+def test_a_named_pipe_is_written_through(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    check_writable(pipe)  # does not wait for a reader
+    got = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    reader.start()
+    write(pipe, b"through")
+    reader.join()
+    assert got == [b"through"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_links_stay_and_the_file_they_lead_to_is_replaced_or_made(tmp_path, there):
+    (tmp_path / "elsewhere").mkdir()
+    target, link, far = (tmp_path / name for name in ("elsewhere/file", "link", "far"))
+    if there:
+        target.write_bytes(b"old")
+    link.symlink_to("elsewhere/file")
+    far.symlink_to(link)
+    check_writable(far)
+    assert target.exists() == there
+    write(far)
+    assert target.read_bytes() == b"new"
+    assert not target.is_symlink()
+    assert link.is_symlink()
+    assert far.is_symlink()
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_an_open_file_without_a_name_is_written_through_its_descriptor(tmp_path):
+    with open(tmp_path / "gone", "w+b") as file:
+        os.unlink(tmp_path / "gone")
+        write(f"/dev/fd/{file.fileno()}")
+        assert file.read() == b"new"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("bits", [0o600, 0o640, 0o755])
+def test_a_file_that_is_replaced_keeps_its_mode_and_owner(tmp_path, bits):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    if os.geteuid() == 0:
+        os.chown(path, 1234, 2345)
+    path.chmod(bits)
+    before = path.stat()
+    write(path)
+    after = path.stat()
+    assert path.read_bytes() == b"new"
+    assert after.st_ino != before.st_ino  # replaced, not overwritten
+    assert (after.st_mode, after.st_uid, after.st_gid) == (
+        before.st_mode, before.st_uid, before.st_gid
+    )  # fmt: skip
+
+
+def test_a_new_file_has_the_mode_that_the_umask_leaves(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write(tmp_path / "file")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "file") == 0o640
+
+
+def test_a_block_that_fails_leaves_what_was_there(tmp_path):
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_bytes(b"old")
+    link.symlink_to(path)
+    for name in (path, link):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(name)
+    assert path.read_bytes() == b"old"
+    assert sorted(tmp_path.iterdir()) == [path, link]
+
+
+def test_a_name_as_long_as_the_system_allows_can_be_written(tmp_path):
+    path = tmp_path / ("é" * 127)
+    check_writable(path)
+    write(path)
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("missing/file", "cannot write .*missing/file: there is no folder .*missing"),
+        ("folder", "cannot write .*folder: it is a folder"),
+        ("file/below", "cannot write .*file/below: Not a directory"),
+        ("dangling", "cannot write .*dangling: there is no folder .*nowhere"),
+        ("loop", "cannot write .*loop: Too many levels"),
+        ("x" * 300, "cannot write .*xxx: File name too long"),
+    ],
+)
+def test_what_cannot_be_written_is_known_before_and_leaves_nothing(tmp_path, path, message):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("nowhere/file")
+    (tmp_path / "loop").symlink_to("loop")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(AntipodalError, match=message):
+        check_writable(tmp_path / path)
+    with pytest.raises(AntipodalError, match=message):
+        write(tmp_path / path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_files_and_folders_without_permission_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    path.chmod(0o444)
+    if os.geteuid() == 0:  # who may do everything
+        monkeypatch.setattr(os, "access", lambda path, how: False)
+    for refused in (check_writable, write):
+        with pytest.raises(AntipodalError, match="no permission to change the file"):
+            refused(path)
+    assert path.read_bytes() == b"old"
+
+
+def test_a_folder_is_made_before_the_work_or_refused(tmp_path):
+    folder = tmp_path / "a" / "b"
+    assert make_folder(folder) == make_folder(folder) == folder
+    assert not list(folder.iterdir())
+    (tmp_path / "file").touch()
+    for path in ("file", "file/below"):
+        with pytest.raises(AntipodalError, match=f"cannot write .*{path}"):
+            make_folder(tmp_path / path)
+
+
+def test_a_check_leaves_the_file_as_it_is(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    before = path.stat()
+    check_writable(path)
+    assert path.read_bytes() == b"old"
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert list(tmp_path.iterdir()) == [path]

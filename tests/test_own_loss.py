@@ -1,0 +1,206 @@
+"""Losses and encoders of one's own: what they are given, and that they are what is trained."""
+
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from torch.nn.functional import softplus
+
+from antipodal import BLU, DeepLinf, Encoder, LinfEncoder, NetworkHasher, evaluate, load, register
+from antipodal.errors import ModelFileError
+from antipodal.hashers import registry
+from antipodal.pairs import AllPairsBatch, ListedBatch, function_name
+
+X, Y = load_digits(return_X_y=True)
+X, Y = X[:300], Y[:300]
+PAIRS = np.random.default_rng(0).integers(0, 300, (700, 2))
+SIMILAR = Y[PAIRS[:, 0]] == Y[PAIRS[:, 1]]
+
+
+def contrastive(codes, targets, margin=3.0, weight=0.1):
+    """Eq. 12, written as an own loss."""
+    similar, dissimilar = targets > 0, targets < 0
+    distance = torch.cdist(codes, codes, compute_mode="donot_use_mm_for_euclid_dist")
+    pull = 0.5 * (distance.square() * similar).sum() / similar.sum().clamp(min=1)
+    push = 0.5 * ((margin - distance).clamp(min=0).square() * dissimilar).sum()
+    return weight * pull + push / dissimilar.sum().clamp(min=1)
+
+
+def likelihood(codes, targets):
+    """-log P(similar), with log-odds ½zᵀz'."""
+    similar, dissimilar = targets > 0, targets < 0
+    odds = codes @ codes.T / 2
+    pull = (softplus(-odds) * similar).sum() / similar.sum().clamp(min=1)
+    return pull + (softplus(odds) * dissimilar).sum() / dissimilar.sum().clamp(min=1)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        AllPairsBatch(torch.arange(6), torch.tensor([0, 0, 1, 1, 2, 0])),
+        ListedBatch(torch.arange(6), torch.tensor([True, False, True])),
+        ListedBatch(torch.arange(4), torch.tensor([True, True])),
+    ],
+)
+def test_the_tables_of_a_batch_have_each_of_its_pairs_and_no_others(batch):
+    n = len(batch.rows)
+    if isinstance(batch, AllPairsBatch):
+        label = batch.labels.tolist()
+        pairs = {(i, j): label[i] == label[j] for i in range(n) for j in range(n) if i != j}
+    else:
+        flags = enumerate(batch.similar.tolist())
+        pairs = {p: s for i, s in flags for p in ((i, i + n // 2), (i + n // 2, i))}
+    similar, dissimilar = batch.tables()
+    assert {tuple(p) for p in similar.nonzero().tolist()} == {p for p, s in pairs.items() if s}
+    assert {tuple(p) for p in dissimilar.nonzero().tolist()} == {
+        p for p, s in pairs.items() if not s
+    }
+    z = torch.randn(n, 5, dtype=torch.float64)
+    ours = batch.loss(z, 3.0, 0.1)
+    targets = similar.double() - dissimilar.double()
+    assert contrastive(z, targets).item() == pytest.approx(ours.item(), rel=1e-9)
+
+
+SETTINGS = {"n_bits": 12, "n_epochs": 4, "margin": 3.0, "kernel": "linear", "random_state": 0}
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"pairs": "sampled", "n_pairs": 600}, {"validation_fraction": 0.2}]
+)
+def test_equation_12_as_an_own_loss_trains_the_same_network(settings):
+    built_in = DeepLinf(**SETTINGS, **settings).fit(X, Y)
+    own = DeepLinf(loss=contrastive, **SETTINGS, **settings).fit(X, Y)
+    np.testing.assert_allclose(own.loss_curve_, built_in.loss_curve_, rtol=1e-3)
+    np.testing.assert_allclose(own.validation_curve_, built_in.validation_curve_, rtol=1e-3)
+    assert (own.transform(X) == built_in.transform(X)).mean() > 0.99
+
+
+def test_listed_pairs_reach_an_own_loss_too():
+    built_in = DeepLinf(**SETTINGS).fit_pairs(X, PAIRS, SIMILAR)
+    own = DeepLinf(loss=contrastive, **SETTINGS).fit_pairs(X, PAIRS, SIMILAR)
+    np.testing.assert_allclose(own.loss_curve_, built_in.loss_curve_, rtol=1e-3)
+
+
+def test_another_loss_learns_something_else_and_learns_it():
+    hasher = DeepLinf(16, loss=likelihood, n_epochs=20, random_state=0).fit(X[:200], Y[:200])
+    codes = hasher.encode(X)
+    ours = evaluate(codes[200:], codes[:200], Y[200:], Y[:200], n_bits=16).map
+    assert ours > 60
+    assert hasher.loss_curve_[-1] < 0.7 * hasher.loss_curve_[0]
+
+
+def test_a_saved_model_keeps_the_name_of_its_loss_and_does_not_need_it(tmp_path):
+    hasher = DeepLinf(loss=partial(contrastive, margin=2.0), **SETTINGS).fit(X, Y)
+    hasher.save(tmp_path / "m")
+    loaded = load(tmp_path / "m")
+    assert loaded.loss == "test_own_loss.contrastive(margin=2.0)"
+    np.testing.assert_array_equal(loaded.encode(X), hasher.encode(X))
+    with pytest.raises(ValueError, match=r"loss must be 'contrastive' or a function.*loaded"):
+        loaded.fit(X, Y)
+    assert clone(hasher).loss.func is contrastive
+
+
+class Scaled:
+    """A loss that is an object."""
+
+    def __call__(self, codes, targets):
+        return 2 * contrastive(codes, targets)
+
+
+def test_a_checkpoint_of_another_loss_is_refused(tmp_path):
+    losses = ["contrastive", contrastive, partial(contrastive, margin=2.0), likelihood, Scaled()]
+    assert len({loss if loss == "contrastive" else function_name(loss) for loss in losses}) == 5
+    DeepLinf(loss=contrastive, **SETTINGS).fit(X, Y, checkpoint=tmp_path / "c")
+    DeepLinf(loss=contrastive, **SETTINGS).fit(X, Y, checkpoint=tmp_path / "c")
+    for other in (loss for loss in losses if loss is not contrastive):
+        with pytest.raises(ModelFileError, match="other data or settings"):
+            DeepLinf(loss=other, **SETTINGS).fit(X, Y, checkpoint=tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "message"),
+    [
+        ("triplet", ValueError, "loss must be 'contrastive' or a function .* got 'triplet'"),
+        (None, ValueError, "loss must be 'contrastive' or a function"),
+        (lambda z, targets: 1.0, TypeError, "must return a tensor without dimensions: got float"),
+        (lambda z, targets: z.sum(dim=1), TypeError, r"without dimensions: got shape \(300,\)"),
+        (lambda z, targets: z.sum() / 0, FloatingPointError, "lambda> divides by zero"),
+    ],
+)
+def test_a_loss_that_cannot_work_is_refused(loss, error, message):
+    with pytest.raises(error, match=message):
+        DeepLinf(loss=loss, batch_size=300, **SETTINGS).fit(X, Y)
+
+
+class SineEncoder(Encoder):
+    """An own encoder: nothing but its neuron."""
+
+    def neuron(self, u):
+        return torch.sin(u)
+
+
+class ScaledEncoder(Encoder):
+    """One with thresholds, but without a fast `unit`."""
+
+    def __init__(self, *sizes, **options):
+        super().__init__(*sizes, **options)
+        self.blu = BLU(sizes[1], 0.7)
+
+    def neuron(self, u):
+        return self.blu(u)
+
+    @property
+    def threshold(self):
+        return self.blu.threshold
+
+
+class SquaredEncoder(LinfEncoder):
+    """One that goes another way from the input on, and drops out while it is trained."""
+
+    def __init__(self, *sizes, **options):
+        super().__init__(*sizes, **options)
+        self.dropout = torch.nn.Dropout(0.3)
+
+    def forward(self, y):
+        return super().forward(self.dropout(y * y.abs()))
+
+
+class OwnNetwork(NetworkHasher):
+    """An own network: an encoder, and how far its values reach."""
+
+    kind: ClassVar[type[Encoder]] = SineEncoder
+
+    def new_encoder(self, n_features, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        return self.kind(n_features, self.n_bits, self.n_stages, generator=generator)
+
+    def reach(self):
+        return 1.0
+
+
+@pytest.mark.parametrize("encoder", [SineEncoder, ScaledEncoder, SquaredEncoder])
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_an_own_encoder_is_encoded_with_as_it_was_trained(encoder, kernel, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(OwnNetwork, "kind", encoder)
+    settings = {"n_epochs": 2, "kernel": kernel, "n_anchors": 60, "random_state": 0}
+    hasher = register(OwnNetwork)(12, **settings).fit(X, Y)
+    values = hasher.project(X)
+    hasher.save(tmp_path / "m")
+    np.testing.assert_array_equal(load(tmp_path / "m").project(X), values)
+    Z = (X - hasher.mean_) / hasher.scale_
+    if kernel == "rbf":
+        squared = ((Z[:, None] - hasher.anchors_) ** 2).sum(axis=2)
+        Z = np.exp(-hasher.gamma_ * squared) @ hasher.lift_ - hasher.lift_offset_
+    with torch.no_grad():
+        expected = hasher.encoder_.double()(torch.from_numpy(Z))
+    np.testing.assert_allclose(values, expected, atol=1e-3)
+
+
+def test_an_encoder_without_a_neuron_says_so():
+    with pytest.raises(NotImplementedError, match="Encoder must have a neuron"):
+        Encoder(4, 3)(torch.zeros(1, 4))

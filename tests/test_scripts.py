@@ -1,0 +1,62 @@
+"""Every script outside the package still finds what it imports from the package."""
+
+import ast
+from importlib import import_module, util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted(
+    path for folder in ("benchmarks", "examples") for path in (ROOT / folder).glob("*.py")
+)
+
+
+def imported(tree):
+    """Yield module and name of every import from the package, anywhere in a script."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "antipodal":
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "antipodal":
+                    yield alias.name, None
+
+
+def attributes(tree):
+    """Yield the dotted names that a script reads from modules of the package: datasets.digits."""
+    modules = {}
+    for module, name in imported(tree):
+        if name is not None and util.find_spec(module) and _is_module(f"{module}.{name}"):
+            modules[name] = f"{module}.{name}"
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in modules
+        ):
+            yield modules[node.value.id], node.attr
+
+
+def _is_module(name):
+    try:
+        return util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def test_there_are_scripts():
+    assert {"render.py", "own_features.py"} <= {path.name for path in SCRIPTS}
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_script_compiles_and_what_it_imports_is_there(path):
+    source = path.read_text()
+    compile(source, str(path), "exec")
+    tree = ast.parse(source)
+    for module, name in [*imported(tree), *attributes(tree)]:
+        found = import_module(module)
+        assert name is None or hasattr(found, name) or _is_module(f"{module}.{name}"), (
+            module,
+            name,
+        )
