@@ -123,3 +123,7 @@ def test_rows_that_fit_refuses_leave_the_hasher_as_it_was():
         hasher.fit(np.where(np.arange(9)[:, None] == 2, np.inf, X[:9, :8]))
     np.testing.assert_array_equal(hasher.encode(X), codes)
     assert hasher.n_features_in_ == 64
+    with pytest.raises(ValueError, match="first in row 0"):
+        hasher.set_params(n_bits=4).fit(X * np.nan)
+    with pytest.raises(ValueError, match="n_bits was changed from 8 to 4"):
+        hasher.encode(X)

@@ -147,7 +147,6 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         as many as are to be learned from.
         """
         check_whole(self.n_bits, "n_bits", 1)
-        self._remember_parameters()
         checked = check_array(
             X, dtype="numeric", ensure_all_finite=False, ensure_min_samples=min_samples,
             estimator=self, input_name="X",
@@ -156,6 +155,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         check_finite(rows)
         for name in BaseHasher.fitted_state(self):
             delattr(self, name)
+        self._remember_parameters()
         validate_data(self, X, skip_check_array=True)  # remembers number and names of features
         return rows
 

@@ -59,9 +59,10 @@ def cluster_centres(
     centres: NDArray[np.float32] = np.unique(rows[start].astype(np.float32), axis=0)
     if n_iter == 0:
         return centres
+    sides = rows.max(axis=0).astype(np.float64) - rows.min(axis=0)
+    _check_distances(float(np.square(sides).sum()))
     kmeans = KMeans(len(centres), init=centres, n_init=1, max_iter=n_iter, tol=0)
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows, choose_bandwidth refuses
-        found = kmeans.fit(rows.astype(np.float32, copy=False))
+    found = kmeans.fit(rows.astype(np.float32, copy=False))
     return np.unique(found.cluster_centers_.astype(np.float32), axis=0)
 
 
@@ -76,9 +77,13 @@ def choose_bandwidth(given: float | None, squared: float) -> float:
 
     Where all rows are equal any width will do: 1.
     """
-    if not np.isfinite(squared):
+    _check_distances(squared)
+    return given or float(np.sqrt(squared)) or 1.0
+
+
+def _check_distances(squared: float) -> None:
+    if not squared < float(np.finfo(np.float32).max):
         raise ValueError(
             "the squared distances between training rows are too large for float32: "
             "scale the features down"
         )
-    return given or float(np.sqrt(squared)) or 1.0
