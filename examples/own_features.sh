@@ -15,7 +15,8 @@ np.savez("digits.npz", X=X[200:], y=y[200:], query=X[:200], query_labels=y[:200]
 PYTHON
 
 # Learn. --set keeps this short; --method names another one, such as ITQ or KSH.
-antipodal fit digits.npz:X --labels digits.npz:y --bits 32 --set n_epochs=10 --out digits.antipodal
+antipodal fit digits.npz:X --labels digits.npz:y --bits 32 --set n_epochs=10 --set n_anchors=300 \
+    --out digits.antipodal
 
 # Encode the database and the queries.
 antipodal encode digits.antipodal digits.npz:X --out database.npy

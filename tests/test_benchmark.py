@@ -183,7 +183,7 @@ def test_a_record_has_all_parameters_as_json_holds_them():
     assert record["parameters"] == expected
     assert json.loads(json.dumps(record)) == record
     ceiling = Benchmark(DIGITS, **SMALL).identify(Cell("Ceiling", 0, 0))["parameters"]
-    assert ceiling == {"C": 5.0, "gamma": None}
+    assert ceiling == {"C": 5.0, "gamma": None, "n_samples": 8000}
 
 
 def test_a_record_of_other_defaults_or_another_version_is_not_taken_for_ours(monkeypatch):

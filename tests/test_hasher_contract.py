@@ -126,8 +126,8 @@ def test_the_bits_of_a_row_do_not_depend_on_its_company(hasher, fresh_rng):
     codes = hasher.encode(X)
     order = fresh_rng.permutation(len(X))
     np.testing.assert_array_equal(hasher.encode(X[order]), codes[order])
-    alone = np.concatenate([hasher.encode(X[i : i + 1]) for i in range(60)])
-    np.testing.assert_array_equal(alone, codes[:60])
+    alone = np.concatenate([hasher.encode(X[i : i + 1]) for i in range(20)])
+    np.testing.assert_array_equal(alone, codes[:20])
     many = np.concatenate([X] * 12)  # more than a block
     np.testing.assert_array_equal(hasher.encode(many), np.concatenate([codes] * 12))
 
@@ -156,7 +156,9 @@ for model in sys.argv[2:]:
 
 
 def test_saved_hashers_give_the_same_bits_in_a_fresh_process(tmp_path):
-    fitted = {str(tmp_path / f"{i}"): clone(each).fit(X, Y) for i, each in enumerate(HASHERS)}
+    fitted = {
+        str(tmp_path / f"{i}"): clone(each).fit(X[:200], Y[:200]) for i, each in enumerate(HASHERS)
+    }
     np.save(tmp_path / "rows.npy", X)
     for model, hasher in fitted.items():
         hasher.save(model)

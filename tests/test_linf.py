@@ -83,9 +83,10 @@ def test_the_papers_setting_learns():
 def test_explicit_pairs_teach_what_labels_teach():
     train, query, database = split(Y, 50, 20, seed=2)
     rng = np.random.default_rng(0)
-    pairs = rng.integers(0, len(train), (20_000, 2))
+    pairs = rng.integers(0, len(train), (8_000, 2))
     similar = Y[train][pairs[:, 0]] == Y[train][pairs[:, 1]]
-    hasher = DeepLinf(48, n_epochs=20, random_state=0).fit_pairs(X[train], pairs, similar)
+    hasher = DeepLinf(48, n_epochs=15, n_anchors=200, random_state=0)
+    hasher.fit_pairs(X[train], pairs, similar)
     assert score(hasher, query, database) > 80
 
 
@@ -136,6 +137,25 @@ def test_bits_are_those_of_the_encoder(hasher):
     rows = torch.from_numpy(((X - hasher.mean_) / hasher.scale_).astype(np.float32))
     with torch.no_grad():
         np.testing.assert_array_equal(hasher.transform(X), hasher.encoder_(rows) > 0)
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_features_far_from_zero_keep_their_digits_in_training_and_encoding(kernel):
+    near = np.random.default_rng(0).standard_normal((400, 40))
+    labels = (near[:, :2] > 0) @ [1, 2]
+    far = (near + 1000).astype(np.float32)
+    hasher = DeepLinf(16, kernel=kernel, n_epochs=3, random_state=0).fit(far, labels)
+    rows = torch.from_numpy((far.astype(np.float64) - hasher.mean_) / hasher.scale_).float()
+    assert rows.mean().abs() < 1e-4
+    assert (rows.std() - 1).abs() < 0.05
+    np.testing.assert_allclose(
+        hasher.project(far),
+        hasher.encoder_(hasher._encoder_inputs(torch.from_numpy(far))),
+        atol=1e-4,
+    )
+    if kernel == "linear":  # eigenvectors of the kernel may change their signs with the rounding
+        moved = DeepLinf(16, kernel=kernel, n_epochs=3, random_state=0).fit(near, labels)
+        assert (moved.transform(near) == hasher.transform(far)).mean() > 0.98
 
 
 def test_encoding_a_long_memory_map_takes_little_memory(tmp_path):

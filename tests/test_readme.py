@@ -61,7 +61,7 @@ def test_the_blocks_of_a_page_run_in_order_and_print_what_it_says(name, tmp_path
         elif kind == "json":
             assert json.loads(printed.splitlines()[0]).keys() == json.loads(code).keys()
         else:
-            assert kind == "console"
+            assert kind in ("console", "toml")
 
 
 def test_the_page_of_own_methods_has_the_code_of_the_example():

@@ -16,7 +16,7 @@ X, Y = load_digits(return_X_y=True)
 
 @pytest.fixture(autouse=True)
 def two_threads():
-    before, (blas_before,) = torch.get_num_threads(), blas_threads()
+    before, blas_before = torch.get_num_threads(), max(blas_threads())
     torch.set_num_threads(2)
     set_blas_threads(2)
     yield

@@ -43,8 +43,8 @@ def one_thread() -> Iterator[None]:
     with (
         _one_torch_thread(),
         _one_blas_thread(controller),
-        # a number of each thread of Python, so that nobody else has to wait for it
-        controller.select(user_api="openmp").limit(limits=1),
+        # OpenMP has a number for each thread of Python: nobody else has to wait for it.
+        controller.select(user_api="openmp", threading_layer="openmp").limit(limits=1),
     ):
         yield
 
@@ -75,7 +75,12 @@ def _one_torch_thread() -> Iterator[None]:
 def _one_blas_thread(controller: ThreadpoolController) -> Iterator[None]:
     """Set the number for all; the last one to leave gives the old one back."""
     global _n_fits, _blas
-    blas = controller.select(user_api="blas")
+    shared = [
+        library.filepath
+        for library in controller.lib_controllers
+        if library.user_api == "blas" and getattr(library, "threading_layer", "") != "openmp"
+    ]
+    blas = controller.select(filepath=shared)
     with _lock:
         if _n_fits == 0:
             _blas = blas.limit(limits=1)

@@ -31,7 +31,7 @@ def make_hasher(method: str, n_bits: int, seed: int, settings: Sequence[str] = (
     DeepLinf(init='ksvd', n_bits=48, n_stages=4, random_state=1)
     """
     name, *inline = method.split(":")
-    if inline and "=" not in inline[0]:
+    if inline and "=" not in inline[0] and name not in method_names():
         name = f"{name}:{inline.pop(0)}"
     kind: Callable[..., BaseHasher] | None = NAMED_SETTINGS.get(name) or find_hasher(name)
     if kind is None:

@@ -36,6 +36,8 @@ from antipodal.pairs import (
 from antipodal.siamese import Progress, Training, train
 from antipodal.threads import one_thread
 
+_FAR = 30.0  # deviations between zero and the mean of a feature
+
 
 @dataclass(eq=False, repr=False)
 class NetworkHasher(SupervisedHasher):
@@ -244,6 +246,9 @@ class NetworkHasher(SupervisedHasher):
         if self.kernel == "linear":
             # W(x - μ)/σ as one product: the scaling goes into the weight, μ into an offset.
             weight = W / scale
+            if (mean.abs() > _FAR * scale).any():
+                # Features far from zero would lose their digits in the product: shift them first.
+                return lambda X, out: torch.mm(X - mean, weight.T, out=out)
             offset = -(weight @ mean)
             return lambda X, out: torch.addmm(offset, X, weight.T, out=out)
         lift = self._lift()
