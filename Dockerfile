@@ -1,8 +1,9 @@
 # The service on a CPU: see docs/deploy.md.
 FROM python:3.11-slim
 
-# PyTorch comes first and pinned, without CUDA: a looser request brings gigabytes of it.
-RUN pip install --no-cache-dir torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu
+# PyTorch comes first and pinned. Options of pip that find a build without CUDA save gigabytes.
+ARG TORCH_OPTIONS=""
+RUN pip install --no-cache-dir torch==2.13.0 $TORCH_OPTIONS
 
 COPY pyproject.toml README.md LICENSE /antipodal/
 COPY src /antipodal/src

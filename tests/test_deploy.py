@@ -136,7 +136,8 @@ def test_the_image_is_small_pinned_and_not_run_by_root():
     torch = re.search(r"torch==[\d.]+", (ROOT / "Makefile").read_text())[0]
     assert runs[0].startswith("pip install")
     assert f" {torch} " in runs[0]
-    assert runs[0].endswith("/whl/cpu")
+    assert runs[0].endswith(" $TORCH_OPTIONS")
+    assert only("ARG") == 'TORCH_OPTIONS=""'
     extras = re.search(r"/antipodal\[([\w,]+)\]", runs[1])[1].split(",")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(extras) <= set(project["optional-dependencies"])
