@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,20 @@ def test_records_hold_plain_json_only(tmp_path):
     with appending(path) as file, pytest.raises(ValueError, match="not JSON compliant"):
         file.append({"a": float("nan")})
     assert json.loads(path.read_text() or "null") is None
+
+
+def test_a_device_and_a_pipe_are_written_to_as_they_are(tmp_path):
+    with appending("/dev/null") as null:
+        null.append({"a": 1})
+    assert Path("/dev/null").is_char_device()
+    os.mkfifo(tmp_path / "pipe")
+    read = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    with appending(tmp_path / "pipe") as pipe:
+        assert pipe.found == []
+        pipe.append({"a": 1})
+        pipe.append({"a": 2})
+    reader.join(10)
+    assert read == ['{"a": 1}\n{"a": 2}\n']
+    assert (tmp_path / "pipe").is_fifo()

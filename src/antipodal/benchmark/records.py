@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
@@ -54,7 +55,7 @@ def _foreign(path: str | os.PathLike[str], line: int) -> AntipodalError:
 
 
 class RecordWriter:
-    """Appends records; each is on the disk when `append` returns.
+    """Appends records; each is on the disk when `append` returns, if it is a disk.
 
     `found` are the records that the file had when it was opened.
     """
@@ -67,13 +68,16 @@ class RecordWriter:
     def append(self, record: Record) -> None:
         """Write one record, whole or not at all."""
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
-        end = self._file.seek(0, os.SEEK_END)
+        kept = _is_regular(self._file)
+        end = self._file.seek(0, os.SEEK_END) if kept else 0
         try:
             while line:  # a disk that fills up may take a part of it
                 line = line[self._file.write(line) :]
-            os.fsync(self._file.fileno())
+            if kept:
+                os.fsync(self._file.fileno())
         except OSError as error:
-            self._file.truncate(end)
+            if kept:
+                self._file.truncate(end)
             raise AntipodalError(
                 f"cannot write {self._path}: {error.strerror or error}. The records before are "
                 "kept; run the same command again to go on"
@@ -85,16 +89,20 @@ def appending(path: str | os.PathLike[str]) -> Iterator[RecordWriter]:
     """Open a file of records to read and append to, for one process at a time.
 
     A half-written last line is cut off: its run was killed before the record was complete. A file
-    of something else is left as it is.
+    of something else is left as it is. A device or a pipe is written to, and never read.
     """
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Made if it is missing, and never emptied: another run may have made it a moment ago.
-        file = open(target, "r+b", buffering=0, opener=_open_or_make)  # noqa: SIM115
+        mode = "r+" if not target.exists() or target.is_file() else "w"
+        file = FileIO(os.fspath(target), mode, opener=_open_or_make)
     except OSError as error:
         raise AntipodalError(f"cannot write {target}: {error.strerror or error}") from error
     with file:
+        if not _is_regular(file):
+            yield RecordWriter(target, file, [])
+            return
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,6 +117,10 @@ def appending(path: str | os.PathLike[str]) -> Iterator[RecordWriter]:
         if whole < len(data):
             file.truncate(whole)
         yield RecordWriter(target, file, found)
+
+
+def _is_regular(file: FileIO) -> bool:
+    return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
 
 
 def _open_or_make(path: str, flags: int) -> int:
