@@ -29,7 +29,7 @@ def one_thread_if_small(multiplications: int) -> AbstractContextManager[None]:
     More threads do not make a small step faster, and where other programs want the cores as
     well, threads that wait for each other after every step make it many times slower.
     """
-    return _one_torch_thread() if multiplications < _WORTH_SHARING else nullcontext()
+    return one_torch_thread() if multiplications < _WORTH_SHARING else nullcontext()
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def one_thread() -> Iterator[None]:
     """
     controller = ThreadpoolController()
     with (
-        _one_torch_thread(),
+        one_torch_thread(),
         _one_blas_thread(controller),
         # OpenMP has a number for each thread of Python: nobody else has to wait for it.
         controller.select(user_api="openmp", threading_layer="openmp").limit(limits=1),
@@ -50,8 +50,8 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """Set the number for this thread of Python, and for those that will ask for it first."""
+def one_torch_thread() -> Iterator[None]:
+    """Compute on one thread in PyTorch: in this thread of Python, and in those that are new."""
     global _n_inside, _outside
     depth = getattr(_here, "depth", 0)
     _here.depth = depth + 1

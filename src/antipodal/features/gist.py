@@ -21,6 +21,7 @@ from torch import Tensor
 
 from antipodal.checks import check_whole
 from antipodal.features.gabor import PREFILTER_BORDER, FilterBank, make_bank
+from antipodal.threads import one_torch_thread
 
 _BLOCK_BYTES = 16 << 20  # of temporaries: larger blocks fall out of the cache
 _FEWEST_COLUMNS = 8  # images below which their axis is too short to carry a matrix product
@@ -140,15 +141,17 @@ def _run_blocks(describe: Callable[[int], None], starts: range) -> None:
     That way threads never wait for each other, which costs much where other programs want the
     cores as well.
     """
-    n_threads = torch.get_num_threads()
-    n_workers = min(n_threads, len(starts))
-    pool = ThreadPoolExecutor(n_workers, initializer=torch.set_num_threads, initargs=(1,))
+
+    def alone(start: int) -> None:
+        with one_torch_thread():
+            describe(start)
+
+    pool = ThreadPoolExecutor(min(torch.get_num_threads(), len(starts)))
     try:
-        for _ in pool.map(describe, starts):
+        for _ in pool.map(alone, starts):
             pass  # an error in a block is raised here, the first block's first
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(n_threads)
 
 
 def _prefilter(images: Tensor, bank: FilterBank) -> Tensor:
