@@ -39,26 +39,49 @@ def module_name(path):
 FILES = {name: path for path in sorted(ROOT.rglob("*.py")) if (name := module_name(path))}
 
 
-def imported(path):
-    """Return the modules of this package that a file imports, anywhere in it."""
+def imported(text):
+    """Return the modules of this package that a file imports, anywhere in it and in any way."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("antipodal"):
             assert node.level == 0
             module = node.module.removeprefix("antipodal").lstrip(".")
             for alias in node.names:
                 inner = f"{module}.{alias.name}".lstrip(".")
-                found.add(inner if inner in FILES else module)
+                found.add(inner if inner in FILES else module or home(alias.name))
         elif isinstance(node, ast.Import):
             found |= {
                 alias.name.removeprefix("antipodal").lstrip(".")
                 for alias in node.names
                 if alias.name.split(".")[0] == "antipodal"
             }
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "antipodal":
+            found.add(home(node.attr))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            name = getattr(node.args[0], "value", "")
+            found.add(name.removeprefix("antipodal.") if name.startswith("antipodal.") else "")
     return found - {""}  # the package itself: its version
 
 
-GRAPH = {name: imported(path) for name, path in FILES.items()}
+def home(name):
+    """Return the module that a public name of the package is imported from, when it is used."""
+    return name if name in FILES else antipodal._HOME.get(name, "")
+
+
+GRAPH = {name: imported(path.read_text()) for name, path in FILES.items()}
+
+
+def test_every_way_of_importing_is_seen():
+    for text, module in {
+        "from antipodal.stores.where import parse_where": "stores.where",
+        "from antipodal import datasets": "datasets",
+        "def f():\n    from antipodal import load": "hashers",
+        "import antipodal\nantipodal.load(path)": "hashers",
+        "import antipodal.index.scan": "index.scan",
+        "importlib.import_module('antipodal.service.server')": "service.server",
+    }.items():
+        assert imported(text) == {module}, text
+    assert imported("import antipodal\nantipodal.__version__\nimport_module('faiss')") == set()
 
 
 def test_no_module_imports_itself_by_a_detour_lazy_imports_included():

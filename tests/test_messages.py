@@ -110,9 +110,12 @@ LABELS = ("--query-labels", "y.npy", "--database-labels", "y.npy")
         (("fit", "text.npy", *ITQ), 1, "cannot read text.npy: not a NumPy file"),
         (("fit", "truncated.npy", *ITQ), 1, "truncated.npy: it is truncated or damaged"),
         (("fit", "y.npy", *ITQ), 1, "y.npy must have a row per item and a column per feature: got"),
-        (("fit", "nan.npy", *ITQ), 1, "NaN"),
+        (("fit", "nan.npy", *ITQ), 1, "first in row 7: features must be finite"),
         (("fit", "none.npy", *ITQ), 1, "minimum of 2 is required"),
+        (("fit", "postgresql://u:pw@h/db", *ITQ), 1, "cannot read …: No such file or directory. E"),
+        (("encode", "postgresql://u:pw@h/db", "X.npy", "-o", "n"), 1, "cannot read …: No such fil"),
         # where results go
+        (("fit", "X.npy", *ITQ, "-o", "postgresql://u:pw@h/db"), 1, "cannot write …: there is no"),
         (("fit", "X.npy", *ITQ, "-o", "no/n"), 1, "cannot write no/n: there is no folder"),
         (("fit", "X.npy", *ITQ, "-o", "folder"), 1, "cannot write folder: it is a folder"),
         (("fit", "X.npy", *ITQ, "-o", "m/n"), 1, "cannot write m/n: Not a directory"),

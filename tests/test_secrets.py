@@ -91,10 +91,12 @@ def test_the_commands_hide_it_too(tmp_path, command, from_environment):
 @pytest.mark.parametrize(
     "arguments",
     [("index", "URL"), ("index", "codes.npy", "URL"), ("search", "URL"), ("search", "x.npy", "URL"),
+     ("index", "c.npy", "--out", "URL"), ("search", "c.npy", "--index", "URL"),
      ("serve", "--model", "m", "--store", "s", "URL"), ("URL",), ("index", "c.npy", "--stor=URL")],
 )  # fmt: skip
 def test_an_address_in_the_wrong_place_is_not_quoted_with_it(arguments):
-    for url in (*URLS[:3], "postgresql://u:SEC)' RET@host/db"):
+    mistyped = ("postgresql://u:SEC)' RET@host/db", "postgresql:/u:SECRET@host/db")
+    for url in (*URLS[:3], *mistyped):
         done = CliRunner().invoke(app, [word.replace("URL", url) for word in arguments])
         assert done.exit_code == 2
         assert_hidden(done.output)

@@ -5,6 +5,7 @@ to standard output, progress to standard error.
 """
 
 import os
+import re
 import sys
 from typing import NoReturn
 
@@ -49,7 +50,9 @@ def _message(error: Exception) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}"
+        text = f"{where}{error.strerror}"
+    # The URL of a store, with its password, in the place of a file's name.
+    text = re.sub(r"[A-Za-z0-9+]+:/[^\s:]*:\S*@[^\s:]*", "…", text)
     if isinstance(error, MemoryError):
         return f"not enough memory{': ' if text else ''}{text}"
     return text or type(error).__name__

@@ -4,7 +4,7 @@ import json
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from antipodal import __version__
 from antipodal.errors import AntipodalError, missing_extra
 
+Given = TypeVar("Given", str, Path | None)
 _UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it
 
 
@@ -25,9 +26,12 @@ class _Commands(TyperGroup):
         except _UsageError as error:
             from antipodal.stores.address import shown_url
 
-            # To the end: a password may hold any character.
+            # To the end: a password may hold any character. Also where a slash is missing.
             error.message = re.sub(
-                r"[^\s(']*://.*", lambda found: shown_url(found[0]), error.message, flags=re.DOTALL
+                r"[^\s(']*(://|:\S*@).*",
+                lambda found: shown_url(found[0]),
+                error.message,
+                flags=re.DOTALL,
             )
             raise
 
@@ -70,10 +74,11 @@ def _options(
     pass
 
 
-def check_no_url(value: str) -> str:
-    """Refuse the URL of a store where an array is asked for; a message would quote it."""
-    if "://" in value:
-        raise typer.BadParameter("this is a URL, not an array: is --store missing before it?")
+def check_no_url(value: Given) -> Given:
+    """Refuse the URL of a store where a file is asked for; a message would quote it."""
+    # A Path has one slash where the URL had two. A single letter is a drive of Windows.
+    if re.match(r"[A-Za-z0-9+]{2,}:/", str(value)):
+        raise typer.BadParameter("this is a URL, not a file: is --store missing before it?")
     return value
 
 

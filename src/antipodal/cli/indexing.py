@@ -41,7 +41,10 @@ def index(
     codes: Annotated[str, typer.Argument(callback=check_no_url, help=f"Packed codes: {ARRAY}.")],
     store: StoreUrl = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Or an index file, without metadata.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", callback=check_no_url, help="Or an index file, without metadata."
+        ),
     ] = None,
     ids: Annotated[
         str | None,

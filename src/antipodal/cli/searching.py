@@ -29,7 +29,10 @@ def search(
     ],
     store: StoreUrl = None,
     file: Annotated[
-        Path | None, typer.Option("--index", help="Or an index file, by `antipodal index --out`.")
+        Path | None,
+        typer.Option(
+            "--index", callback=check_no_url, help="Or an index file, by `antipodal index --out`."
+        ),
     ] = None,
     model: Annotated[Path | None, typer.Option(help="That makes codes of the features.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Nearest items of each query.")] = 10,
