@@ -3,7 +3,7 @@
 A fold is held out, a hasher is fitted on the others, and each half of the held-out rows retrieves
 the other: their codes were not trained on, like nearly all of a real database,
 and no row finds itself, which would favour codes that are all different. Settings are methods with
-their parameters, one a line, as `antipodal bench --methods` takes them. Of each set some rows a
+their parameters, one per line, as `antipodal bench --methods` takes them. Of each set some rows per
 class are used; those of CIFAR10-GIST are queries of no seed from 0 to 9 of the paper's protocol.
 
 python benchmarks/validation.py cifar10:DIR digits banking77_minilm.npz \
@@ -27,7 +27,7 @@ from antipodal.hashers.methods import make_hasher
 
 
 def rows_of(source: str, per_class: int) -> tuple[str, np.ndarray, np.ndarray]:
-    """Return name, X and y, at most so many rows a class, drawn by one seed for all time."""
+    """Return name, X and y, at most so many rows per class, drawn by one seed for all time."""
     name, _, directory = source.partition(":")
     if name in ("cifar10", "digits"):
         dataset = load_dataset(name, directory or None)

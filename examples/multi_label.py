@@ -2,7 +2,7 @@
 
     python examples/multi_label.py
 
-The labels are a table of 0 and 1, a row an item, a column a concept.
+The labels are a table of 0 and 1, a row per item, a column per concept.
 """
 
 import numpy as np

@@ -2,7 +2,7 @@
 
     python examples/own_features.py
 
-Put your own arrays in place of the digits: X (rows × features), y (a class a row).
+Put your own arrays in place of the digits: X (rows × features), y (a class per row).
 """
 
 from sklearn.datasets import load_digits

@@ -298,7 +298,11 @@ def test_a_dataset_is_named_after_what_was_made_of_it(tmp_path):
         (("digits",), {"features": "words"}, "features must be"),
         (("arrays",), {}, "pass its path"),
         (("arrays", tmp_path / "c.npz"), {"features": "gist"}, "c has no images"),
-        (("multilabel", tmp_path / "one.npz"), {}, "one label a row: use `antipodal bench arrays"),
+        (
+            ("multilabel", tmp_path / "one.npz"),
+            {},
+            "one label per row: use `antipodal bench arrays",
+        ),
         (("digits",), {"skip_concepts": 1}, "no more concepts"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -80,7 +80,7 @@ def test_items_that_share_a_concept_are_relevant_and_queries_without_any_are_lef
         (([[1.0]], [[1.0, 2.0]], [0], [0]), "same columns: got 1 and 2"),
         (([1.0], [[1.0]], [0], [0]), "query must be a table"),
         (([[np.nan]], [[1.0]], [0], [0]), "query contains NaN"),
-        (([[1.0]], [[1.0]], [0, 1], [0]), r"query_labels must have a row an item, shape \(1,\)"),
+        (([[1.0]], [[1.0]], [0, 1], [0]), r"query_labels must have a row per item, shape \(1,\)"),
         (([[1.0]], [[1.0]], [0], [[0]]), "must be of one kind"),
         (([[1.0]], [[1.0]], [[2]], [[1]]), "must be 0 or 1"),
         (([[1.0]], [[1.0]], [0], [1]), "no query has a relevant item"),

@@ -79,7 +79,7 @@ def test_faiss_and_usearch_take_codes_as_they_are_and_find_the_same_distances(n_
         (lambda: forms.from_bit_strings(["0²"], 2), ValueError, "characters 0 and 1"),
         (lambda: forms.from_int8([[128]], 8), ValueError, "got 128 to 128"),
         (lambda: forms.from_int8([[0.5]], 8), TypeError, "float64"),
-        (lambda: forms.to_hex(np.zeros((1, 2), np.uint8), 8), ValueError, "1 bytes a row"),
+        (lambda: forms.to_hex(np.zeros((1, 2), np.uint8), 8), ValueError, "1 bytes per row"),
     ],
 )
 def test_what_is_not_a_code_is_named(call, error, message):

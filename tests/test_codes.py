@@ -50,7 +50,7 @@ def test_booleans_are_bits_too():
         ([[0.5, -0.5]], TypeError, "comparing them with zero"),
         ([[1, -1]], ValueError, "signs ±1"),
         ([[129]], ValueError, "packed already"),
-        ([1, 0], ValueError, "a row a sample"),
+        ([1, 0], ValueError, "a row per sample"),
         (np.zeros((3, 0), np.uint8), ValueError, "at least one bit"),
     ],
 )
@@ -62,7 +62,7 @@ def test_what_cannot_be_bits_is_named(value, error, message):
 @pytest.mark.parametrize(
     ("codes", "n_bits", "error", "message"),
     [
-        (np.zeros((2, 2), np.uint8), 17, ValueError, "17 bits must have 3 bytes a row"),
+        (np.zeros((2, 2), np.uint8), 17, ValueError, "17 bits must have 3 bytes per row"),
         (np.zeros((2, 2), np.uint8), 0, ValueError, "n_bits must be at least 1"),
         (np.zeros((2, 2), np.int64), 16, TypeError, "uint8: got int64"),
         (np.full((2, 2), 255, np.uint8), 15, ValueError, "Is n_bits too small"),

@@ -194,7 +194,7 @@ TWO = Dataset("two", None, np.repeat([4, 9], 6))
         (MULTI, "paper", {}, "21 most frequent concepts, and there are 6: pass n_concepts"),
         (MULTI, "paper", {"n_concepts": 6}, "concept 4 has too few rows"),
         (MULTI, "paper", {"n_concepts": 3, "n_train": 999, "n_query": 5}, "n_train is 999"),
-        (MULTI, "unseen", {}, "one label a row"),
+        (MULTI, "unseen", {}, "one label per row"),
     ],
 )
 def test_a_split_that_cannot_be_drawn_says_why(dataset, protocol, options, message):

@@ -20,7 +20,7 @@ X, Y = load_digits(return_X_y=True)
 
 
 def split(seed):
-    """Fifty training and twenty query rows a class; everything but the queries is the database."""
+    """Fifty training, twenty query rows per class; everything but the queries is the database."""
     rng = np.random.default_rng(seed)
     rows = np.array([rng.permutation(np.flatnonzero(label == Y))[:70] for label in range(10)])
     query = rows[:, :20].ravel()

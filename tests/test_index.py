@@ -281,8 +281,8 @@ def test_wrong_arguments_are_refused_and_change_nothing():
     index.add(codes, range(100, 112))
     for wrong, error, words in [
         (codes.astype(np.int64), TypeError, "uint8"),
-        (codes[:, :1], ValueError, "2 bytes a row"),
-        (codes[0], ValueError, "2 bytes a row"),
+        (codes[:, :1], ValueError, "2 bytes per row"),
+        (codes[0], ValueError, "2 bytes per row"),
         (codes | 1, ValueError, "last 4 bits"),
     ]:
         for call in (index.add, lambda c: index.search(c, 1), lambda c: index.radius(c, 1)):

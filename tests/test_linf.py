@@ -24,7 +24,7 @@ X, Y = load_digits(return_X_y=True)
 
 
 def split(y, n_train, n_query, seed):
-    """So many training and query rows a class; everything but the queries is the database."""
+    """So many training and query rows per class; everything but the queries is the database."""
     rng = np.random.default_rng(seed)
     train, query = [], []
     for label in np.unique(y):

@@ -403,7 +403,7 @@ HOT = [[1, 0], [0, 1]]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"query_labels": [0]}, r"query_labels must have a row a code, shape \(2,\)"),
+        ({"query_labels": [0]}, r"query_labels must have a row per code, shape \(2,\)"),
         (
             {"database_labels": [[[0]], [[1]]]},
             r"database_labels must have a row.*\(2, 1, 1\)",
@@ -413,7 +413,7 @@ HOT = [[1, 0], [0, 1]]
         ({"query_labels": HOT, "database_labels": [[1], [1]]}, r"the same concepts: got shapes"),
         ({"query_labels": [[1, 0.5], [0, 1]]}, "must be 0 or 1: got other values or NaN"),
         ({"query_labels": [[1, np.nan], [0, 1]]}, "must be 0 or 1: got other values or NaN"),
-        ({"query_labels": [[3], [2]]}, r"One label a row\? Then pass labels of shape \(n,\)"),
+        ({"query_labels": [[3], [2]]}, r"One label per row\? Then pass labels of shape \(n,\)"),
         ({"query_labels": [["a"], ["b"]]}, "must be 0 or 1"),
         ({"query_labels": [0.0, 1.0]}, r"must be integers or strings: got float64.*astype\(int\)"),
         ({"query_labels": [np.nan, 1]}, "must be integers or strings: got float64"),

@@ -144,7 +144,7 @@ def test_wrong_vectors_and_projections_are_refused():
         search(Vectors(Q, X[:, :5]))
     with pytest.raises(ValueError, match="cosine or euclidean: got 'dot'"):
         search(Vectors(Q, X, "dot"))
-    with pytest.raises(ValueError, match="projections must have 10 values a row"):
+    with pytest.raises(ValueError, match="projections must have 10 values per row"):
         search(z[:, :4])
     with pytest.raises(TypeError, match="projections must be real numbers: got bool"):
         search(z > 0)

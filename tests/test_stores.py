@@ -242,9 +242,9 @@ def test_codes_of_another_length_or_model_are_refused(new_url):
         open_store(url)
     with open_store(url, n_bits=16, model="one") as store:
         for codes in (np.zeros((1, 3), np.uint8), np.zeros((1, 1), np.uint8)):
-            with pytest.raises(ValueError, match="16 bits must have 2 bytes a row"):
+            with pytest.raises(ValueError, match="16 bits must have 2 bytes per row"):
                 store.upsert([1], codes)
-            with pytest.raises(ValueError, match="16 bits must have 2 bytes a row"):
+            with pytest.raises(ValueError, match="16 bits must have 2 bytes per row"):
                 store.search(codes, 1)
     with pytest.raises(StoreError, match="keeps codes of 16 bits"):
         open_store(url, n_bits=15)

@@ -1,15 +1,15 @@
 """Bits and the bytes they are packed into: one contract for every part of the library.
 
-Bits are uint8 arrays of 0 and 1, a row a sample. Codes are their packed form: eight bits a
+Bits are uint8 arrays of 0 and 1, a row per sample. Codes are their packed form: eight bits per
 byte, most significant bit first, each row padded with zero bits to whole bytes.
 
 Faiss and usearch (`b1`) take codes as they are, with 8 · `code_width` dimensions. The forms of
 other engines are made by the pairs `to_…` and `from_…`, which undo each other:
 
-    bytes          one bytes object an item         Milvus, SQLite BLOB, Redis
-    hex            two digits a byte                Vespa, JSON, log files
-    bit strings    "0101…", n_bits characters       pgvector, PostgreSQL bit(n)
-    int8           the same bytes with a sign       Vespa tensor<int8>
+    bytes          one bytes object per item       Milvus, SQLite BLOB, Redis
+    hex            two digits per byte             Vespa, JSON, log files
+    bit strings    "0101…", n_bits characters      pgvector, PostgreSQL bit(n)
+    int8           the same bytes with a sign      Vespa tensor<int8>
 """
 
 from collections.abc import Iterable
@@ -32,7 +32,8 @@ def pack(bits: ArrayLike) -> Codes:
     array = np.asarray(bits)
     if array.ndim != 2 or array.shape[1] == 0:
         raise ValueError(
-            f"bits must be a table, a row a sample, at least one bit wide: got shape {array.shape}"
+            "bits must be a table, a row per sample, at least one bit wide: got shape "
+            f"{array.shape}"
         )
     if array.dtype != np.bool_:
         if not np.issubdtype(array.dtype, np.integer):
@@ -69,7 +70,7 @@ def check_codes(codes: ArrayLike, n_bits: int, name: str = "codes") -> Codes:
     width = code_width(n_bits)
     if array.ndim != 2 or array.shape[1] != width:
         raise ValueError(
-            f"{name} of {n_bits} bits must have {width} bytes a row: got shape {array.shape}. "
+            f"{name} of {n_bits} bits must have {width} bytes per row: got shape {array.shape}. "
             "Were they packed by `pack`, with this n_bits?"
         )
     padding = (1 << (8 * width - n_bits)) - 1

@@ -17,7 +17,7 @@ class SparseCodes(NamedTuple):
 
 
 def pursue(gram: FloatArray, Dty: FloatArray, sparsity: int) -> SparseCodes:
-    """Orthogonal matching pursuit from DᵀD and Dᵀy, a row a sample. [Rubinstein2008]
+    """Orthogonal matching pursuit from DᵀD and Dᵀy, a row per sample. [Rubinstein2008]
 
         i ← argmaxᵢ |dᵢᵀr|                  the atom most like what is left of y
         q ← (dᵢ - Σⱼ qⱼ qⱼᵀdᵢ) / ‖·‖         what is new in it

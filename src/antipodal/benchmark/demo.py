@@ -48,7 +48,7 @@ class NearestImages:
 
 
 class Demo:
-    """Scikit-learn's 1,797 images of digits, 50 labelled a class, 20 queries a class."""
+    """Scikit-learn's 1,797 images of digits, 50 labelled per class, 20 queries per class."""
 
     def __init__(self, n_bits: int, n_epochs: int | None, seed: int) -> None:
         data = digits()
@@ -136,7 +136,7 @@ class Demo:
         return found
 
     def picture(self, rows: list[int], captions: list[str]) -> list[str]:
-        """Images side by side as lines of text, two characters a pixel."""
+        """Images side by side as lines of text, two characters per pixel."""
         lines = ["   ".join(caption.ljust(16) for caption in captions)]
         for y in range(8):
             cells = []

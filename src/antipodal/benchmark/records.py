@@ -1,4 +1,4 @@
-"""A file of JSON records, one a line, that a stopped run finds again when it goes on."""
+"""A file of JSON records, one per line, that a stopped run finds again when it goes on."""
 
 import json
 import os

@@ -64,7 +64,7 @@ def _read(name: str, path: str | os.PathLike[str] | None) -> Dataset:
         raise ValueError(f"{name} is read from a file: pass its path")
     dataset = datasets.arrays(path)
     if name == "multilabel" and dataset.labels.ndim == 1:
-        raise ValueError(f"{path} has one label a row: use `antipodal bench arrays {path}`")
+        raise ValueError(f"{path} has one label per row: use `antipodal bench arrays {path}`")
     return dataset
 
 

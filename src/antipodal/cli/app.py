@@ -44,7 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 Bits = Annotated[int, typer.Option("--bits", min=1, help="Length of the codes.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
 # A URL may hold a password, which is better not on a command line: others can see that.
@@ -99,7 +99,7 @@ def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:
 
 
 def print_json(record: dict[str, Any]) -> None:
-    """Print one record a line."""
+    """Print one record per line."""
     typer.echo(json.dumps(record))
 
 

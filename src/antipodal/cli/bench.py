@@ -102,9 +102,9 @@ def bench(
     ] = None,
     train: Annotated[
         int | None,
-        typer.Option(min=1, help="Training rows a class [200], or in all if multi-label [5000]."),
+        typer.Option(min=1, help="Training rows per class [200], or in all if multi-label [5000]."),
     ] = None,
-    queries: Annotated[int, typer.Option(min=1, help="Queries a class or concept.")] = 100,
+    queries: Annotated[int, typer.Option(min=1, help="Queries per class or concept.")] = 100,
     concepts: Annotated[int, typer.Option(min=1, help="Most frequent concepts that count.")] = 21,
     skip_concepts: Annotated[
         int, typer.Option(min=0, help="Leave out as many of the most frequent concepts.")
@@ -118,10 +118,10 @@ def bench(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Records, one a line; cells found there are not run again."),
+        typer.Option(help="Records, one per line; cells found there are not run again."),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="Cells at a time; by default one a core.")
+        int | None, typer.Option(min=1, help="Cells at a time; by default one per core.")
     ] = None,
     figures: Annotated[
         Path | None,

@@ -20,7 +20,7 @@ def fit(
     features: Annotated[str, typer.Argument(help=f"Training rows: {ARRAY}.")],
     model: Annotated[Path, typer.Option("--out", "-o", help="Where the model goes.")],
     labels: Annotated[
-        str | None, typer.Option(help=f"A class a row, or multi-hot concepts: {ARRAY}.")
+        str | None, typer.Option(help=f"A class per row, or multi-hot concepts: {ARRAY}.")
     ] = None,
     pairs: Annotated[
         str | None, typer.Option(help=f"Rows i, j, similar (1 or 0), instead of labels: {ARRAY}.")

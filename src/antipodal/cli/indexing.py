@@ -54,7 +54,7 @@ def index(
         ),
     ] = None,
     metadata: Annotated[
-        Path | None, typer.Option(help="A JSON object per code, one a line; for stores.")
+        Path | None, typer.Option(help="A JSON object per code, one per line; for stores.")
     ] = None,
     model: Annotated[
         Path | None, typer.Option(help="That made the codes: the store will refuse others'.")

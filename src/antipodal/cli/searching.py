@@ -54,7 +54,7 @@ def search(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find the nearest items of each query, or all within a radius; one line a query."""
+    """Find the nearest items of each query, or all within a radius; one line per query."""
     store = chosen_store(context, store, file, "--index")
     if file is not None and (where is not None or with_metadata):
         raise typer.BadParameter("--where and --metadata are for stores: a file has no metadata")

@@ -23,7 +23,7 @@ class Dataset:
     features : array (m, n) or None
         None until computed: `with_gist`, or ``dataclasses.replace(dataset, features=...)``.
     labels : integer array (m,) or bool array (m, c)
-        A class a row, or the concepts of each row.
+        A class per row, or the concepts of each row.
     images : uint8 array (m, h, w) or (m, h, w, 3), or None
     directory : path or None
         The folder of the files it was read from, where features computed from it are kept.
@@ -60,7 +60,7 @@ class Dataset:
         for name, rows in (("features", features), ("images", images)):
             if rows is not None and len(rows) != len(labels):
                 raise ValueError(
-                    f"there must be one label a row: {len(rows)} {name}, {len(labels)} labels"
+                    f"there must be one label per row: {len(rows)} {name}, {len(labels)} labels"
                 )
         if self.mirror is not None and (
             features is None
@@ -136,18 +136,18 @@ class Dataset:
         Parameters
         ----------
         protocol : "paper" or "unseen"
-            "paper", one label a row: `n_train` training rows (default 200) and `n_query` queries
-            a class; the database is every row but the queries, training rows included.
-            "paper", several labels a row: the `n_concepts` most frequent concepts, `n_query`
-            queries a concept; the database is every other row with one of the concepts, `train`
+            "paper", one label per row: `n_train` training rows (default 200) and `n_query` queries
+            per class; the database is every row but the queries, training rows included.
+            "paper", several labels per row: the `n_concepts` most frequent concepts, `n_query`
+            queries per concept; the database is every other row with one of the concepts, `train`
             is the database or `n_train` rows of it, and `n_pairs` training pairs are drawn.
-            "unseen", one label a row: `n_train` training rows (default 200) a class from seven
-            tenths of the classes, `n_query` queries a class from the others; the database is
+            "unseen", one label per row: `n_train` training rows (default 200) per class from seven
+            tenths of the classes, `n_query` queries per class from the others; the database is
             the rest of those others.
         seed : int
             At least 0.
         n_train, n_query, n_concepts, n_pairs : int
-            The last two matter to sets with several labels a row only; `n_pairs` may be 0.
+            The last two matter to sets with several labels per row only; `n_pairs` may be 0.
 
         Examples
         --------
@@ -169,7 +169,7 @@ class Dataset:
             raise ValueError(f"protocol must be 'paper' or 'unseen': got {protocol!r}")
         if self.labels.ndim == 2:
             if protocol == "unseen":
-                raise ValueError("the unseen protocol is for sets with one label a row")
+                raise ValueError("the unseen protocol is for sets with one label per row")
             return protocols.paper_multilabel(
                 self.labels, seed, n_train, n_query, n_concepts, n_pairs
             )

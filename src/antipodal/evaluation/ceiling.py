@@ -129,7 +129,7 @@ def _relevant(query: NDArray[Any], database: NDArray[Any]) -> NDArray[np.bool_]:
 def _check_floats(rows: ArrayLike, name: str) -> NDArray[np.float32]:
     array = np.asarray(rows, np.float32)
     if array.ndim != 2 or array.size == 0:
-        raise ValueError(f"{name} must be a table with a row an item: got shape {array.shape}")
+        raise ValueError(f"{name} must be a table with a row per item: got shape {array.shape}")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} contains NaN, infinity or a value too large for float32")
     return array
@@ -139,9 +139,11 @@ def _check_labels(labels: ArrayLike, n: int, side: str) -> NDArray[Any]:
     array: NDArray[Any] = np.asarray(labels)
     if array.ndim not in (1, 2) or len(array) != n:
         raise ValueError(
-            f"{side}_labels must have a row an item, shape ({n},) or ({n}, n_concepts): "
+            f"{side}_labels must have a row per item, shape ({n},) or ({n}, n_concepts): "
             f"got shape {array.shape}"
         )
     if array.ndim == 2 and not np.isin(array, (0, 1)).all():
-        raise ValueError(f"{side}_labels with a column a concept must be 0 or 1: got other values")
+        raise ValueError(
+            f"{side}_labels with a column per concept must be 0 or 1: got other values"
+        )
     return array

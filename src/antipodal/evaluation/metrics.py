@@ -119,7 +119,7 @@ def evaluate(
         Packed codes, as from `pack` or a hasher's `encode`.
     query_labels, database_labels : arrays (n,) or (n, n_concepts)
         Integers or strings: an item is relevant if its label is the query's. Or a table of 0 and
-        1, a column a concept: an item is relevant if it shares at least one with the query.
+        1, a column per concept: an item is relevant if it shares at least one with the query.
     n_bits : int
         Bits of a code.
     radii : sequence of int
@@ -350,15 +350,15 @@ def _check_label_array(labels: ArrayLike, n: int, side: str) -> NDArray[Any]:
     array: NDArray[Any] = np.asarray(labels)
     if array.ndim not in (1, 2) or len(array) != n or array.shape[1:] == (0,):
         raise ValueError(
-            f"{side}_labels must have a row a code, shape ({n},) or ({n}, n_concepts): "
+            f"{side}_labels must have a row per code, shape ({n},) or ({n}, n_concepts): "
             f"got shape {array.shape}"
         )
     if array.ndim == 2:
         hot: NDArray[np.bool_] = array == 1
         if not np.all(hot | (array == 0)):
             raise ValueError(
-                f"{side}_labels with a column a concept must be 0 or 1: got other values or NaN. "
-                "One label a row? Then pass labels of shape (n,)"
+                f"{side}_labels with a column per concept must be 0 or 1: got other values or NaN. "
+                "One label per row? Then pass labels of shape (n,)"
             )
         return hot
     if array.dtype.kind == "O" and all(isinstance(label, str) for label in array):

@@ -16,7 +16,7 @@ FloatArray = NDArray[np.float32]
 Result = TypeVar("Result")
 
 WIDTH = 128  # 4 × 4 cells around the keypoint, 8 directions each
-_AHEAD = 4  # images a thread that are under way or wait to be taken
+_AHEAD = 4  # images per thread that are under way or wait to be taken
 
 
 def describe(image: ByteImage, max_keypoints: int, root: bool) -> FloatArray:
@@ -41,7 +41,7 @@ def describe(image: ByteImage, max_keypoints: int, root: bool) -> FloatArray:
 
 
 class ImageThreads:
-    """Threads for a map over images: as many as PyTorch is set to, an image a thread.
+    """Threads for a map over images: as many as PyTorch is set to, an image per thread.
 
     Inside its `with` block, OpenCV and the numerical libraries keep to the thread that calls
     them: threads that wait for each other within an image cost much where other programs want

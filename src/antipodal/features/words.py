@@ -168,7 +168,7 @@ def bag_of_words(
     Parameters
     ----------
     images : path, sequence of paths, or uint8 array (m, h, w) or (m, h, w, 3)
-        As for `learn_vocabulary`. Read one at a time, a thread an image, on as many threads as
+        As for `learn_vocabulary`. Read one at a time, a thread per image, on as many threads as
         PyTorch is set to.
     vocabulary : Vocabulary
         Its settings say how the images are described.
@@ -178,7 +178,7 @@ def bag_of_words(
     Returns
     -------
     array (m, n_words), uint16
-        A row an image: that of a folder in the order of `image_files`. An image without keypoints
+        A row per image: that of a folder in the order of `image_files`. An image without keypoints
         has a row of zeros. A row does not depend on the other images.
 
     Raises

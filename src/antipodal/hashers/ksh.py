@@ -84,7 +84,7 @@ class KSH(SupervisedHasher):
 
     @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
-        """Learn from labels y, a class a row (n,) or multi-hot concepts (n, c)."""
+        """Learn from labels y, a class per row (n,) or multi-hot concepts (n, c)."""
         checked = self.check_fit(X)
         labels = self.check_labels(y, len(checked))
         self._check_parameters()

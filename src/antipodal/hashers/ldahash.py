@@ -42,7 +42,7 @@ class LDAHash(SupervisedHasher):
     regularization : float
         Added to the diagonal of Σ_P, as a share of the mean of the diagonal of Σ_N.
     n_pairs : int
-        Pairs, half of them similar, to draw where labels are multi-hot. With one class a row
+        Pairs, half of them similar, to draw where labels are multi-hot. With one class per row
         no pair is drawn: all are counted.
     n_samples : int
         Rows to learn from, at most; where there are more, so many are drawn, evenly

@@ -42,7 +42,7 @@ class LinfHash(BaseHasher):
     bound : float
         λ√N. At 1 the corners λ·D·(2b - 1) are about as long as y. Below, more entries reach the
         bound and bits are stabler: small bounds rank best by Hamming distance (0.1 to 0.3), and
-        larger ones rebuild rows best: 0.6 to 0.8 up to four bits a feature, 0.4 at eight, where
+        larger ones rebuild rows best: 0.6 to 0.8 up to four bits per feature, 0.4 at eight, where
         a larger box holds y with room to spare and fewer entries reach its walls.
     sparsity : int
         Atoms that a row may use in K-SVD.

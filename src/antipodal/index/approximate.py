@@ -45,7 +45,7 @@ class Approximate:
         self._n_trained = 0
 
     def nearest(self, queries: Codes, items: IndexedItems, k: int) -> tuple[RowNumbers, Distances]:
-        """Find k rows a query, in the order (distance, row), usually but not surely the nearest.
+        """Find k rows per query, in the order (distance, row), usually but not surely the nearest.
 
         A query for which the engine finds fewer than k is answered by a scan.
         """

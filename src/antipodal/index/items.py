@@ -1,4 +1,4 @@
-"""The items of an index: their codes, a row an item, in the order of their ids.
+"""The items of an index: their codes, a row per item, in the order of their ids.
 
 That order is what makes ties cheap: of two items at the same distance, the one with the smaller
 id is the one in the earlier row, so no part of a search needs to look at ids.

@@ -30,7 +30,7 @@ class Vectors:
     Parameters
     ----------
     queries : (n_queries, n_features)
-        A row a query.
+        A row per query.
     database : array (n, n_features) or callable
         An array holds the vector of id i in row i, and may be memory-mapped: only the rows of
         candidates are read. Where ids are other numbers, give a function from ids (m,) to their
@@ -139,7 +139,7 @@ def projection_scores(projections: ArrayLike, codes: Codes, n_bits: int) -> Floa
     z = _real_table(projections, "projections", len(codes))
     if z.shape[1] != n_bits:
         raise ValueError(
-            f"projections must have {n_bits} values a row, one a bit: got shape {z.shape}"
+            f"projections must have {n_bits} values per row, one per bit: got shape {z.shape}"
         )
     scores = np.empty(codes.shape[:2])
     for part in _blocks(len(codes), codes.shape[1] * n_bits):
@@ -168,7 +168,7 @@ def _real_table(values: ArrayLike, name: str, n_rows: int) -> Floats:
     if table.dtype.kind not in "fiu":
         raise TypeError(f"{name} must be real numbers: got {table.dtype}")
     if table.ndim != 2 or len(table) != n_rows:
-        raise ValueError(f"{name} must have {n_rows} rows, one a query: got shape {table.shape}")
+        raise ValueError(f"{name} must have {n_rows} rows, one per query: got shape {table.shape}")
     if not np.isfinite(table).all():
         raise ValueError(f"{name} must be finite: some are NaN or infinite")
     return table.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Logs as JSON, one object a line, on standard error."""
+"""Logs as JSON, one object per line, on standard error."""
 
 import json
 import logging

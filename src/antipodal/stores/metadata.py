@@ -39,12 +39,12 @@ def metadata_texts(metadata: Iterable[Any] | None, n: int) -> list[str]:
         return ["{}"] * n
     if isinstance(metadata, (str, bytes, Mapping)):
         raise TypeError(
-            "metadata must be a sequence of JSON objects, one an item: got one "
+            "metadata must be a sequence of JSON objects, one per item: got one "
             f"{type(metadata).__name__}. Is it missing its brackets?"
         )
     texts = [_text(value, place) for place, value in enumerate(metadata)]
     if len(texts) != n:
-        raise ValueError(f"metadata must have one object an item: got {len(texts)} for {n} items")
+        raise ValueError(f"metadata must have one object per item: got {len(texts)} for {n} items")
     return texts
 
 

@@ -85,7 +85,7 @@ def neurons() -> "Figure":
 
 @house_style()
 def initialisation(curves: Mapping[str, Sequence[FloatArray]], *, n_bits: int) -> "Figure":
-    """Draw the training loss epoch by epoch, for each start: thin lines a seed, a thick their mean.
+    """Draw the training loss by epoch, for each start: a thin line per seed, a thick their mean.
 
     Parameters
     ----------

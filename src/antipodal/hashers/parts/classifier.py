@@ -50,7 +50,7 @@ class ClassifierHasher(SupervisedHasher):
 
     @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
-        """Learn to predict y: a class a row (m,), or multi-hot concepts (m, c)."""
+        """Learn to predict y: a class per row (m,), or multi-hot concepts (m, c)."""
         checked = self.check_fit(X)
         labels = self.check_labels(y, len(checked))
         for name in ("C", "gamma"):
