@@ -59,10 +59,12 @@ class Ablated(DeepLinf):
     neuron: Literal["BLU", "tanh", "SHeLU", "HELU", "ReLU"] = "BLU"
     learn_bound: bool = True
 
-    def new_encoder(self, n_features: int, seed: int = 0) -> LinfEncoder:
+    def new_encoder(
+        self, n_features: int, n_bits: int, n_stages: int, seed: int = 0
+    ) -> LinfEncoder:
         """Return an encoder with random weights."""
         encoder = AnyNeuronEncoder(
-            n_features, self.n_bits, self.n_stages, tied=self.tied, bound=self.bound,
+            n_features, n_bits, n_stages, tied=self.tied, bound=self.bound,
             generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
         encoder.unit_neuron = UNIT_NEURONS[self.neuron]
@@ -80,7 +82,11 @@ METHODS = [
     "Ablated:learn_bound=false",
     *(f"DeepLinf:margin={margin}" for margin in ("5", *MARGINS)),
     "DeepLinf:similar_weight=1",
-    "DeepLinf:kernel=linear",
+    "DeepLinf:front=none",
+    "DeepLinf:front=kernel",
+    "DeepLinf:n_unlabelled=0",
+    "DeepLinf:n_unlabelled=0:front=hidden",
+    "DeepLinf:scaling=each",
     "DeepLinf:dropout=0",
     "DeepLinf:weight_decay=0",
     "DeepLinf.paper",

@@ -47,14 +47,16 @@ def by_hand(hasher, f, *, feed):
 
 @pytest.mark.parametrize("K", [0, 2, 3])
 def test_projecting_with_nnhash_is_a_chain_of_tanh_layers(K):
-    hasher = NNHash(24, kernel="linear", n_stages=K, n_epochs=5, random_state=0).fit(X, Y)
+    hasher = NNHash(24, front="none", scaling="each", n_stages=K, n_epochs=5, random_state=0).fit(
+        X, Y
+    )
     np.testing.assert_allclose(hasher.project(X[:40]), by_hand(hasher, np.tanh, feed=0), atol=2e-5)
 
 
 @pytest.mark.parametrize("nonnegative", [False, True])
 @pytest.mark.parametrize("K", [0, 2, 3])
 def test_projecting_with_sparsehash_is_lista_and_tanh(K, nonnegative):
-    hasher = SparseHash(24, kernel="linear", n_stages=K, nonnegative=nonnegative, n_epochs=5,
+    hasher = SparseHash(24, front="none", scaling="each", n_stages=K, nonnegative=nonnegative, n_epochs=5,
                         random_state=0)  # fmt: skip
     theta = hasher.fit(X, Y).encoder_.threshold.double().numpy()
     assert np.ptp(theta) > 0  # thresholds were learned, each its own
@@ -70,7 +72,7 @@ def test_projecting_with_sparsehash_is_lista_and_tanh(K, nonnegative):
 
 @pytest.mark.parametrize("nonnegative", [False, True])
 def test_fast_encoding_is_the_trained_network(nonnegative):
-    hasher = SparseHash(24, kernel="linear", nonnegative=nonnegative, n_epochs=5, random_state=0)
+    hasher = SparseHash(24, front="none", nonnegative=nonnegative, n_epochs=5, random_state=0)
     hasher.fit(X, Y)
     rows = torch.from_numpy(((X - hasher.mean_) / hasher.scale_).astype(np.float32))
     np.testing.assert_allclose(hasher.project(X), hasher.encoder_(rows), atol=5e-5)
@@ -95,7 +97,7 @@ def test_sparse_stages_approach_the_lasso():
 
 
 def test_all_networks_have_weights_of_the_same_shape_and_depth():
-    settings = {"kernel": "linear", "n_epochs": 1, "random_state": 0}
+    settings = {"front": "none", "n_epochs": 1, "random_state": 0}
     fitted = [kind(20, **settings).fit(X, Y).encoder_ for kind in NETWORKS]
     for encoder in fitted:
         shapes = [tuple(weight.shape) for weight in (encoder.W, encoder.S, encoder.b)]
@@ -107,7 +109,8 @@ def test_all_networks_have_weights_of_the_same_shape_and_depth():
 
 def test_all_networks_have_the_same_budget():
     budget = ("n_stages", "tied", "pairs", "n_pairs", "n_epochs", "batch_size", "optimizer",
-              "schedule", "standardize", "validation_fraction")  # fmt: skip
+              "schedule", "scaling", "front", "n_hidden", "weight_decay", "dropout",
+              "validation_fraction")  # fmt: skip
     settings = [kind().get_params() for kind in NETWORKS]
     assert len({tuple(s[name] for name in budget) for s in settings}) == 1
     for kind in NETWORKS:

@@ -88,7 +88,7 @@ def test_copies_have_nothing_that_is_kept_and_give_the_same_bits(counted, copied
     "hasher",
     [
         DeepLinf(24, **FAST),
-        NNHash(24, kernel="linear", n_epochs=1, random_state=0),
+        NNHash(24, front="none", n_epochs=1, random_state=0),
         KSH(24, n_anchors=50, n_iter=1, random_state=0),
         LinfHash(24, random_state=0),
         ClassifierLSH(24, random_state=0),
@@ -124,7 +124,7 @@ CHANGES = [
     (LSH(16), "n_bits", 8),
     (DeepLinf(16, **FAST), "n_bits", 8),
     (DeepLinf(16, **FAST), "n_bits", 32),
-    (DeepLinf(16, **FAST), "kernel", "linear"),
+    (DeepLinf(16, **FAST), "n_stages", 1),
     (DeepLinf(16, **FAST), "tied", True),
     (SparseHash(16, **FAST), "nonnegative", False),
     (AGH(16, n_anchors=50), "n_nearest", 5),

@@ -83,7 +83,7 @@ def test_a_network_on_many_rows_learns_all_classes_of_them():
 def test_with_many_rows_only_those_that_pairs_name_are_learned_from():
     rng = np.random.default_rng(0)
     pairs, similar = rng.choice(np.arange(0, 1000, 7), (400, 2)), rng.integers(0, 2, 400)
-    options = {"kernel": "linear", "n_epochs": 1, "random_state": 0}
+    options = {"front": "none", "n_epochs": 1, "random_state": 0}
     named, renumbered = np.unique(pairs, return_inverse=True)
     some = DeepLinf(8, n_samples=200, **options).fit_pairs(X, pairs, similar)
     alone = DeepLinf(8, **options).fit_pairs(X[named], renumbered.reshape(-1, 2), similar)
@@ -109,8 +109,8 @@ def test_float32_rows_far_from_zero_are_standardised_exactly():
 def test_a_refit_keeps_and_saves_nothing_of_the_fit_before(tmp_path):
     hasher = DeepLinf(8, n_anchors=20, n_epochs=1, random_state=0).fit(X, Y)
     assert len(hasher.anchors_) == 20
-    hasher.set_params(kernel="linear").fit(X, Y)
-    fresh = DeepLinf(8, kernel="linear", n_epochs=1, random_state=0).fit(X, Y)
+    hasher.set_params(front="none").fit(X, Y)
+    fresh = DeepLinf(8, front="none", n_epochs=1, random_state=0).fit(X, Y)
     assert hasher.fitted_state().keys() == fresh.fitted_state().keys()
     hasher.save(tmp_path / "model")
     assert not hasattr(load(tmp_path / "model"), "anchors_")

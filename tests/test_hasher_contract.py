@@ -40,7 +40,7 @@ FAST = {"n_epochs": 3, **SEED}
 CHECKED = [  # scikit-learn also fits on a single feature, and on ten rows
     DeepLinf(8, **FAST),
     DeepLinf(8, init="ksvd", sparsity=2, pairs="sampled", n_pairs=200, **FAST),
-    DeepLinf(8, kernel="linear", **FAST),
+    DeepLinf(8, front="none", **FAST),
     NNHash(8, **FAST),
     SparseHash(8, **FAST),
     KSH(2, **SEED),
@@ -60,7 +60,7 @@ CHECKED = [  # scikit-learn also fits on a single feature, and on ten rows
 HASHERS = [
     DeepLinf(20, **FAST),
     DeepLinf(20, init="ksvd", tied=True, n_stages=3, **FAST),
-    DeepLinf(20, kernel="linear", **FAST),
+    DeepLinf(20, front="none", **FAST),
     NNHash(20, **FAST),
     SparseHash(20, **FAST),
     SparseHash(20, nonnegative=True, tied=True, **FAST),

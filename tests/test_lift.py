@@ -55,7 +55,8 @@ def test_rows_that_are_all_equal_have_a_lift():
 
 @pytest.mark.parametrize("kind", [DeepLinf, NNHash])
 def test_projections_are_the_encoder_on_lifted_rows(kind):
-    hasher = kind(16, kernel="rbf", n_anchors=60, n_epochs=3, random_state=0).fit(X[:300], Y[:300])
+    hasher = kind(16, front="kernel", n_anchors=60, n_epochs=3, random_state=0)
+    hasher.set_params(scaling="each").fit(X[:300], Y[:300])
     rows = torch.from_numpy(((X - hasher.mean_) / hasher.scale_).astype(np.float32))
     expected = hasher.encoder_(lift_rows(hasher._lift(), rows)).detach().numpy()
     np.testing.assert_allclose(hasher.project(X), expected, atol=2e-4)
@@ -66,17 +67,17 @@ def test_on_a_chessboard_the_kernel_tells_apart_what_no_line_does():
     colour = np.floor(rows).astype(int).sum(axis=1) % 2
     train, query = slice(0, 600), slice(600, None)
 
-    def score(kernel):
-        hasher = DeepLinf(16, kernel=kernel, n_epochs=60, dropout=0.0, weight_decay=0.1,
+    def score(front):
+        hasher = DeepLinf(16, front=front, n_epochs=60, dropout=0.0, weight_decay=0.1,
                           random_state=0)  # fmt: skip
         codes = hasher.fit(rows[train], colour[train]).encode(rows)
         found = evaluate(codes[query], codes[train], colour[query], colour[train], n_bits=16)
         return found.map
 
-    assert score("linear") < 65
-    assert score("rbf") > 73
+    assert score("none") < 65
+    assert score("kernel") > 73
 
 
-def test_a_kernel_that_is_not_known_is_refused():
-    with pytest.raises(ValueError, match="kernel must be one of"):
-        DeepLinf(8, kernel="cubic").fit(X, Y)
+def test_a_front_that_is_not_known_is_refused():
+    with pytest.raises(ValueError, match="front must be one of"):
+        DeepLinf(8, front="cubic").fit(X, Y)

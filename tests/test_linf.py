@@ -118,7 +118,9 @@ def test_codes_are_nearly_antipodal():
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("K", [0, 2, 3])
 def test_projecting_is_the_encoder_on_standardised_rows(tied, K):
-    hasher = DeepLinf(24, kernel="linear", n_stages=K, tied=tied, n_epochs=5, random_state=0)
+    hasher = DeepLinf(
+        24, front="none", scaling="each", n_stages=K, tied=tied, n_epochs=5, random_state=0
+    )
     hasher.fit(X, Y)
     rows = torch.from_numpy(((X - hasher.mean_) / hasher.scale_).astype(np.float32))
     np.testing.assert_allclose(hasher.project(X), hasher.encoder_(rows), atol=2e-5)
@@ -133,28 +135,29 @@ def test_projecting_is_the_encoder_on_standardised_rows(tied, K):
     ids=["DeepLinf", "tied", "NNHash", "SparseHash", "SparseHash both sides"],
 )  # fmt: skip
 def test_bits_are_those_of_the_encoder(hasher):
-    hasher.set_params(kernel="linear", n_epochs=3, random_state=0).fit(X, Y)
+    hasher.set_params(front="none", n_epochs=3, random_state=0).fit(X, Y)
     rows = torch.from_numpy(((X - hasher.mean_) / hasher.scale_).astype(np.float32))
     with torch.no_grad():
         np.testing.assert_array_equal(hasher.transform(X), hasher.encoder_(rows) > 0)
 
 
-@pytest.mark.parametrize("kernel", ["linear", "rbf"])
-def test_features_far_from_zero_keep_their_digits_in_training_and_encoding(kernel):
+@pytest.mark.parametrize("front", ["none", "hidden", "kernel"])
+def test_features_far_from_zero_keep_their_digits_in_training_and_encoding(front):
     near = np.random.default_rng(0).standard_normal((400, 40))
     labels = (near[:, :2] > 0) @ [1, 2]
     far = (near + 1000).astype(np.float32)
-    hasher = DeepLinf(16, kernel=kernel, n_epochs=3, random_state=0).fit(far, labels)
+    hasher = DeepLinf(16, front=front, scaling="each", n_epochs=3, random_state=0).fit(far, labels)
     rows = torch.from_numpy((far.astype(np.float64) - hasher.mean_) / hasher.scale_).float()
     assert rows.mean().abs() < 1e-4
     assert (rows.std() - 1).abs() < 0.05
     np.testing.assert_allclose(
         hasher.project(far),
-        hasher.encoder_(hasher._encoder_inputs(torch.from_numpy(far))),
+        hasher.encoder_(hasher._encoder_inputs(400)(torch.from_numpy(far))),
         atol=1e-4,
     )
-    if kernel == "linear":  # eigenvectors of the kernel may change their signs with the rounding
-        moved = DeepLinf(16, kernel=kernel, n_epochs=3, random_state=0).fit(near, labels)
+    if front != "kernel":  # eigenvectors of the kernel may change their signs with the rounding
+        moved = DeepLinf(16, front=front, scaling="each", n_epochs=3, random_state=0)
+        moved.fit(near, labels)
         assert (moved.transform(near) == hasher.transform(far)).mean() > 0.98
 
 
@@ -197,6 +200,10 @@ def test_constant_and_huge_features_are_harmless():
         ({"n_stages": -1}, "n_stages must be at least 0: got -1"),
         ({"validation_fraction": 0.9}, "validation_fraction must be in"),
         ({"penalty": 0.0}, "penalty must be positive"),
+        ({"similar_weight": 0.0}, "similar_weight must be positive and finite, or None: got 0.0"),
+        ({"belief_power": -1.0}, "belief_power must be positive"),
+        ({"n_hidden": 0}, "n_hidden must be at least 1: got 0"),
+        ({"scaling": "unit"}, "scaling must be one of auto, each, .*: got 'unit'"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(parameters, message):
@@ -214,10 +221,10 @@ def test_settings_that_cannot_work_are_refused(parameters, message):
         ({"batch_size": "all"}, "batch_size must be a whole number, or None: got 'all'"),
         ({"sparsity": 1.5}, "sparsity must be a whole number: got 1.5"),
         ({"tied": "maybe"}, "tied must be True or False: got 'maybe'"),
-        ({"standardize": 1}, "standardize must be True or False: got 1"),
         ({"bound": "wide"}, "bound must be a number: got 'wide'"),
         ({"learning_rate": None}, "learning_rate must be a number: got None"),
-        ({"dropout": True}, "dropout must be a number: got True"),
+        ({"dropout": True}, "dropout must be a number, or None: got True"),
+        ({"n_hidden": 1.5}, "n_hidden must be a whole number: got 1.5"),
         ({"margin": "wide"}, "margin must be a number, or None: got 'wide'"),
         ({"device": 1}, "device must be a string: got 1"),
     ],

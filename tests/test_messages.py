@@ -14,7 +14,7 @@ from antipodal.cli import hashing, main
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((60, 8)).astype(np.float32)
 Y = np.arange(60) % 3
-TINY = ("--bits", 8, "--set", "kernel=linear", "--set", "n_epochs=1")
+TINY = ("--bits", 8, "--set", "front=none", "--set", "n_epochs=1")
 
 
 @pytest.fixture(scope="module")
@@ -195,11 +195,11 @@ def test_an_array_that_is_alone_in_its_file_needs_no_name(run, tmp_path):
 
 
 def test_settings_are_read_as_json_or_python_has_them(run, tmp_path):
-    settings = ("--set", "tied=True", "--set", "standardize=false", "--set", "margin=None")
+    settings = ("--set", "tied=True", "--set", "n_hidden=9", "--set", "margin=None")
     code, _, said = run(*FIT, *settings, "-o", tmp_path / "m")
     assert code == 0, said
     hasher = load(tmp_path / "m")
-    assert (hasher.tied, hasher.standardize, hasher.margin) == (True, False, None)
+    assert (hasher.tied, hasher.n_hidden, hasher.margin) == (True, 9, None)
 
 
 def test_labels_that_a_method_does_not_use_are_said_to_be_unused(run, tmp_path):

@@ -65,7 +65,7 @@ def test_the_tables_of_a_batch_have_each_of_its_pairs_and_no_others(batch):
     assert contrastive(z, targets).item() == pytest.approx(ours.item(), rel=1e-9)
 
 
-SETTINGS = {"n_bits": 12, "n_epochs": 4, "margin": 3.0, "kernel": "linear", "random_state": 0}
+SETTINGS = {"n_bits": 12, "n_epochs": 4, "margin": 3.0, "front": "none", "random_state": 0}
 
 
 @pytest.mark.parametrize(
@@ -174,30 +174,33 @@ class OwnNetwork(NetworkHasher):
 
     kind: ClassVar[type[Encoder]] = SineEncoder
 
-    def new_encoder(self, n_features, seed=0):
+    def new_encoder(self, n_features, n_bits, n_stages, seed=0):
         generator = torch.Generator().manual_seed(seed)
-        return self.kind(n_features, self.n_bits, self.n_stages, generator=generator)
+        return self.kind(n_features, n_bits, n_stages, generator=generator)
 
     def reach(self):
         return 1.0
 
 
 @pytest.mark.parametrize("encoder", [SineEncoder, ScaledEncoder, SquaredEncoder])
-@pytest.mark.parametrize("kernel", ["linear", "rbf"])
-def test_an_own_encoder_is_encoded_with_as_it_was_trained(encoder, kernel, tmp_path, monkeypatch):
+@pytest.mark.parametrize("front", ["none", "hidden", "kernel"])
+def test_an_own_encoder_is_encoded_with_as_it_was_trained(encoder, front, tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_registered", {})
     monkeypatch.setattr(OwnNetwork, "kind", encoder)
-    settings = {"n_epochs": 2, "kernel": kernel, "n_anchors": 60, "random_state": 0}
-    hasher = register(OwnNetwork)(12, **settings).fit(X, Y)
+    settings = {"n_epochs": 2, "front": front, "n_anchors": 60, "n_hidden": 30, "random_state": 0}
+    hasher = register(OwnNetwork)(12, scaling="each", **settings).fit(X, Y)
     values = hasher.project(X)
     hasher.save(tmp_path / "m")
     np.testing.assert_array_equal(load(tmp_path / "m").project(X), values)
     Z = (X - hasher.mean_) / hasher.scale_
-    if kernel == "rbf":
+    if front == "kernel":
         squared = ((Z[:, None] - hasher.anchors_) ** 2).sum(axis=2)
         Z = np.exp(-hasher.gamma_ * squared) @ hasher.lift_ - hasher.lift_offset_
     with torch.no_grad():
-        expected = hasher.encoder_.double()(torch.from_numpy(Z))
+        seen = torch.from_numpy(Z)
+        if front == "hidden":
+            seen = hasher.hidden_.double()(seen)
+        expected = hasher.encoder_.double()(seen)
     np.testing.assert_allclose(values, expected, atol=1e-3)
 
 

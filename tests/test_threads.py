@@ -94,7 +94,7 @@ def test_a_large_computation_keeps_its_threads():
     "hasher",
     [
         DeepLinf(16, n_anchors=300, n_epochs=2, random_state=0),
-        DeepLinf(8, kernel="linear", init="ksvd", sparsity=2, n_epochs=1, random_state=0),
+        DeepLinf(8, front="none", init="ksvd", sparsity=2, n_epochs=1, random_state=0),
         KSH(16, n_anchors=300, n_iter=5, random_state=0),
         ITQ(16, random_state=0),
         AGH(16, n_anchors=100, random_state=0),

@@ -62,13 +62,19 @@ def some_ids(ids: Ids) -> str:
     return f"{named} and {len(ids) - 5:,} more" if len(ids) > 5 else named
 
 
-def check_finite(rows: NDArray[np.generic], name: str = "X") -> None:
-    """Refuse rows that float32 cannot hold, and name the first of them. A block at a time."""
+def check_finite(
+    rows: NDArray[np.generic], name: str = "X", numbers: NDArray[np.int64] | None = None
+) -> None:
+    """Refuse rows that float32 cannot hold, and name the first of them. A block at a time.
+
+    Where the rows were drawn from a larger table, `numbers` says which they are in it.
+    """
     for start in range(0, len(rows), _BLOCK_ROWS):
         with np.errstate(over="ignore"):  # what overflows is named below
             finite = np.isfinite(rows[start : start + _BLOCK_ROWS].astype(np.float32, copy=False))
         if not finite.all():
+            first = start + int((~finite).any(axis=1).argmax())
             raise ValueError(
                 f"{name} contains NaN, infinity or a value too large for float32, first in row "
-                f"{start + int((~finite).any(axis=1).argmax())}: features must be finite"
+                f"{first if numbers is None else numbers[first]}: features must be finite"
             )

@@ -62,8 +62,13 @@ class Encoder(nn.Module):
         self.W = nn.Parameter(torch.empty(n_bits, n_features))
         self.S = nn.Parameter(torch.empty(n_weights, n_bits, n_bits))
         self.b = nn.Parameter(torch.zeros(n_weights, n_bits))
+        self.register_parameter("c", None)
         nn.init.normal_(self.W, std=1 / math.sqrt(n_features), generator=generator)
         nn.init.normal_(self.S, std=self.initial_gain / math.sqrt(n_bits), generator=generator)
+
+    def add_offset(self) -> None:
+        """Give the first layer an offset too, Wy + c, as a hidden layer of its own has."""
+        self.c = nn.Parameter(torch.zeros_like(self.W[:, 0]))
 
     def neuron(self, u: Tensor) -> Tensor:
         """Apply f of this encoder, entry by entry: f(u) = θ·f₁(u/θ)."""
@@ -87,6 +92,8 @@ class Encoder(nn.Module):
         """Turn the last zᵏ into the output, which it is unless a subclass says otherwise."""
         return z
 
+    c: nn.Parameter | None
+
     @property
     def is_plain_unfolding(self) -> bool:
         """Whether the layers are those of this class, so that there is a fast way through them."""
@@ -96,10 +103,11 @@ class Encoder(nn.Module):
 
     def forward(self, y: Tensor) -> Tensor:  # (m, n) -> (m, N)
         """Encode each row of y."""
-        return self.from_drive(y @ self.W.T)
+        drive = y @ self.W.T
+        return self.from_drive(drive if self.c is None else drive + self.c)
 
     def from_drive(self, drive: Tensor) -> Tensor:
-        """Go through all layers, given Wy."""
+        """Go through all layers, given Wy (and its offset)."""
         return self.readout(self.layers(drive, self.stages(), self.neuron))
 
     def layers(

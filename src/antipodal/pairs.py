@@ -1,4 +1,4 @@
-"""Similar and dissimilar pairs: from labels, sampled or all within a batch, or given.
+"""Similar and dissimilar pairs: from labels or beliefs, sampled or all within a batch, or given.
 
 A source of pairs deals out batches for one epoch. A batch names the rows to encode and, given
 their codes, computes its pairwise loss.
@@ -11,21 +11,26 @@ with codes (m, N), what the encoder makes of the rows before the sign, and targe
 similar pair, -1 for a dissimilar one, and 0 for what does not count, the diagonal among it. So one
 formula does for all pairs in a batch and for pairs that are listed. A batch may have no pair of one
 kind: divide a sum by `(targets > 0).sum().clamp(min=1)`, where the mean of nothing would be NaN.
+Where rows have beliefs instead of labels, targets are drawn by them, anew for every batch.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+_CLOSEST = 1e-12  # squared distance, so that a root has a gradient
 _MOST_DRAWS = 1000  # rounds in which to look for dissimilar pairs
-_BATCH, _LARGEST_BATCH = 256, 1024
-_ROWS_A_CLASS = 12
+_LARGEST_BATCH, _ROWS_A_CLASS = 1024, 12
+_BELIEVED_BATCH, _BELIEVED_STEPS = 512, 1000
+_SIMILAR_WEIGHT = 0.27
+_MEASURED_ROWS = 1000
 
 PairLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -46,9 +51,54 @@ def pairwise_loss(
     return similar_weight * pull + push
 
 
+def expected_pairwise_loss(
+    z: Tensor, similar: Tensor, margin: float, similar_weight: float
+) -> Tensor:
+    """Return Eq. 12 for all pairs of codes z (m, N), expected over who is similar.
+
+        L = w·Σ s_ij ½d_ij² / Σ s_ij + Σ (1 - s_ij) ½ max(0, m - d_ij)² / Σ (1 - s_ij)
+
+    with d_ij = ‖z_i - z_j‖, i ≠ j, and s_ij (m, m) the probability that a pair is similar. Where
+    all s_ij are 0 or 1 it is `pairwise_loss` of all pairs. The diagonal of `similar` is set to 0.
+    """
+    loss: Tensor = _ExpectedLoss.apply(  # type: ignore[no-untyped-call]
+        z, similar, margin, similar_weight
+    )
+    return loss
+
+
+class _ExpectedLoss(torch.autograd.Function):
+    """The loss with its gradient in closed form: half the time of the recorded operations.
+
+    ∂L/∂d_ij² = g_ij = ½w s_ij / Σs - ½(1 - s_ij) max(0, m - d_ij) / (d_ij Σ(1 - s))
+    ∂L/∂z_i   = 4 Σ_j g_ij (z_i - z_j)                  the pair occurs as ij and as ji
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, s: Tensor, margin: float, weight: float) -> Tensor:
+        norms = z.square().sum(dim=1)
+        squared = torch.addmm(norms[:, None] + norms, z, z.T, alpha=-2.0).clamp_(min=_CLOSEST)
+        distance = squared.sqrt()
+        s.fill_diagonal_(0.0)
+        unlike = (1.0 - s).fill_diagonal_(0.0)
+        n_alike, n_unlike = s.sum().clamp(min=1), unlike.sum().clamp(min=1)
+        short = (margin - distance).clamp_(min=0)
+        unlike.mul_(short)
+        pull = weight * (s * squared).sum() / n_alike
+        push = (unlike * short).sum() / n_unlike
+        g = s.mul(weight / n_alike).sub_(unlike.div_(distance.mul_(n_unlike)))
+        ctx.save_for_backward(2 * (g.sum(dim=1, keepdim=True) * z - g @ z))
+        return 0.5 * (pull + push)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = ctx.saved_tensors
+        return gradients[0] * slope, None, None, None
+
+
 def _root(squared: Tensor) -> Tensor:
     """Square root whose gradient at zero is finite: two equal codes do not push anywhere."""
-    return squared.clamp(min=1e-12).sqrt()
+    return squared.clamp(min=_CLOSEST).sqrt()
 
 
 class Batch(Protocol):
@@ -68,16 +118,33 @@ class Batch(Protocol):
         ...
 
 
+class Usual(NamedTuple):
+    """Settings that depend on what there is to learn from; chosen by validation."""
+
+    batch_size: int
+    n_epochs: int
+    similar_weight: float
+    weight_decay: float
+    dropout: float
+
+
 class PairSource(Protocol):
     """Something that deals out the batches of an epoch, in an order set by the generator."""
 
-    def usual_batch_size(self) -> int:
-        """Return how large batches should be where nothing else is asked for."""
+    def usual(self) -> Usual:
+        """Return how to train on such pairs where nothing else is asked for."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all that decides which pairs there are."""
         ...
 
     def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
         """Yield the batches of one epoch."""
         ...
+
+
+_USUAL = Usual(batch_size=256, n_epochs=200, similar_weight=0.1, weight_decay=2.0, dropout=0.2)
 
 
 @dataclass(frozen=True)
@@ -98,6 +165,30 @@ class AllPairsBatch:
         similar = are_similar(self.labels, self.labels)
         dissimilar = ~similar
         return similar.fill_diagonal_(False), dissimilar.fill_diagonal_(False)
+
+
+@dataclass(frozen=True)
+class BelievedBatch:
+    """Every pair among the rows, each similar as probably as their beliefs say."""
+
+    rows: Tensor
+    beliefs: Tensor  # (rows, c)
+    exclusive: bool
+    generator: torch.Generator
+
+    def loss(self, z: Tensor, margin: float, similar_weight: float) -> Tensor:
+        """Return the expectation of Eq. 12 over who is similar, i ≠ j."""
+        similar = probably_similar(self.beliefs, exclusive=self.exclusive)
+        return expected_pairwise_loss(z, similar, margin, similar_weight)
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Draw who is similar to whom."""
+        chance = probably_similar(self.beliefs, exclusive=self.exclusive)
+        drawn = torch.rand(chance.shape, generator=self.generator, device=chance.device) < chance
+        similar = drawn.triu(1)
+        similar = similar | similar.T
+        dissimilar = ~similar
+        return similar, dissimilar.fill_diagonal_(False)
 
 
 @dataclass(frozen=True)
@@ -131,13 +222,18 @@ class InBatchPairs:
     def __init__(self, labels: Tensor) -> None:
         self.labels = labels
 
-    def usual_batch_size(self) -> int:
-        """Return 256, or up to 1,024 so that a class has 12 rows in a batch.
+    def usual(self) -> Usual:
+        """Return batches of 256, or up to 1,024 so that a class has 12 rows in a batch.
 
         With few rows of each class, a batch would have hardly any similar pairs.
         """
         n_classes = int(self.labels.max()) + 1 if self.labels.ndim == 1 else 0
-        return min(max(_BATCH, _ROWS_A_CLASS * n_classes), _LARGEST_BATCH)
+        size = min(max(_USUAL.batch_size, _ROWS_A_CLASS * n_classes), _LARGEST_BATCH)
+        return _USUAL._replace(batch_size=size)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the labels."""
+        return {"labels": self.labels}
 
     def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[AllPairsBatch]:
         """Shuffle, cut into batches of nearly equal size, pair all."""
@@ -146,15 +242,62 @@ class InBatchPairs:
             yield AllPairsBatch(rows, self.labels[rows])
 
 
+class BelievedPairs:
+    """All pairs within random batches of rows of which only beliefs are known.
+
+    Beliefs (l, c) are the probabilities of c classes, of which a row has one (`exclusive`), or of
+    c concepts, of which it may have several; a label that is known is a belief of 1.
+    """
+
+    def __init__(self, beliefs: Tensor, *, exclusive: bool) -> None:
+        self.beliefs, self.exclusive = beliefs, exclusive
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the beliefs."""
+        return {"beliefs": self.beliefs}
+
+    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[BelievedBatch]:
+        """Shuffle, cut into batches of nearly equal size, pair all."""
+        order = torch.randperm(len(self.beliefs), generator=generator, device=generator.device)
+        for rows in order.chunk(-(-len(order) // batch_size)):
+            yield BelievedBatch(rows, self.beliefs[rows], self.exclusive, generator)
+
+    def usual(self) -> Usual:
+        """Return 1,000 steps of 512 rows, and a weight that depends on how sure the beliefs are.
+
+            w = 0.27·√f / r,    f = mean of s_ij,   r = Σ s_ij² / Σ s_ij
+
+        f is the share of similar pairs, and r how sure one is of them: 1 for labels. Unsure pairs
+        pull at many rows that are not alike, so they need more weight; where classes are many,
+        similar pairs are few, and less gathers them.
+        """
+        some = self.beliefs[:: -(-len(self.beliefs) // _MEASURED_ROWS)]
+        s = probably_similar(some, exclusive=self.exclusive).fill_diagonal_(0.0)
+        total = max(float(s.sum()), _CLOSEST)
+        share, sureness = total / (len(s) * max(len(s) - 1, 1)), float(s.square().sum()) / total
+        n_batches = -(-len(self.beliefs) // _BELIEVED_BATCH)
+        return Usual(
+            batch_size=_BELIEVED_BATCH,
+            n_epochs=-(-_BELIEVED_STEPS // n_batches),
+            similar_weight=_SIMILAR_WEIGHT * math.sqrt(share) / max(sureness, _CLOSEST),
+            weight_decay=1.0,
+            dropout=0.3,
+        )
+
+
 class ListedPairs:
     """Explicit pairs (P, 2) of rows, each similar or not, in random batches."""
 
     def __init__(self, pairs: Tensor, similar: Tensor) -> None:
         self.pairs, self.similar = pairs, similar
 
-    def usual_batch_size(self) -> int:
-        """Return 256 pairs."""
-        return _BATCH
+    def usual(self) -> Usual:
+        """Return batches of 256 pairs."""
+        return _USUAL
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the pairs and which of them are similar."""
+        return {"pairs": self.pairs, "similar": self.similar}
 
     def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[ListedBatch]:
         """Shuffle and cut into batches."""
@@ -168,6 +311,21 @@ def are_similar(left: Tensor, right: Tensor) -> Tensor:
     if left.ndim == 1:
         return left[:, None] == right[None, :]
     return (left.float() @ right.float().T) > 0
+
+
+def probably_similar(beliefs: Tensor, *, exclusive: bool) -> Tensor:
+    """Return the probability that two rows share a label, (m, m), given beliefs (m, c).
+
+    s_ij = Σ_c p_ic p_jc                  one class per row
+    s_ij = 1 - Π_c (1 - p_ic p_jc)        concepts, which are there or not by themselves
+
+    """
+    if exclusive:
+        return beliefs @ beliefs.T
+    none = beliefs.new_ones(len(beliefs), len(beliefs))
+    for p in beliefs.T:
+        none.addcmul_(none, torch.outer(p, p), value=-1.0)
+    return 1.0 - none
 
 
 def sample_pairs(labels: Tensor, n_pairs: int, generator: torch.Generator) -> ListedPairs:

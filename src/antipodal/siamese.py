@@ -97,7 +97,7 @@ def train(
     best = _weights(encoder)
     run = ""
     if checkpoint is not None:
-        run = fingerprint(asdict(settings), encoder.state_dict(), {"X": X, **vars(pairs)})
+        run = fingerprint(asdict(settings), encoder.state_dict(), {"X": X, **pairs.tensors()})
         if Path(checkpoint).exists():
             losses, best = restore_checkpoint(checkpoint, run, encoder, optimizer)
             history = History(**losses)
@@ -198,15 +198,13 @@ def _validation_loss(
 
 def _optimizer(encoder: nn.Module, settings: Training) -> torch.optim.Optimizer:
     """Weight decay is for matrices: biases and bounds are left alone."""
+    decayed: list[Tensor] = []
+    others: list[Tensor] = []
+    for name, parameter in encoder.named_parameters():
+        (decayed if name.rpartition(".")[2] in ("W", "S") else others).append(parameter)
     groups = [
-        {
-            "params": [p for name, p in encoder.named_parameters() if name in ("W", "S")],
-            "weight_decay": settings.weight_decay,
-        },
-        {
-            "params": [p for name, p in encoder.named_parameters() if name not in ("W", "S")],
-            "weight_decay": 0.0,
-        },
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
     ]
     if settings.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=settings.learning_rate)

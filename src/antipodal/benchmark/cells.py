@@ -1,7 +1,8 @@
 """Methods × code lengths × seeds on one dataset: every cell fitted, scored and recorded alike.
 
 The seed of a cell draws its split and everything random in its method. Methods that learn from
-labels see the training rows; those that do not see the whole database, without labels. The method
+labels see the training rows, and the rest of the database without labels where they can use that;
+those that do not learn from labels see the whole database, without them. The method
 "Ceiling" is no hasher: it ranks by class probabilities that were never turned into bits, and so
 shows what coding costs.
 """
@@ -55,13 +56,25 @@ class Rows:
     def fit(self, hasher: BaseHasher, **options: Any) -> None:
         """Fit to the training rows, with labels, where a method uses them; else to the database.
 
-        The options are those of the hasher's own `fit`.
+        A method that can use both learns from the rest of the database as well, without its
+        labels. The options are those of the hasher's own `fit`.
         """
-        chosen = self.split.train if hasher.uses_labels else self.split.database
-        X, y = self.X[chosen], self.y[chosen]
+        if not hasher.uses_labels:
+            hasher.fit(self._features(self.split.database), None, **options)
+            return
+        if hasher.uses_unlabelled:
+            others = np.setdiff1d(self.split.database, self.split.train)
+            if len(others):
+                options["unlabelled"] = self._features(others)
+        y = self.y[self.split.train]
         if self.mirror is not None:
-            X, y = np.concatenate([X, X[:, self.mirror]]), np.concatenate([y, y])
-        hasher.fit(X, y if hasher.uses_labels else None, **options)
+            y = np.concatenate([y, y])
+        hasher.fit(self._features(self.split.train), y, **options)
+
+    def _features(self, chosen: Array) -> Array:
+        """Return the features of some rows, with those of their mirror images where these count."""
+        X = self.X[chosen]
+        return X if self.mirror is None else np.concatenate([X, X[:, self.mirror]])
 
     def values(self, function: Callable[[Array], Array], chosen: Array) -> Array:
         """Return the function of chosen rows, or its mean with that of their mirror images."""
@@ -202,6 +215,13 @@ def _written(value: Any) -> Any:
         return repr(value)
 
 
+def learned_from(hasher: BaseHasher) -> str:
+    """Return what a method is fitted to: "labels", "labels and database" or "database"."""
+    if not hasher.uses_labels:
+        return "database"
+    return "labels and database" if hasher.uses_unlabelled else "labels"
+
+
 def grid(methods: Sequence[str], bits: Sequence[int], seeds: Sequence[int]) -> list[Cell]:
     """Return all cells, after checking that every method can be made."""
     cells: list[Cell] = []
@@ -261,6 +281,7 @@ def run_cell(benchmark: Benchmark, cell: Cell) -> Record:
         | {name: round(value, 6) for name, value in scores.items()}
         | {
             "train": len(split.train),
+            "learned_from": learned_from(hasher),
             "fit_seconds": round(fitted - began, 3),
             "encode_seconds": round(encoded - fitted, 3),
             "peak_mb": _peak_mb(),

@@ -25,6 +25,10 @@ def fit(
     pairs: Annotated[
         str | None, typer.Option(help=f"Rows i, j, similar (1 or 0), instead of labels: {ARRAY}.")
     ] = None,
+    unlabelled: Annotated[
+        str | None,
+        typer.Option(help=f"More rows, without labels, for a network to learn from: {ARRAY}."),
+    ] = None,
     method: Annotated[
         str, typer.Option(help="Such as DeepLinf, KSH or ITQ; your own as module:Class.")
     ] = "DeepLinf",
@@ -56,6 +60,9 @@ def fit(
     trained = isinstance(hasher, NetworkHasher)
     if trained and (labels is None) == (pairs is None):
         raise typer.BadParameter(f"{method} learns from --labels or from --pairs: give one")
+    if unlabelled is not None and (pairs is not None or not hasher.uses_unlabelled):
+        why = f"{method} does not" if pairs is None else "pairs name no classes, so it cannot"
+        raise typer.BadParameter(f"{why} learn from rows without labels: leave --unlabelled out")
     if pairs is not None and not trained:
         raise typer.BadParameter(f"{method} does not learn from pairs")
     if labels is None and not trained and get_tags(hasher).target_tags.required:
@@ -82,6 +89,8 @@ def fit(
                         )
                     hasher.fit_pairs(rows, listed[:, :2], listed[:, 2], **options)
                 else:
+                    if unlabelled is not None:
+                        options["unlabelled"] = _read_rows(unlabelled)
                     hasher.fit(rows, read_array(str(labels)), **options)
             else:
                 hasher.fit(rows, None if labels is None else read_array(labels))

@@ -45,14 +45,16 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     learned: they are saved, and encoding uses them. To change them, assign: arrays that are
     changed in place may go unnoticed.
 
-    Two class attributes say what cannot be seen from outside: `uses_labels`, whether `fit` does
-    anything with y, and `encoding_parameters`, the parameters that encoding reads beside what was
-    learned. Those must not change after `fit`.
+    Three class attributes say what cannot be seen from outside: `uses_labels`, whether `fit` does
+    anything with y, `uses_unlabelled`, whether it takes rows without labels beside those with, and
+    `encoding_parameters`, the parameters that encoding reads beside what was learned. Those must
+    not change after `fit`.
     """
 
     n_bits: int
     n_features_in_: int
     uses_labels: ClassVar[bool] = False
+    uses_unlabelled: bool = False
     encoding_parameters: ClassVar[tuple[str, ...]] = ("n_bits",)
 
     @abstractmethod
@@ -118,6 +120,11 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         if not is_built_in(type(self)):
             header["module"] = type(self).__module__  # to tell who loads it what to import
         write_model_file(path, "hasher", header, arrays)
+
+    @classmethod
+    def read_parameters(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters of a saved model as this version has them."""
+        return dict(saved)
 
     def fitted_state(self) -> dict[str, Any]:
         """Return what was learned, by name: arrays and values that JSON can hold."""

@@ -22,7 +22,9 @@ class ClassifierLSH(ClassifierHasher):
     C : float
         Weight of training errors against the margin of the support vector machine.
     gamma : float, optional
-        γ of its kernel exp(-γ‖x - s‖²) on standardised features; by default 1 / their number.
+        γ of its kernel exp(-γ‖x - s‖²) on scaled features; by default 1 / their number.
+    scaling : str
+        How features are scaled first, as `DeepLinf` explains.
     n_samples : int
         Rows to learn from, at most; where there are more, so many are drawn, evenly
         from classes. Memory grows with their square.

@@ -27,13 +27,21 @@ class DeepLinf(NetworkHasher):
         K, the unfolded ADMM iterations behind the first layer.
     tied : bool
         Whether the stages share S and b.
-    kernel : {"rbf", "linear"}
-        What the first layer is linear in: the principal components of a Gaussian kernel on
-        `n_anchors` training rows, or the features themselves, as in the paper. "rbf" ranks better
-        on all data tried, and encoding takes the time of a product with the anchors. "linear"
-        wants more training, say dropout=0.5 and n_epochs=300.
+    front : {"auto", "hidden", "kernel", "none"}
+        What stands before the encoder. "none" is the paper: the encoder sees the features.
+        "hidden" is another encoder of the same kind, without stages and `n_hidden` wide, so that
+        two are stacked. "kernel" are the principal components of a Gaussian kernel on `n_anchors`
+        training rows; a model then contains these rows, and encoding takes the time of a product
+        with them. "auto" is "hidden" where rows without labels take part, which makes it the best
+        for its cost, and else "kernel".
+    n_hidden : int
+        Units of the hidden layer, for front="hidden".
     n_anchors : int
-        Most anchors, for kernel="rbf".
+        Most anchors, for front="kernel".
+    scaling : {"auto", "each", "common", "root-each", "root-common", "none"}
+        Shift features to mean 0 and scale each to deviation 1, or all by one common number;
+        "root" takes sign(x)·√|x| first. "auto" is the one in which a kernel machine predicts
+        left-out training rows best, and "each" for pairs.
     bound : float
         λ to begin with, for every bit; each is then learned.
     init : {"random", "ksvd"}
@@ -49,37 +57,45 @@ class DeepLinf(NetworkHasher):
     margin : float, optional
         m of Eq. 12, the distance from which dissimilar pairs are left alone. By default 0.95
         times √(2N)·λ, the distance of two random codes.
-    similar_weight : float
+    similar_weight : float, optional
         Weight of similar pairs against dissimilar ones. Larger gathers classes in fewer
-        codes (more items within a small radius), smaller ranks better.
+        codes (more items within a small radius), smaller ranks better. By default 0.1, and where
+        rows without labels take part what `antipodal.pairs.BelievedPairs` finds right.
+    belief_power : float
+        Beliefs of rows without labels are raised to this power. Above 1 they are taken for surer
+        than they are, which gathers rows in fewer codes.
     pairs : {"batch", "sampled"}
         All pairs within each batch, or `n_pairs` pairs sampled before training, half of them
         similar.
     n_pairs : int
         How many, for pairs="sampled".
-    n_epochs : int
-        Passes over the rows (or pairs).
+    n_epochs : int, optional
+        Passes over the rows (or pairs). By default 200, and where rows without labels take part
+        as many as make 1,000 steps.
     batch_size : int, optional
-        Rows (or pairs) that make a step. By default 256, but 12 rows a class, at most 1,024,
-        where that is more: else a batch would have hardly any similar pairs.
+        Rows (or pairs) that make a step. By default 256, but 12 rows per class, at most 1,024,
+        where that is more: else a batch would have hardly any similar pairs. Where rows without
+        labels take part, 512.
     optimizer : {"adamw", "sgd"}
         SGD is without momentum.
     learning_rate : float
         Step size, the first one where the schedule is "cosine".
     schedule : {"cosine", "constant"}
         Whether the step size falls to zero along a cosine or stays.
-    weight_decay : float
-        Of W and S; biases and bounds have none.
-    dropout : float
-        Share of input features set to zero at random in each step.
-    standardize : bool
-        Whether to shift and scale features to mean 0 and deviation 1 first.
+    weight_decay : float, optional
+        Of W and S; biases and bounds have none. By default 2, and 1 where rows without labels
+        take part.
+    dropout : float, optional
+        Share of input features set to zero at random in each step. By default 0.2, and 0.3 where
+        rows without labels take part.
     validation_fraction : float
         Share of the training rows that is held out to stop early. 0 trains on all, to the end.
     patience : int
         Epochs without a lower validation loss after which training stops.
     n_samples : int
         Rows to learn from, at most; where there are more, so many are drawn, evenly from classes.
+    n_unlabelled : int
+        Rows without labels to learn from, at most; where there are more, so many are drawn.
     device : str
         Where to train: "auto" takes a GPU if there is one, "cpu", "cuda:1", … Encoding is
         done on the CPU, where it takes little more than one product with W.
@@ -116,7 +132,8 @@ class DeepLinf(NetworkHasher):
         return cls(
             n_bits,
             n_stages=2,
-            kernel="linear",
+            front="none",
+            scaling="each",
             bound=1.0,
             init="ksvd",
             penalty=0.6,
@@ -138,22 +155,24 @@ class DeepLinf(NetworkHasher):
     def lookup(cls, n_bits: int, *, random_state: Any = None) -> Self:
         """Return our setting for lookups within a small radius, in place of ranking.
 
-        Similar pairs weigh seven times more than by default: more neighbours come within Hamming
-        radius 2, and mAP is lower.
+        Similar pairs weigh more than by default, and beliefs of rows without labels are taken for
+        surer than they are: more neighbours come within Hamming radius 2, and mAP is lower.
         """
-        return cls(n_bits, similar_weight=0.7, random_state=random_state)
+        return cls(n_bits, similar_weight=0.7, belief_power=3.0, random_state=random_state)
 
-    def new_encoder(self, n_features: int, seed: int = 0) -> LinfEncoder:
+    def new_encoder(
+        self, n_features: int, n_bits: int, n_stages: int, seed: int = 0
+    ) -> LinfEncoder:
         """Return an encoder with random weights."""
         return LinfEncoder(
-            n_features, self.n_bits, self.n_stages, tied=self.tied, bound=self.bound,
+            n_features, n_bits, n_stages, tied=self.tied, bound=self.bound,
             generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
 
     def initial_encoder(self, Y: Tensor, seed: int) -> LinfEncoder:
         """Return the encoder that training starts from."""
         if self.init == "random":
-            return self.new_encoder(Y.shape[1], seed)
+            return self.new_encoder(Y.shape[1], self.n_bits, self.n_stages, seed)
         # Sec. 5: D by K-SVD, then K iterations of ADMM on the training set. The multipliers
         # differ from sample to sample and a bias does not, so it takes their mean.
         learned = ksvd(Y, self.n_bits, sparsity=min(self.sparsity, self.n_bits), random_state=seed)

@@ -12,23 +12,31 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
-from torch import Tensor
+from torch import Tensor, nn
 
-from antipodal.checks import check_type, check_whole
+from antipodal.checks import check_finite, check_type, check_whole
 from antipodal.encoders import Encoder
 from antipodal.hashers.base import FloatArray, SupervisedHasher
-from antipodal.hashers.parts.lift import Lift, kernel_map, learn_lift, lift_rows
-from antipodal.hashers.parts.rows import (
-    as_floats,
-    feature_moments,
-    feature_scale,
-    sample_labelled,
-    standardised,
+from antipodal.hashers.parts.inputs import (
+    Inputs,
+    Scaling,
+    check_scaling,
+    choose_scaling,
+    learn_inputs,
+    linear_map,
+    scale_map,
+    scaled,
 )
+from antipodal.hashers.parts.lift import Lift, kernel_map, learn_lift, lift_rows
+from antipodal.hashers.parts.rows import as_floats, draw_rows, sample_labelled
+from antipodal.hashers.parts.svm import label_table
+from antipodal.hashers.parts.teacher import beliefs, can_teach
 from antipodal.pairs import (
+    BelievedPairs,
     InBatchPairs,
     ListedPairs,
     PairLoss,
+    PairSource,
     check_pairs,
     function_name,
     sample_pairs,
@@ -36,7 +44,7 @@ from antipodal.pairs import (
 from antipodal.siamese import Progress, Training, train
 from antipodal.threads import one_thread
 
-_FAR = 30.0  # deviations between zero and the mean of a feature
+_PARTS = ("hidden_", "encoder_")  # of the network, in the order in which a row goes through
 
 
 @dataclass(eq=False, repr=False)
@@ -49,12 +57,14 @@ class NetworkHasher(SupervisedHasher):
     adds those that `new_encoder` reads to `encoding_parameters`.
     """
 
-    encoding_parameters: ClassVar[tuple[str, ...]] = ("n_bits", "kernel", "n_stages", "tied")
+    encoding_parameters: ClassVar[tuple[str, ...]] = ("n_bits", "n_stages", "tied")
 
     encoder_: Encoder = field(init=False)
+    hidden_: Encoder = field(init=False)  # with front="hidden" only
+    root_: bool = field(init=False)
     mean_: NDArray[np.float32] = field(init=False)
     scale_: NDArray[np.float32] = field(init=False)
-    anchors_: NDArray[np.float32] = field(init=False)  # these four with kernel="rbf" only
+    anchors_: NDArray[np.float32] = field(init=False)  # these four with front="kernel" only
     gamma_: float = field(init=False)
     lift_: NDArray[np.float32] = field(init=False)
     lift_offset_: NDArray[np.float32] = field(init=False)
@@ -66,34 +76,42 @@ class NetworkHasher(SupervisedHasher):
     _: KW_ONLY
     n_stages: int = 2
     tied: bool = False
-    kernel: Literal["linear", "rbf"] = "rbf"
+    front: Literal["auto", "none", "hidden", "kernel"] = "auto"
+    n_hidden: int = 256
     n_anchors: int = 2000
+    scaling: Scaling = "auto"
     loss: Literal["contrastive"] | PairLoss = "contrastive"
     margin: float | None = None
-    similar_weight: float = 0.1
+    similar_weight: float | None = None
+    belief_power: float = 1.0
     pairs: Literal["batch", "sampled"] = "batch"
     n_pairs: int = 100_000
-    n_epochs: int = 200
+    n_epochs: int | None = None
     batch_size: int | None = None
     optimizer: Literal["adamw", "sgd"] = "adamw"
     learning_rate: float = 8e-3
     schedule: Literal["constant", "cosine"] = "cosine"
-    weight_decay: float = 2.0
-    dropout: float = 0.2
-    standardize: bool = True
+    weight_decay: float | None = None
+    dropout: float | None = None
     validation_fraction: float = 0.0
     patience: int = 30
     n_samples: int = 100_000
+    n_unlabelled: int = 20_000
     device: str = "auto"
     random_state: Any = None
 
+    @property
+    def uses_unlabelled(self) -> bool:  # type: ignore[override]
+        """Whether `fit` learns from rows without labels, if it is given some."""
+        return self.pairs == "batch" and self.n_unlabelled > 0
+
     @abstractmethod
-    def new_encoder(self, n_features: int, seed: int = 0) -> Encoder:
+    def new_encoder(self, n_features: int, n_bits: int, n_stages: int, seed: int = 0) -> Encoder:
         """Return an encoder with random weights, on the CPU."""
 
     def initial_encoder(self, Y: Tensor, seed: int) -> Encoder:
-        """Return the encoder that training starts from, for standardised rows Y."""
-        return self.new_encoder(Y.shape[1], seed)
+        """Return the encoder that training starts from, for rows Y as it is to see them."""
+        return self.new_encoder(Y.shape[1], self.n_bits, self.n_stages, seed)
 
     @abstractmethod
     def reach(self) -> float:
@@ -105,46 +123,95 @@ class NetworkHasher(SupervisedHasher):
         X: ArrayLike,
         y: ArrayLike | None = None,
         *,
+        unlabelled: ArrayLike | None = None,
         progress: Progress | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Learn from labels: rows are similar if they share one.
 
-        Memory and the time of an epoch are bounded by `n_samples`, however many rows there are.
+        Memory and the time of an epoch are bounded by `n_samples` and `n_unlabelled`, however many
+        rows there are.
 
         Parameters
         ----------
         X : (m, n)
             Training rows.
         y : (m,) or (m, c)
-            A class a row, or multi-hot concepts.
+            A class per row, or multi-hot concepts.
+        unlabelled : (u, n), optional
+            More rows, without labels, such as the database to be searched. A classifier that is
+            fitted to the labelled rows says what they may be, and the network learns from that.
         progress : callable, optional
             Called with an `antipodal.siamese.Epoch` after each epoch.
         checkpoint : path, optional
             File to keep the state of the training in, and to resume from if it exists.
         """
+        others = self._check_unlabelled(unlabelled)
         checked = self.check_fit(X)
         labels = self.check_labels(y, len(checked))
+        if others is not None and others.shape[1] != checked.shape[1]:
+            raise ValueError(
+                f"unlabelled must have the {checked.shape[1]} features of X: got {others.shape[1]}"
+            )
         seed = self._seed()
         rng = np.random.default_rng(seed)
         rows, labels = sample_labelled(checked, labels, self.n_samples, rng)
         train_rows, held_out = self._hold_out(labels, seed)
+        if others is not None and not can_teach(labels[train_rows]):
+            others = None
+        inputs = self._learn_inputs(_some(rows, train_rows), labels[train_rows], others, seed)
         device = self._device()
-
-        def source(chosen: NDArray[np.int64], n_pairs: int) -> InBatchPairs | ListedPairs:
-            tensor = torch.from_numpy(labels[chosen]).to(device)
-            if self.pairs == "batch":
-                return InBatchPairs(tensor)
-            return sample_pairs(tensor, n_pairs, torch.Generator(device=device).manual_seed(seed))
-
-        Y = self._inputs(rows, train_rows, seed)
+        # The rows to learn from come first, then those held out.
+        parts = [_some(rows, train_rows), *(() if others is None else (others,)), rows[held_out]]
+        Y = np.concatenate([scaled(part, inputs) for part in parts])
+        n_learned = len(Y) - len(held_out)
+        pairs: PairSource
+        if others is None:
+            pairs = self._label_pairs(labels[train_rows], self.n_pairs, seed)
+        else:
+            n = len(train_rows)
+            random = np.random.RandomState(seed)
+            p = beliefs(Y[:n], labels[train_rows], Y[n:n_learned], random)
+            p = _sharpened(p, self.belief_power, exclusive=labels.ndim == 1)
+            pairs = BelievedPairs(torch.from_numpy(p).to(device), exclusive=labels.ndim == 1)
+        seen = self._learn_front(Y, n_learned, seed, believed=others is not None)
         validation = None
         if len(held_out):
             n_held_out_pairs = max(2, round(self.n_pairs * self.validation_fraction))
-            validation = (Y[held_out].to(device), source(held_out, n_held_out_pairs))
-            Y = Y[train_rows]
-        self._train(Y, source(train_rows, self.n_pairs), validation, seed, progress, checkpoint)
+            held_out_pairs = self._label_pairs(labels[held_out], n_held_out_pairs, seed)
+            validation = (seen[n_learned:].to(device), held_out_pairs)
+        self._train(seen[:n_learned], pairs, validation, seed, progress, checkpoint)
         return self
+
+    def _label_pairs(
+        self, labels: NDArray[Any], n_pairs: int, seed: int
+    ) -> InBatchPairs | ListedPairs:
+        device = self._device()
+        tensor = torch.from_numpy(labels).to(device)
+        if self.pairs == "batch":
+            return InBatchPairs(tensor)
+        return sample_pairs(tensor, n_pairs, torch.Generator(device=device).manual_seed(seed))
+
+    def _check_unlabelled(self, unlabelled: ArrayLike | None) -> FloatArray | None:
+        """Return up to `n_unlabelled` of the rows, as floats; a memory map is left where it is."""
+        if unlabelled is None:
+            return None
+        check_whole(self.n_unlabelled, "n_unlabelled", 0)
+        if not self.uses_unlabelled:
+            raise ValueError(
+                f"pairs={self.pairs!r} and n_unlabelled={self.n_unlabelled} leave no use for "
+                "unlabelled rows: leave them out"
+            )
+        array = np.asarray(unlabelled)
+        if array.ndim != 2 or not len(array) or array.dtype.kind not in "fiub":
+            raise ValueError(
+                "unlabelled must be a table of numbers, a row per item: got "
+                f"{array.dtype} of shape {array.shape}"
+            )
+        chosen = draw_rows(len(array), self.n_unlabelled, np.random.default_rng(self._seed()))
+        drawn: FloatArray = as_floats(array[chosen])
+        check_finite(drawn, "unlabelled", chosen)
+        return drawn
 
     @one_thread()
     def fit_pairs(
@@ -160,7 +227,8 @@ class NetworkHasher(SupervisedHasher):
 
         With `validation_fraction` that share of the pairs is held out. If there are more rows than
         `n_samples`, only those that a pair names are learned from, all of them: memory grows with
-        their number.
+        their number. Rows without labels cannot take part as in `fit`: pairs name no classes that
+        a classifier could tell apart.
         """
         checked = self.check_fit(X)
         listed, flags = check_pairs(pairs, similar, len(checked))
@@ -178,42 +246,86 @@ class NetworkHasher(SupervisedHasher):
                 torch.from_numpy(flags[chosen]).to(device),
             )
 
-        Y = self._inputs(rows, np.arange(len(rows)), seed)
-        validation = (Y.to(device), source(held_out)) if len(held_out) else None
-        self._train(Y, source(train_pairs), validation, seed, progress, checkpoint)
+        inputs = self._learn_inputs(rows, None, None, seed)
+        seen = self._learn_front(scaled(rows, inputs), len(rows), seed, believed=False)
+        validation = (seen.to(device), source(held_out)) if len(held_out) else None
+        self._train(seen, source(train_pairs), validation, seed, progress, checkpoint)
         return self
+
+    def _learn_inputs(
+        self,
+        rows: FloatArray,
+        labels: NDArray[Any] | None,
+        others: FloatArray | None,
+        seed: int,
+    ) -> Inputs:
+        """Choose and learn how features are scaled: the choice from labels, the rest from all."""
+        scaling = self.scaling
+        if scaling == "auto":
+            scaling = "each"
+            if labels is not None:
+                random = np.random.RandomState(seed)
+                scaling = choose_scaling(rows, label_table(labels), random)
+        inputs = learn_inputs(rows if others is None else np.concatenate([rows, others]), scaling)
+        self.root_, self.mean_, self.scale_ = inputs
+        return inputs
+
+    def _learn_front(
+        self, Y: NDArray[np.float32], n_learned: int, seed: int, *, believed: bool
+    ) -> Tensor:
+        """Prepare what stands before the encoder, for scaled rows; return what that sees of them.
+
+        The kernel is learned from the first n_learned rows. A hidden layer is trained with the
+        encoder, so the rows stay as they are.
+        """
+        front = self.front
+        if front == "auto":
+            front = "hidden" if believed else "kernel"
+        if front == "kernel":
+            learned = learn_lift(Y[:n_learned], self.n_anchors, seed)
+            self.anchors_, self.gamma_, self.lift_, self.lift_offset_ = learned
+            return lift_rows(learned, torch.from_numpy(Y))
+        if front == "hidden":
+            self.hidden_ = self.new_encoder(Y.shape[1], self.n_hidden, 0, seed + 1)
+            self.hidden_.add_offset()
+        return torch.from_numpy(Y)
 
     def _train(
         self,
         Y: Tensor,
-        pairs: InBatchPairs | ListedPairs,
-        validation: tuple[Tensor, InBatchPairs | ListedPairs] | None,
+        pairs: PairSource,
+        validation: tuple[Tensor, PairSource] | None,
         seed: int,
         progress: Progress | None,
         checkpoint: str | os.PathLike[str] | None,
     ) -> None:
         device = self._device()
-        encoder = self.initial_encoder(Y, seed).to(device)
+        hidden = vars(self).get("hidden_")
+        with torch.no_grad():
+            encoder = self.initial_encoder(Y if hidden is None else hidden(Y), seed)
+        network = (encoder if hidden is None else nn.Sequential(hidden, encoder)).to(device)
+        usual = pairs.usual()
         settings = Training(
-            n_epochs=self.n_epochs,
-            batch_size=self.batch_size or pairs.usual_batch_size(),
+            n_epochs=self.n_epochs or usual.n_epochs,
+            batch_size=self.batch_size or usual.batch_size,
             loss=function_name(self.loss) if callable(self.loss) else self.loss,
             margin=self._margin(),
-            similar_weight=self.similar_weight,
+            similar_weight=self.similar_weight or usual.similar_weight,
             optimizer=self.optimizer,
             learning_rate=self.learning_rate,
             schedule=self.schedule,
-            weight_decay=self.weight_decay,
-            dropout=self.dropout,
+            weight_decay=usual.weight_decay if self.weight_decay is None else self.weight_decay,
+            dropout=usual.dropout if self.dropout is None else self.dropout,
             patience=self.patience,
             seed=seed,
         )
         history = train(
-            encoder, Y.to(device), pairs, settings,
+            network, Y.to(device), pairs, settings,
             loss=self.loss if callable(self.loss) else None,
             validation=validation, progress=progress, checkpoint=checkpoint,
         )  # fmt: skip
-        self.encoder_ = encoder.cpu().requires_grad_(False)
+        network.cpu().requires_grad_(False)
+        self.encoder_ = encoder
         self.loss_curve_ = np.array(history.loss)
         self.validation_curve_ = np.array(history.validation_loss)
         self.best_epoch_ = history.best_epoch
@@ -223,9 +335,10 @@ class NetworkHasher(SupervisedHasher):
         # The same layers in v = z/θ, where the scalings around the neuron merge into the weights
         # and one with threshold 1 is left: v⁰ = f₁(Wy/θ), vᵏ = f₁(Wy/θ + Θ⁻¹S_kΘvᵏ⁻¹ + b_k/θ),
         # Θ = diag(θ).
-        encoder = self.encoder_
-        if not encoder.is_plain_unfolding:
-            return lambda X: encoder(self._encoder_inputs(X))
+        encoder, hidden = self.encoder_, vars(self).get("hidden_")
+        if not encoder.is_plain_unfolding or not (hidden is None or hidden.is_plain_unfolding):
+            inputs = self._encoder_inputs(max_rows)
+            return lambda X: encoder(inputs(X))
         theta = encoder.threshold
         first_layer = self._first_layer(encoder.W / theta[:, None], max_rows)
         stages = [(S * theta / theta[:, None], b / theta) for S, b in encoder.stages()]
@@ -241,55 +354,45 @@ class NetworkHasher(SupervisedHasher):
         return project
 
     def _first_layer(self, W: Tensor, max_rows: int) -> Callable[[Tensor, Tensor], object]:
-        """Return what writes Wy of rows (m, n) to a given tensor."""
-        mean, scale = torch.from_numpy(self.mean_), torch.from_numpy(self.scale_)
-        if self.kernel == "linear":
-            # W(x - μ)/σ as one product: the scaling goes into the weight, μ into an offset.
-            weight = W / scale
-            if (mean.abs() > _FAR * scale).any():
-                # Features far from zero would lose their digits in the product: shift them first.
-                return lambda X, out: torch.mm(X - mean, weight.T, out=out)
-            offset = -(weight @ mean)
-            return lambda X, out: torch.addmm(offset, X, weight.T, out=out)
-        lift = self._lift()
-        kernels = kernel_map(lift, max_rows)
-        weights = torch.from_numpy(lift.weight) @ W.T  # W(Lᵀk - c), again one product
-        shift = -(W @ torch.from_numpy(lift.offset))
-        return lambda X, out: torch.addmm(shift, kernels((X - mean) / scale), weights, out=out)
+        """Return what writes Wy of rows (m, n) to a given tensor, y as the encoder sees it."""
+        inputs = Inputs(self.root_, self.mean_, self.scale_)
+        if "anchors_" in vars(self):
+            lift, scale = self._lift(), scale_map(inputs)
+            kernels = kernel_map(lift, max_rows)
+            weights = torch.from_numpy(lift.weight) @ W.T  # W(Lᵀk - c), again one product
+            shift = -(W @ torch.from_numpy(lift.offset))
+            return lambda X, out: torch.addmm(shift, kernels(scale(X)), weights, out=out)
+        hidden = vars(self).get("hidden_")
+        if hidden is None:
+            return linear_map(inputs, W, torch.zeros(len(W)))
+        theta = hidden.threshold
+        below = linear_map(inputs, hidden.W / theta[:, None], hidden.c / theta)
+        work = torch.empty(2, max_rows, len(theta))
 
-    def _encoder_inputs(self, X: Tensor) -> Tensor:
-        """Return the rows as the encoder sees them: standardised and lifted."""
-        Y = (X - torch.from_numpy(self.mean_)) / torch.from_numpy(self.scale_)
-        return Y if self.kernel == "linear" else lift_rows(self._lift(), Y)
+        def write(X: Tensor, out: Tensor) -> None:
+            u, v = work[:, : len(X)].unbind()
+            below(X, u)
+            h = hidden.readout(hidden.unit(u, out=v).mul_(theta))
+            torch.mm(h, W.T, out=out)
+
+        return write
+
+    def _encoder_inputs(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map from rows to what the encoder sees of them."""
+        scale = scale_map(Inputs(self.root_, self.mean_, self.scale_))
+        if "anchors_" in vars(self):
+            return lambda X: lift_rows(self._lift(), scale(X))
+        hidden = vars(self).get("hidden_")
+        return scale if hidden is None else lambda X: hidden(scale(X))
 
     def _lift(self) -> Lift:
         return Lift(self.anchors_, self.gamma_, self.lift_, self.lift_offset_)
-
-    def _inputs(self, rows: FloatArray, fitted_on: NDArray[np.int64], seed: int) -> Tensor:
-        """Learn from some rows how to standardise and lift; return what the encoder is to see."""
-        Y = self._standardised(rows, fitted_on)
-        if self.kernel == "linear":
-            return Y
-        learned = learn_lift(_some(Y.numpy(), fitted_on), self.n_anchors, seed)
-        self.anchors_, self.gamma_, self.lift_, self.lift_offset_ = learned
-        return lift_rows(learned, Y)
 
     def _margin(self) -> float:
         """Return the margin given, or a distance that two random codes have: √(2N)·reach."""
         if self.margin is not None:
             return self.margin
         return 0.95 * math.sqrt(2 * self.n_bits) * self.reach()
-
-    def _standardised(self, rows: FloatArray, fitted_on: NDArray[np.int64]) -> Tensor:
-        """Learn mean and scale on some rows; return all of them standardised, float32."""
-        n_features = rows.shape[1]
-        self.mean_ = np.zeros(n_features, np.float32)
-        self.scale_ = np.ones(n_features, np.float32)
-        if self.standardize:
-            mean, deviation = feature_moments(_some(rows, fitted_on))
-            self.mean_ = mean.astype(np.float32)
-            self.scale_ = feature_scale(mean, deviation).astype(np.float32)
-        return torch.from_numpy(standardised(rows, self.mean_, self.scale_))
 
     def _hold_out(
         self, groups: NDArray[Any], seed: int
@@ -322,7 +425,9 @@ class NetworkHasher(SupervisedHasher):
                 check_type(getattr(self, parameter.name), parameter.name, parameter.type)
         for name, least in (
             ("n_stages", 0),
+            ("n_hidden", 1),
             ("n_anchors", 1),
+            ("n_unlabelled", 0),
             ("n_pairs", 1),
             ("n_epochs", 1),
             ("patience", 0),
@@ -330,24 +435,27 @@ class NetworkHasher(SupervisedHasher):
         ):
             if getattr(self, name) is not None:
                 check_whole(getattr(self, name), name, least)
-        for name in ("learning_rate", "similar_weight"):
+        for name in ("learning_rate", "belief_power"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite: got {getattr(self, name)}")
-        if self.margin is not None and not 0 < self.margin < math.inf:
-            raise ValueError(f"margin must be positive and finite, or None: got {self.margin}")
-        if not 0 <= self.dropout < 1:
+        for name in ("margin", "similar_weight"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive and finite, or None: got {value}")
+        check_scaling(self.scaling)
+        if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1): got {self.dropout}")
         if not 0 <= self.validation_fraction <= 0.5:
             raise ValueError(
                 f"validation_fraction must be in [0, 0.5]: got {self.validation_fraction}"
             )
-        if not 0 <= self.weight_decay < math.inf:
+        if self.weight_decay is not None and not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay must not be negative: got {self.weight_decay}")
         for name, allowed in (
             ("optimizer", ("adamw", "sgd")),
             ("schedule", ("constant", "cosine")),
             ("pairs", ("batch", "sampled")),
-            ("kernel", ("linear", "rbf")),
+            ("front", ("auto", "none", "hidden", "kernel")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}: got {getattr(self, name)!r}")
@@ -366,22 +474,58 @@ class NetworkHasher(SupervisedHasher):
             )
 
     def fitted_state(self) -> dict[str, Any]:
-        """Return what was learned, the encoder's weights by name."""
+        """Return what was learned, the weights of the network by name."""
         fitted = super().fitted_state()
-        weights = fitted.pop("encoder_").state_dict()
-        return {**fitted, **{f"encoder_.{k}": v.numpy() for k, v in weights.items()}}
+        for part in _PARTS:
+            if part in fitted:
+                weights = fitted.pop(part).state_dict()
+                fitted |= {f"{part}.{k}": v.numpy() for k, v in weights.items()}
+        return fitted
 
     def restore_state(self, fitted: Mapping[str, Any]) -> None:
-        """Take back what `fitted_state` gave."""
-        prefix = "encoder_."
-        weights = {k: torch.from_numpy(v) for k, v in fitted.items() if k.startswith(prefix)}
-        super().restore_state({k: v for k, v in fitted.items() if k not in weights})
-        made, n_features = weights[f"{prefix}W"].shape
+        """Take back what `fitted_state` gave; files of versions before 0.3 know no roots."""
+        weights: dict[str, dict[str, Tensor]] = {part: {} for part in _PARTS}
+        others = {"root_": False}
+        for name, value in fitted.items():
+            part, dot, weight = name.partition(".")
+            if dot and part in weights:
+                weights[part][weight] = torch.from_numpy(value)
+            else:
+                others[name] = value
+        super().restore_state(others)
+        made, n_features = weights["encoder_"]["W"].shape
         if made != self.n_bits:  # before anything of that size is made
             raise ValueError(f"its encoder makes codes of {made} bits, not {self.n_bits}")
-        encoder = self.new_encoder(n_features)
-        encoder.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items()})
-        self.encoder_ = encoder.eval().requires_grad_(False)
+        self.encoder_ = self.new_encoder(n_features, self.n_bits, self.n_stages)
+        if weights["hidden_"]:
+            n_hidden, n_features = weights["hidden_"]["W"].shape
+            self.hidden_ = self.new_encoder(n_features, n_hidden, 0)
+            self.hidden_.add_offset()
+        for part, values in weights.items():
+            if values:
+                getattr(self, part).load_state_dict(values)
+                getattr(self, part).eval().requires_grad_(False)
+
+    @classmethod
+    def read_parameters(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters of a saved model as this version has them."""
+        parameters = dict(saved)
+        if "standardize" in parameters:  # before 0.3
+            parameters["scaling"] = "each" if parameters.pop("standardize") else "none"
+            parameters["front"] = "none" if parameters.pop("kernel", "") == "linear" else "kernel"
+        return parameters
+
+
+def _sharpened(p: NDArray[np.float32], power: float, *, exclusive: bool) -> NDArray[np.float32]:
+    """Return p^a, of classes over its sum, of concepts over p^a + (1 - p)^a: surer for a > 1."""
+    if power == 1:
+        return p
+    raised = np.power(p, np.float32(power))
+    total = raised.sum(axis=1, keepdims=True)
+    if not exclusive:
+        total = raised + np.power(1 - p, np.float32(power))
+    sharpened: NDArray[np.float32] = raised / total
+    return sharpened
 
 
 def _some(rows: NDArray[Any], chosen: NDArray[np.int64]) -> NDArray[Any]:

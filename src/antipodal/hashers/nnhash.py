@@ -26,10 +26,12 @@ class NNHash(NetworkHasher):
     (1797, 2)
     """
 
-    def new_encoder(self, n_features: int, seed: int = 0) -> PlainEncoder:
+    def new_encoder(
+        self, n_features: int, n_bits: int, n_stages: int, seed: int = 0
+    ) -> PlainEncoder:
         """Return an encoder with random weights."""
         return PlainEncoder(
-            n_features, self.n_bits, self.n_stages, tied=self.tied,
+            n_features, n_bits, n_stages, tied=self.tied,
             generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
 

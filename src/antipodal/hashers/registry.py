@@ -134,7 +134,7 @@ def load(path: str | os.PathLike[str]) -> BaseHasher:
     if kind is None:
         raise ModelFileError(f"{path} holds a {name!r}, which {_how_to_know(name, header)}")
     try:
-        hasher = kind(**header["parameters"])
+        hasher = kind(**kind.read_parameters(header["parameters"]))
         hasher.restore_state({**arrays, **header["fitted"]})
         hasher.check_restored()
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:

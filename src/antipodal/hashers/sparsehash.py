@@ -40,14 +40,15 @@ class SparseHash(NetworkHasher):
 
     encoding_parameters = (*NetworkHasher.encoding_parameters, "nonnegative")
 
-    weight_decay: float = 1.0
     threshold: float = 0.3
     nonnegative: bool = True
 
-    def new_encoder(self, n_features: int, seed: int = 0) -> SparseBitEncoder:
+    def new_encoder(
+        self, n_features: int, n_bits: int, n_stages: int, seed: int = 0
+    ) -> SparseBitEncoder:
         """Return an encoder with random weights."""
         return SparseBitEncoder(
-            n_features, self.n_bits, self.n_stages, tied=self.tied, threshold=self.threshold,
+            n_features, n_bits, n_stages, tied=self.tied, threshold=self.threshold,
             nonnegative=self.nonnegative, generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
 

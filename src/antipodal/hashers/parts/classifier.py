@@ -5,7 +5,7 @@ already solves the problem, and any code of its output is a supervised hash. [Sa
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -14,14 +14,24 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from antipodal.hashers.base import SupervisedHasher, block_rows, map_blocks
+from antipodal.hashers.parts.inputs import (
+    Inputs,
+    Scaling,
+    check_scaling,
+    choose_scaling,
+    learn_inputs,
+    scale_map,
+    scaled,
+)
 from antipodal.hashers.parts.rows import sample_labelled
-from antipodal.hashers.parts.svm import SVM, fit_svm, svm_probabilities
+from antipodal.hashers.parts.svm import SVM, fit_svm, label_table, svm_probabilities
 from antipodal.threads import one_thread
 
 
 class ClassifierHasher(SupervisedHasher):
     """Base of the two: a support vector machine, then a code of its class probabilities."""
 
+    root_: bool
     mean_: NDArray[np.float32]
     scale_: NDArray[np.float32]
     support_: NDArray[np.float32]
@@ -32,11 +42,12 @@ class ClassifierHasher(SupervisedHasher):
 
     def __init__(
         self, n_bits: int = 64, *, C: float = 5.0, gamma: float | None = None,
-        n_samples: int = 8000, random_state: Any = None,
+        scaling: Scaling = "auto", n_samples: int = 8000, random_state: Any = None,
     ) -> None:  # fmt: skip
         self.n_bits = n_bits
         self.C = C
         self.gamma = gamma
+        self.scaling = scaling
         self.n_samples = n_samples
         self.random_state = random_state
 
@@ -57,10 +68,16 @@ class ClassifierHasher(SupervisedHasher):
             value = getattr(self, name)
             if not (name == "gamma" and value is None) and not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be positive and finite: got {value}")
+        check_scaling(self.scaling)
         rng = check_random_state(self.random_state)
         rows, labels = sample_labelled(checked, labels, self.n_samples, rng)
-        svm = fit_svm(rows, labels, self.C, self.gamma, rng)
-        self.mean_, self.scale_, self.support_, self.weights_, self.offsets_ = svm[:5]
+        scaling = self.scaling
+        if scaling == "auto":
+            scaling = choose_scaling(rows, label_table(labels), rng)
+        inputs = learn_inputs(rows, scaling)
+        svm = fit_svm(scaled(rows, inputs), labels, self.C, self.gamma, rng)
+        self.root_, self.mean_, self.scale_ = inputs
+        self.support_, self.weights_, self.offsets_ = svm[:3]
         self.gamma_, self.multilabel_ = svm.gamma, svm.multilabel
         self._fit_code(self.class_probabilities(rows), rng)
         return self
@@ -78,11 +95,14 @@ class ClassifierHasher(SupervisedHasher):
         return found
 
     def _probabilities(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        svm = SVM(
-            self.mean_, self.scale_, self.support_, self.weights_, self.offsets_,
-            self.gamma_, self.multilabel_,
-        )  # fmt: skip
-        return svm_probabilities(svm, max_rows)
+        svm = SVM(self.support_, self.weights_, self.offsets_, self.gamma_, self.multilabel_)
+        scale = scale_map(Inputs(self.root_, self.mean_, self.scale_))
+        probabilities = svm_probabilities(svm, max_rows)
+        return lambda X: probabilities(scale(X))
+
+    def restore_state(self, fitted: Mapping[str, Any]) -> None:
+        """Take back what `fitted_state` gave; files of versions before 0.3 know no roots."""
+        super().restore_state({"root_": False, **fitted})
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         """Return the map to the values whose signs are the bits."""

@@ -4,8 +4,8 @@
     p(x)   = softmax(t·f(x) + o)                  the slope t and offsets o fitted on f of rows
                                                   that the machines were not trained on
 
-Where a row may have several labels, the softmax is a sigmoid, a label at a time. x is
-standardised.
+Where a row may have several labels, the softmax is a sigmoid, a label at a time. x is scaled
+already: see `antipodal.hashers.parts.inputs`.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from scipy.special import expit, log_softmax, softmax
 from sklearn.svm import SVC
 from torch import Tensor
 
-from antipodal.hashers.parts.rows import feature_moments, feature_scale, row_blocks
+from antipodal.hashers.parts.rows import row_blocks
 
 Floats = NDArray[np.floating[Any]]
 
@@ -29,8 +29,6 @@ _FOLDS = 5
 class SVM(NamedTuple):
     """A fitted classifier of n features and c classes, with m support vectors."""
 
-    mean: NDArray[np.float32]  # (n,)
-    scale: NDArray[np.float32]  # (n,)
     support: NDArray[np.float32]  # (m, n)
     weights: NDArray[np.float32]  # (m, c): t·a
     offsets: NDArray[np.float32]  # (c,): t·b + o
@@ -39,22 +37,20 @@ class SVM(NamedTuple):
 
 
 def fit_svm(
-    rows: Floats,
+    X: Floats,
     labels: NDArray[Any],
     C: float,
     gamma: float | None,
     rng: np.random.RandomState,
 ) -> SVM:
-    """Fit to rows (m, n) and labels, classes 0 … c - 1 (m,) or concepts (m, c).
+    """Fit to scaled rows (m, n) and labels, classes 0 … c - 1 (m,) or concepts (m, c).
 
     gamma=None is 1/n. The slope and the offsets come from cross-validation in five folds.
     """
-    mean, deviation = feature_moments(rows)
-    scale = feature_scale(mean, deviation)
-    X = (rows - mean) / scale
+    X = X.astype(np.float64)
     gamma = 1 / X.shape[1] if gamma is None else gamma
     multilabel = labels.ndim == 2
-    Y = labels.astype(bool) if multilabel else labels[:, None] == np.arange(labels.max() + 1)
+    Y = label_table(labels)
     K = _kernel(X, gamma)
     fold = _folds(labels, rng)
     held_out = np.empty(Y.shape)
@@ -66,8 +62,6 @@ def fit_svm(
     a, b = _machines(K, Y, C)
     used = np.flatnonzero(np.abs(a).max(axis=1))
     return SVM(
-        mean=mean.astype(np.float32),
-        scale=scale.astype(np.float32),
         support=X[used].astype(np.float32),
         weights=(t * a[used]).astype(np.float32),
         offsets=(t * b + o).astype(np.float32),
@@ -77,15 +71,14 @@ def fit_svm(
 
 
 def svm_probabilities(svm: SVM, max_rows: int) -> Callable[[Tensor], Tensor]:
-    """Return the map (m, n) -> (m, c), for up to max_rows rows."""
-    mean, scale, S, weights, offsets = (torch.from_numpy(array) for array in svm[:5])
+    """Return the map (m, n) -> (m, c), for up to max_rows scaled rows."""
+    S, weights, offsets = (torch.from_numpy(array) for array in svm[:3])
     gamma = svm.gamma
     # -γ‖z - s‖² = 2γ z·s - γ‖s‖² - γ‖z‖²
     doubled, lengths = 2 * gamma * S.T, -gamma * S.square().sum(dim=1)
     work = torch.empty(max_rows, len(S))
 
-    def probabilities(X: Tensor) -> Tensor:
-        Z = (X - mean) / scale
+    def probabilities(Z: Tensor) -> Tensor:
         length = Z.square().sum(dim=1, keepdim=True)
         K = torch.addmm(lengths, Z, doubled, out=work[: len(Z)])
         K.sub_(gamma * length).clamp_(max=0).exp_()
@@ -93,6 +86,14 @@ def svm_probabilities(svm: SVM, max_rows: int) -> Callable[[Tensor], Tensor]:
         return f.sigmoid() if svm.multilabel else f.softmax(dim=1)
 
     return probabilities
+
+
+def label_table(labels: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which row has which class or concept, (m, c), of classes (m,) or concepts (m, c)."""
+    if labels.ndim == 2:
+        return labels.astype(bool)
+    table: NDArray[np.bool_] = labels[:, None] == np.arange(labels.max() + 1)
+    return table
 
 
 def _kernel(X: Floats, gamma: float) -> Floats:
