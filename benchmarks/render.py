@@ -31,7 +31,7 @@ def markdown(rows: list[list[str]]) -> str:
 
 
 ORDER = [
-    "DeepLinf", "NNHash", "SparseHash", "KSH", "PSH", "LDAHash", "BRE", "OneHotHash",
+    "DeepLinf", "NNHash", "SparseHash", "KSH", "SDH", "PSH", "LDAHash", "BRE", "OneHotHash",
     "ClassifierLSH", "Ceiling", "AGH", "AGH1", "AGH2", "LinfHash", "ITQ", "SpectralHash", "LSH",
     "SignHash",
 ]  # fmt: skip

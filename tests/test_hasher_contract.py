@@ -20,6 +20,7 @@ from antipodal import (
     KSH,
     LSH,
     PSH,
+    SDH,
     AntipodalError,
     ClassifierLSH,
     DeepLinf,
@@ -44,6 +45,8 @@ CHECKED = [  # scikit-learn also fits on a single feature, and on ten rows
     NNHash(8, **FAST),
     SparseHash(8, **FAST),
     KSH(2, **SEED),
+    SDH(2, **SEED),
+    SDH(2, fast=True, **SEED),
     AGH(2, **SEED),
     AGH(2, layers=1, **SEED),
     PSH(8, **SEED),
@@ -65,6 +68,8 @@ HASHERS = [
     SparseHash(20, **FAST),
     SparseHash(20, nonnegative=True, tied=True, **FAST),
     KSH(20, **SEED),
+    SDH(20, **SEED),
+    SDH(20, fast=True, **SEED),
     AGH(20, **SEED),
     AGH(20, layers=1, n_nearest=5, **SEED),
     PSH(20, **SEED),
@@ -237,7 +242,7 @@ def test_every_hasher_is_tested():
 
 
 def test_more_bits_than_features_is_fine_where_it_can_be():
-    for able in (LSH, SpectralHash, LinfHash, PSH, KSH, AGH, OneHotHash, ClassifierLSH):
+    for able in (LSH, SpectralHash, LinfHash, PSH, KSH, SDH, AGH, OneHotHash, ClassifierLSH):
         assert able(100).fit(X, Y).encode(X).shape == (400, 13)
     assert DeepLinf(100, **FAST).fit(X, Y).encode(X).shape == (400, 13)
     for kind in (ITQ, LDAHash, SignHash):

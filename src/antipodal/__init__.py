@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from antipodal.hashers import KSH as KSH
     from antipodal.hashers import LSH as LSH
     from antipodal.hashers import PSH as PSH
+    from antipodal.hashers import SDH as SDH
     from antipodal.hashers import BaseHasher as BaseHasher
     from antipodal.hashers import ClassifierLSH as ClassifierLSH
     from antipodal.hashers import DeepLinf as DeepLinf
@@ -79,6 +80,7 @@ _HOME = {
     "OneHotHash": "hashers",
     "PSH": "hashers",
     "PlainEncoder": "encoders",
+    "SDH": "hashers",
     "SHeLU": "neurons",
     "SignHash": "hashers",
     "SparseHash": "hashers",

@@ -15,6 +15,7 @@ from antipodal.hashers.nnhash import NNHash
 from antipodal.hashers.onehothash import OneHotHash
 from antipodal.hashers.psh import PSH
 from antipodal.hashers.registry import HASHERS, load, register
+from antipodal.hashers.sdh import SDH
 from antipodal.hashers.signhash import SignHash
 from antipodal.hashers.sparsehash import SparseHash
 from antipodal.hashers.spectralhash import SpectralHash
@@ -27,6 +28,7 @@ __all__ = [
     "KSH",
     "LSH",
     "PSH",
+    "SDH",
     "BaseHasher",
     "ClassifierLSH",
     "DeepLinf",

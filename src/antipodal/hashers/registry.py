@@ -29,6 +29,7 @@ from antipodal.hashers.lsh import LSH
 from antipodal.hashers.nnhash import NNHash
 from antipodal.hashers.onehothash import OneHotHash
 from antipodal.hashers.psh import PSH
+from antipodal.hashers.sdh import SDH
 from antipodal.hashers.signhash import SignHash
 from antipodal.hashers.sparsehash import SparseHash
 from antipodal.hashers.spectralhash import SpectralHash
@@ -41,6 +42,7 @@ HASHERS: dict[str, type[BaseHasher]] = {
         NNHash,
         SparseHash,
         KSH,
+        SDH,
         AGH,
         PSH,
         LDAHash,
