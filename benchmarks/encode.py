@@ -9,6 +9,7 @@ import resource
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,10 @@ from antipodal import DeepLinf
 N_FEATURES, N_BITS, BLOCK = 384, 64, 2048
 
 
-def fitted(kernel: str) -> DeepLinf:
+def fitted(front: str) -> DeepLinf:
     """Return a hasher of the right shape; what it learned does not matter for its speed."""
     rows = np.random.default_rng(0).standard_normal((2000, N_FEATURES), dtype=np.float32)
-    hasher = DeepLinf(N_BITS, kernel=kernel, n_epochs=1, random_state=0)
+    hasher = DeepLinf(N_BITS, front=front, scaling="each", n_epochs=1, random_state=0)
     return hasher.fit(rows, np.arange(2000) % 10)
 
 
@@ -76,17 +77,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
 
-    hasher, lifted = fitted("linear"), fitted("rbf")
-    memory = streaming_memory(hasher)
+    hashers = {front: fitted(front) for front in ("none", "hidden", "kernel")}
+    memory = streaming_memory(hashers["hidden"])
     X = np.random.default_rng(1).standard_normal((options.rows, N_FEATURES), dtype=np.float32)
-    W = hasher.encoder_.W
-    times: dict[str, list[float]] = {"product": [], "linear": [], "rbf": []}
+    W = hashers["none"].encoder_.W
+    times: dict[str, list[float]] = {"product": [], **{front: [] for front in hashers}}
+    calls = {front: partial(hasher.encode, X) for front, hasher in hashers.items()}
     for _ in range(options.repeats):  # in turn, so that all meet the same machine
-        for name, call in (
-            ("product", lambda: bare_product(X, W)),
-            ("linear", lambda: hasher.encode(X)),
-            ("rbf", lambda: lifted.encode(X)),
-        ):
+        for name, call in {"product": partial(bare_product, X, W), **calls}.items():
             began = time.perf_counter()
             call()
             times[name].append(time.perf_counter() - began)
@@ -101,8 +99,7 @@ def main() -> None:
         "bits": N_BITS,
         "threads": options.threads,
         **{f"{name}_seconds": round(statistics.median(times[name]), 3) for name in times},
-        "linear_ratio": ratio("linear"),
-        "rbf_ratio": ratio("rbf"),
+        **{f"{front}_ratio": ratio(front) for front in hashers},
         "streaming_added_megabytes": memory,
     }
     print(json.dumps(record, indent=2))

@@ -6,6 +6,10 @@ and no row finds itself, which would favour codes that are all different. Settin
 their parameters, one per line, as `antipodal bench --methods` takes them. Of each set some rows per
 class are used; those of CIFAR10-GIST are queries of no seed from 0 to 9 of the paper's protocol.
 
+With --unlabelled a method that can use them learns from rows without labels as well: of each class
+some rows are queries, others have labels, and all but the queries are the database that is
+searched, as in `antipodal bench`. Again no row is a query of CIFAR10's protocol.
+
 python benchmarks/validation.py cifar10:DIR digits banking77_minilm.npz \
     --settings benchmarks/settings.txt > benchmarks/results/validation.jsonl
 """
@@ -66,6 +70,30 @@ def scores(
         } | {"seconds": seconds}
 
 
+def scores_in_database(
+    X: np.ndarray, y: np.ndarray, method: str, bits: int, per_class: tuple[int, int], use: int
+) -> Iterator[dict]:
+    """Yield the scores of several splits into queries, labelled rows and others."""
+    n_train, n_query = per_class
+    for seed in range(use):
+        rng = np.random.default_rng(1000 + seed)
+        cuts = [n_query, n_query + n_train]
+        parts = [np.split(rng.permutation(np.flatnonzero(y == c)), cuts) for c in np.unique(y)]
+        query, train, others = (np.sort(np.concatenate(part)) for part in zip(*parts, strict=True))
+        hasher = make_hasher(method, bits, seed)
+        options = {"unlabelled": X[others]} if hasher.uses_unlabelled else {}
+        began = time.perf_counter()
+        hasher.fit(X[train], y[train], **options)
+        seconds = time.perf_counter() - began
+        database = np.concatenate([train, others])
+        found = evaluate(
+            hasher.encode(X[query]), hasher.encode(X[database]), y[query], y[database], n_bits=bits
+        ).to_dict()
+        yield {key: found[key] for key in ("map", "precision_r2", "recall_r2")} | {
+            "seconds": seconds
+        }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sources", nargs="+", help="cifar10:DIR, digits, or .npz files")
@@ -74,15 +102,25 @@ def main() -> None:
     parser.add_argument("--per-class", type=int, default=200)
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--use", type=int, default=3, help="how many of the folds to run")
+    parser.add_argument(
+        "--unlabelled", type=int, nargs=2, metavar=("LABELLED", "QUERIES"),
+        help="rows per class; all others are without labels, and --per-class bounds them all",
+    )  # fmt: skip
     options = parser.parse_args()
     torch.set_num_threads(1)
     data = [rows_of(source, options.per_class) for source in options.sources]
     for method in options.settings.read_text().split():
         for name, X, y in data:
-            runs = list(scores(X, y, method, options.bits, options.folds, options.use))
+            if options.unlabelled:
+                split = tuple(options.unlabelled)
+                runs = list(scores_in_database(X, y, method, options.bits, split, options.use))
+            else:
+                runs = list(scores(X, y, method, options.bits, options.folds, options.use))
             means = {key: round(statistics.mean(r[key] for r in runs), 2) for key in runs[0]}
             spread = round(statistics.stdev(r["map"] for r in runs), 2) if len(runs) > 1 else 0.0
             record = {"data": name, "rows": len(y), "bits": options.bits, "method": method}
+            if options.unlabelled:
+                record |= {"labelled": split[0], "queries": split[1]}
             print(json.dumps(record | means | {"map_sd": spread}), flush=True)
 
 

@@ -32,9 +32,10 @@ def one_hot():
 
 
 def test_log_odds_are_scikit_learns_decision_values_up_to_slope_and_offsets():
-    svm = fit_svm(X[TRAIN], Y[TRAIN], 5.0, 0.02, np.random.RandomState(0))
-    P = svm_probabilities(svm, 600)(torch.from_numpy(X[TEST].astype(np.float32))).double().numpy()
     scaler = StandardScaler().fit(X[TRAIN])
+    svm = fit_svm(scaler.transform(X[TRAIN]), Y[TRAIN], 5.0, 0.02, np.random.RandomState(0))
+    rows = torch.from_numpy(scaler.transform(X[TEST]).astype(np.float32))
+    P = svm_probabilities(svm, 600)(rows).double().numpy()
     machines = [
         SVC(C=5.0, gamma=0.02).fit(scaler.transform(X[TRAIN]), Y[TRAIN] == c) for c in range(10)
     ]

@@ -135,7 +135,7 @@ def test_projecting_is_the_encoder_on_standardised_rows(tied, K):
     ids=["DeepLinf", "tied", "NNHash", "SparseHash", "SparseHash both sides"],
 )  # fmt: skip
 def test_bits_are_those_of_the_encoder(hasher):
-    hasher.set_params(front="none", n_epochs=3, random_state=0).fit(X, Y)
+    hasher.set_params(front="none", scaling="each", n_epochs=3, random_state=0).fit(X, Y)
     rows = torch.from_numpy(((X - hasher.mean_) / hasher.scale_).astype(np.float32))
     with torch.no_grad():
         np.testing.assert_array_equal(hasher.transform(X), hasher.encoder_(rows) > 0)
@@ -214,8 +214,8 @@ def test_settings_that_cannot_work_are_refused(parameters, message):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"n_epochs": "abc"}, "n_epochs must be a whole number: got 'abc'"),
-        ({"n_epochs": 10.0}, "n_epochs must be a whole number: got 10.0"),
+        ({"n_epochs": "abc"}, "n_epochs must be a whole number, or None: got 'abc'"),
+        ({"n_epochs": 10.0}, "n_epochs must be a whole number, or None: got 10.0"),
         ({"n_stages": 1.5}, "n_stages must be a whole number: got 1.5"),
         ({"n_stages": True}, "n_stages must be a whole number: got True"),
         ({"batch_size": "all"}, "batch_size must be a whole number, or None: got 'all'"),

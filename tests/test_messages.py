@@ -78,7 +78,7 @@ LABELS = ("--query-labels", "y.npy", "--database-labels", "y.npy")
     ("arguments", "code", "message"),
     [
         # settings
-        ((*FIT, "--set", "n_epochs=abc"), 2, "n_epochs must be a whole number: got 'abc'"),
+        ((*FIT, "--set", "n_epochs=abc"), 2, "n_epochs must be a whole number, or None: got 'abc'"),
         ((*FIT, "--set", "n_stages=1.5"), 2, "n_stages must be a whole number: got 1.5"),
         ((*FIT, "--set", "tied=maybe"), 2, "tied must be True or False: got 'maybe'"),
         ((*FIT, "--set", "n_bits=12"), 2, "'n_bits=12' is not a setting, use --bits"),

@@ -8,12 +8,16 @@ from hypothesis import strategies as st
 
 from antipodal.pairs import (
     AllPairsBatch,
+    BelievedBatch,
+    BelievedPairs,
     InBatchPairs,
     ListedBatch,
     ListedPairs,
     are_similar,
     check_labels,
     check_pairs,
+    expected_pairwise_loss,
+    probably_similar,
     sample_pairs,
 )
 
@@ -53,12 +57,82 @@ def test_the_loss_of_a_batch_is_the_mean_over_all_its_pairs(labels):
     ("n_classes", "size"), [(2, 256), (10, 256), (21, 256), (22, 264), (85, 1020), (86, 1024)]
 )
 def test_batches_grow_with_the_classes_up_to_a_limit(n_classes, size):
-    assert InBatchPairs(torch.arange(2000) % n_classes).usual_batch_size() == size
+    assert InBatchPairs(torch.arange(2000) % n_classes).usual().batch_size == size
 
 
 def test_batches_of_concepts_and_of_listed_pairs_do_not_grow():
-    assert InBatchPairs(torch.eye(300).bool()).usual_batch_size() == 256
-    assert sample_pairs(torch.arange(600) % 300, 50, torch.Generator()).usual_batch_size() == 256
+    assert InBatchPairs(torch.eye(300).bool()).usual().batch_size == 256
+    listed = sample_pairs(torch.arange(600) % 300, 50, torch.Generator())
+    assert listed.usual().batch_size == 256
+
+
+def test_the_probability_to_share_a_label_is_that_of_labels_drawn_by_the_beliefs():
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.ones(4), 3)
+    drawn = np.stack([rng.choice(4, 100_000, p=row) for row in p])
+    shared = (drawn[:, None] == drawn).mean(axis=2)
+    found = probably_similar(torch.from_numpy(p), exclusive=True)
+    off = ~np.eye(3, dtype=bool)
+    np.testing.assert_allclose(found[off], shared[off], atol=0.01)
+    q = rng.random((3, 4))
+    has = rng.random((100_000, 3, 4)) < q
+    shared = (has[:, :, None] & has[:, None]).any(axis=3).mean(axis=0)
+    found = probably_similar(torch.from_numpy(q), exclusive=False)
+    np.testing.assert_allclose(found[off], shared[off], atol=0.01)
+
+
+@pytest.mark.parametrize("weight", [0.3, 1.0])
+def test_certain_beliefs_have_the_loss_and_the_gradient_of_labels(weight):
+    labels = torch.arange(20) % 4
+    z = torch.randn(20, 6, dtype=torch.float64, requires_grad=True)
+    plain = AllPairsBatch(torch.arange(20), labels).loss(z, 3.0, weight)
+    (slope,) = torch.autograd.grad(plain, z)
+    p = torch.nn.functional.one_hot(labels).double()
+    batch = BelievedBatch(torch.arange(20), p, True, torch.Generator())
+    ours = batch.loss(z, 3.0, weight)
+    torch.testing.assert_close(ours, plain)
+    torch.testing.assert_close(torch.autograd.grad(ours, z)[0], slope)
+
+
+def test_the_gradient_of_the_expected_loss_is_right():
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(7, 4, dtype=torch.float64, generator=generator, requires_grad=True)
+    p = torch.rand(7, 3, dtype=torch.float64, generator=generator)
+
+    def loss(z):
+        return expected_pairwise_loss(z, probably_similar(p, exclusive=False), 3.0, 0.4)
+
+    assert torch.autograd.gradcheck(loss, (z,))
+
+
+def test_the_expected_loss_is_the_mean_over_pairs_that_are_drawn():
+    generator = torch.Generator().manual_seed(1)
+    z = torch.randn(6, 4, dtype=torch.float64, generator=generator)
+    s = torch.rand(6, 6, dtype=torch.float64, generator=generator)
+    s = ((s + s.T) / 2).fill_diagonal_(0)
+    distance = torch.cdist(z, z)
+    pull = (s * distance.square()).sum() / (2 * s.sum())
+    unlike = (1 - s).fill_diagonal_(0)
+    push = (unlike * (3 - distance).clamp(min=0).square()).sum() / (2 * unlike.sum())
+    ours = expected_pairwise_loss(z, s.clone(), 3.0, 0.4)
+    assert ours.item() == pytest.approx((0.4 * pull + push).item(), rel=1e-9)
+
+
+def test_unsure_beliefs_and_few_classes_weigh_similar_pairs_more():
+    def weight(p, **kind):
+        return BelievedPairs(p, **kind).usual().similar_weight
+
+    sure = torch.eye(10).repeat(100, 1)
+    assert weight(sure, exclusive=True) == pytest.approx(0.27 * 0.1**0.5, rel=0.02)
+    assert weight(0.5 * sure + 0.05, exclusive=True) > 2 * weight(sure, exclusive=True)
+    assert weight(torch.eye(40).repeat(25, 1), exclusive=True) < weight(sure, exclusive=True)
+    assert weight(torch.zeros(30, 4), exclusive=False) > 0
+
+
+def test_an_epoch_of_beliefs_has_every_row_once():
+    pairs = BelievedPairs(torch.rand(100, 3), exclusive=False)
+    rows = torch.cat([batch.rows for batch in pairs.batches(30, torch.Generator())])
+    assert rows.sort().values.tolist() == list(range(100))
 
 
 def test_the_loss_of_listed_pairs_is_their_mean():

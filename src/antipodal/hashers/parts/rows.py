@@ -95,16 +95,6 @@ def feature_scale(mean: NDArray[Any], deviation: NDArray[Any]) -> NDArray[Any]:
     return scale
 
 
-def standardised(
-    rows: NDArray[Any], mean: NDArray[np.float32], scale: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Return (x - μ)/σ of each row as float32, by blocks; float64 rows are rounded at the end."""
-    Y = np.empty(rows.shape, np.float32)
-    for block in row_blocks(rows):
-        Y[block] = (rows[block] - mean) / scale
-    return Y
-
-
 def unit_rows(X: Tensor) -> Tensor:
     """Scale rows to length 1, in two steps because squares overflow; zero stays zero."""
     tiny = torch.finfo(X.dtype).tiny
