@@ -89,9 +89,9 @@ def test_what_readme_says_below_its_table_is_what_was_recorded():
         published_scores({**runs[0], "method": "DeepLinf", "bits": b})["map"] for b in (48, 64)
     ]
     text = " ".join((ROOT / "README.md").read_text().split())
-    assert (
-        "The paper has {:.1f} and {:.1f}; its own recipe gives {:.0f} here."
-    ).format(*paper, mean(scores("DeepLinf.paper"))) in text
+    assert ("The paper has {:.1f} and {:.1f}; its own recipe gives {:.0f} here.").format(
+        *paper, mean(scores("DeepLinf.paper"))
+    ) in text
 
 
 def test_the_speed_of_the_service_is_what_was_recorded():
