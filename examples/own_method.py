@@ -2,7 +2,9 @@
 
     python examples/own_method.py
 
-From the shell, in this folder: antipodal bench digits --methods own_method:MedianHash,ITQ
+From the shell, in this folder:
+
+    antipodal bench digits --train 50 --queries 50 --methods own_method:MedianHash,ITQ
 """
 
 import numpy as np

@@ -16,7 +16,7 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 import antipodal
-from antipodal import ITQ, LSH, ClassifierLSH, DeepLinf, datasets, evaluate, gist, pack
+from antipodal import ITQ, KSH, LSH, ClassifierLSH, DeepLinf, datasets, evaluate, gist, pack
 from antipodal.benchmark.cells import Benchmark, Cell, grid, parameters, run_cell, run_cells
 from antipodal.benchmark.published import PUBLISHED
 from antipodal.benchmark.records import read_records
@@ -45,18 +45,33 @@ def concepts(n=600, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("method", "hasher", "supervised"),
+    ("method", "hasher", "learned_from"),
     [
-        ("LSH", LSH(16, random_state=3), False),
-        ("ITQ:n_iter=2", ITQ(16, n_iter=2, random_state=3), False),
-        ("DeepLinf:n_epochs=5", DeepLinf(16, n_epochs=5, random_state=3), True),
+        ("LSH", LSH(16, random_state=3), "database"),
+        ("ITQ:n_iter=2", ITQ(16, n_iter=2, random_state=3), "database"),
+        ("KSH:n_anchors=50", KSH(16, n_anchors=50, random_state=3), "labels"),
+        (
+            "DeepLinf:n_epochs=5:n_unlabelled=0",
+            DeepLinf(16, n_epochs=5, n_unlabelled=0, random_state=3),
+            "labels",
+        ),
+        (
+            "DeepLinf:n_epochs=5",
+            DeepLinf(16, n_epochs=5, random_state=3),
+            "labels and database",
+        ),
     ],
 )
-def test_a_record_is_what_fitting_and_scoring_by_hand_gives(method, hasher, supervised):
+def test_a_record_is_what_fitting_and_scoring_by_hand_gives(method, hasher, learned_from):
     X, y = DIGITS.features, DIGITS.labels
     rows = DIGITS.split("paper", 3, **SMALL)
-    fitted_on = rows.train if supervised else rows.database
-    hasher.fit(X[fitted_on], y[fitted_on])
+    others = np.setdiff1d(rows.database, rows.train)
+    if learned_from == "database":
+        hasher.fit(X[rows.database])
+    elif learned_from == "labels":
+        hasher.fit(X[rows.train], y[rows.train])
+    else:
+        hasher.fit(X[rows.train], y[rows.train], unlabelled=X[others])
     queries = hasher.encode(X[rows.query]), y[rows.query]
 
     def score(found):
@@ -65,10 +80,10 @@ def test_a_record_is_what_fitting_and_scoring_by_hand_gives(method, hasher, supe
 
     record = run_cell(Benchmark(DIGITS, **SMALL), Cell(method, 16, 3))
     assert record.keys() >= KEYS
+    assert record["learned_from"] == learned_from
     for name, value in score(rows.database).items():
         assert record[name] == pytest.approx(value, abs=1e-6), name
-    new = np.setdiff1d(rows.database, rows.train)
-    assert record["map_without_training"] == pytest.approx(score(new)["map"], abs=1e-6)
+    assert record["map_without_training"] == pytest.approx(score(others)["map"], abs=1e-6)
     json.dumps(record, allow_nan=False)
 
 
@@ -78,7 +93,9 @@ def test_concepts_are_scored_on_the_most_frequent_ones_with_their_own_measures()
     record = run_cell(benchmark, Cell("DeepLinf:n_epochs=5", 8, 0))
     rows = data.split("paper", 0, n_train=200, n_query=10, n_concepts=3, n_pairs=0)
     y = data.labels[:, rows.concepts]
-    hasher = DeepLinf(8, n_epochs=5, random_state=0).fit(data.features[rows.train], y[rows.train])
+    others = np.setdiff1d(rows.database, rows.train)
+    hasher = DeepLinf(8, n_epochs=5, random_state=0)
+    hasher.fit(data.features[rows.train], y[rows.train], unlabelled=data.features[others])
     by_hand = evaluate(
         hasher.encode(data.features[rows.query]), hasher.encode(data.features[rows.database]),
         y[rows.query], y[rows.database], n_bits=8, top=(10, 5000),
@@ -183,7 +200,7 @@ def test_a_record_has_all_parameters_as_json_holds_them():
     assert record["parameters"] == expected
     assert json.loads(json.dumps(record)) == record
     ceiling = Benchmark(DIGITS, **SMALL).identify(Cell("Ceiling", 0, 0))["parameters"]
-    assert ceiling == {"C": 5.0, "gamma": None, "n_samples": 8000}
+    assert ceiling == {"C": 5.0, "gamma": None, "n_samples": 8000, "scaling": "auto"}
 
 
 def test_a_record_of_other_defaults_or_another_version_is_not_taken_for_ours(monkeypatch):

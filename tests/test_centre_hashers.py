@@ -300,6 +300,7 @@ def test_settings_of_pairs_are_refused(kind, name, value):
 @pytest.mark.parametrize(
     ("hasher", "message"),
     [
+        (OrthoHash(8, nested=(4,)), r"OrthoHash has codes of one length.*got \(4,\)"),
         (OrthoHash(8, scale=0.0), "scale must be positive and finite, or None: got 0.0"),
         (OrthoHash(8, scale=float("inf")), "scale must be positive and finite"),
         (OrthoHash(8, cosine_margin=-0.1), r"cosine_margin must be in \[0, 1\): got -0.1"),

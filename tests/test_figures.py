@@ -37,7 +37,11 @@ from antipodal.hashers.methods import make_hasher
 DIGITS = datasets.digits()
 SMALL = {"n_train": 20, "n_query": 10}
 BENCHMARK = Benchmark(DIGITS, **SMALL)
-METHODS = ["DeepLinf:n_epochs=15", "NNHash:n_epochs=15", "SparseHash:n_epochs=15"]
+METHODS = [
+    "DeepLinf:n_epochs=15:n_unlabelled=0",
+    "NNHash:n_epochs=15:n_unlabelled=0",
+    "SparseHash:n_epochs=15:n_unlabelled=0",
+]
 N_BITS = 12
 NAMES = ["neurons", "initialisation", "radius_lookup", "one_image", "antipodality"]
 

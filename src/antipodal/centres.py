@@ -6,7 +6,7 @@ h_c (c, N) of ±1, given the beliefs p (m, c) of the rows; a label that is known
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -108,8 +108,10 @@ class CentreBatch:
         """Return which rows to encode."""
         return self.pairs.rows
 
-    def loss(self, z: Tensor, margin: float, similar_weight: float) -> Tensor:
-        """Return the loss of codes z; it has no use for a margin of pairs, or a weight."""
+    def loss(
+        self, z: Tensor, margin: float, similar_weight: float, nested: Sequence[int] = ()
+    ) -> Tensor:
+        """Return the loss of codes z; it has no use for what else there is to say of pairs."""
         return self.centre_loss(z, self.beliefs)
 
     def tables(self) -> tuple[Tensor, Tensor]:

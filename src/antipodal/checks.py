@@ -1,7 +1,7 @@
 """Checks of arguments that several parts make alike."""
 
 from numbers import Integral, Real
-from typing import TypeAlias, get_args
+from typing import TypeAlias, get_args, get_origin
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,9 +22,15 @@ def check_whole(value: object, name: str, least: int) -> None:
 def check_type(value: object, name: str, kind: object) -> None:
     """Refuse a value that is not of the kind that a parameter is declared as.
 
-    Kinds are whole numbers, numbers, strings, true or false, each perhaps "or None"; of other
-    kinds nothing is said.
+    Kinds are whole numbers, numbers, strings, true or false, each perhaps "or None", and lists of
+    whole numbers, declared as a tuple; of other kinds nothing is said.
     """
+    if get_origin(kind) is tuple:
+        if not isinstance(value, (list, tuple)) or not all(
+            isinstance(entry, Integral) and not isinstance(entry, bool) for entry in value
+        ):
+            raise TypeError(f"{name} must be a list of whole numbers: got {value!r}")
+        return
     kinds = get_args(kind) or (kind,)
     if value is None and type(None) in kinds:
         return

@@ -15,7 +15,7 @@ Where rows have beliefs instead of labels, targets are drawn by them, anew for e
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -96,6 +96,22 @@ class _ExpectedLoss(torch.autograd.Function):
         return gradients[0] * slope, None, None, None
 
 
+def mean_over_prefixes(
+    loss: Callable[[Tensor, float], Tensor], z: Tensor, margin: float, nested: Sequence[int]
+) -> Tensor:
+    """Return the mean of a loss of (codes, margin) over the first L entries of z and over all.
+
+        mean of loss(z_1…z_L, m·√(L/N)),   L in nested, and N
+
+    Distances of random codes grow with the root of their length, and so do the margins.
+    """
+    if not nested:
+        return loss(z, margin)
+    n_bits = z.shape[1]
+    lengths = (*nested, n_bits)
+    return torch.stack([loss(z[:, :n], margin * math.sqrt(n / n_bits)) for n in lengths]).mean()
+
+
 def _root(squared: Tensor) -> Tensor:
     """Square root whose gradient at zero is finite: two equal codes do not push anywhere."""
     return squared.clamp(min=_CLOSEST).sqrt()
@@ -109,8 +125,13 @@ class Batch(Protocol):
         """Return which rows to encode."""
         ...
 
-    def loss(self, z: Tensor, margin: float, similar_weight: float) -> Tensor:
-        """Return the mean pairwise loss, given the codes z of `rows`."""
+    def loss(
+        self, z: Tensor, margin: float, similar_weight: float, nested: Sequence[int] = ()
+    ) -> Tensor:
+        """Return the mean pairwise loss, given the codes z of `rows`.
+
+        With `nested` it is the mean over prefixes of the codes too: see `mean_over_prefixes`.
+        """
         ...
 
     def tables(self) -> tuple[Tensor, Tensor]:
@@ -154,11 +175,18 @@ class AllPairsBatch:
     rows: Tensor
     labels: Tensor  # of the rows
 
-    def loss(self, z: Tensor, margin: float, similar_weight: float) -> Tensor:
+    def loss(
+        self, z: Tensor, margin: float, similar_weight: float, nested: Sequence[int] = ()
+    ) -> Tensor:
         """Return the loss over i ≠ j, from ‖zᵢ - zⱼ‖² = ‖zᵢ‖² + ‖zⱼ‖² - 2zᵢᵀzⱼ."""
-        norms = z.square().sum(dim=1)
-        squared = norms[:, None] + norms[None, :] - 2 * z @ z.T
-        return pairwise_loss(_root(squared), *self.tables(), margin, similar_weight)
+        tables = self.tables()
+
+        def loss(z: Tensor, margin: float) -> Tensor:
+            norms = z.square().sum(dim=1)
+            squared = norms[:, None] + norms[None, :] - 2 * z @ z.T
+            return pairwise_loss(_root(squared), *tables, margin, similar_weight)
+
+        return mean_over_prefixes(loss, z, margin, nested)
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """Return who shares a label with whom, and who does not."""
@@ -176,10 +204,16 @@ class BelievedBatch:
     exclusive: bool
     generator: torch.Generator
 
-    def loss(self, z: Tensor, margin: float, similar_weight: float) -> Tensor:
+    def loss(
+        self, z: Tensor, margin: float, similar_weight: float, nested: Sequence[int] = ()
+    ) -> Tensor:
         """Return the expectation of Eq. 12 over who is similar, i ≠ j."""
         similar = probably_similar(self.beliefs, exclusive=self.exclusive)
-        return expected_pairwise_loss(z, similar, margin, similar_weight)
+
+        def loss(z: Tensor, margin: float) -> Tensor:
+            return expected_pairwise_loss(z, similar, margin, similar_weight)
+
+        return mean_over_prefixes(loss, z, margin, nested)
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """Draw who is similar to whom."""
@@ -198,11 +232,17 @@ class ListedBatch:
     rows: Tensor
     similar: Tensor  # (rows / 2,)
 
-    def loss(self, z: Tensor, margin: float, similar_weight: float) -> Tensor:
+    def loss(
+        self, z: Tensor, margin: float, similar_weight: float, nested: Sequence[int] = ()
+    ) -> Tensor:
         """Return the loss of row i against row i + half."""
-        left, right = z.chunk(2)
-        distance = _root((left - right).square().sum(dim=1))
-        return pairwise_loss(distance, self.similar, ~self.similar, margin, similar_weight)
+
+        def loss(z: Tensor, margin: float) -> Tensor:
+            left, right = z.chunk(2)
+            distance = _root((left - right).square().sum(dim=1))
+            return pairwise_loss(distance, self.similar, ~self.similar, margin, similar_weight)
+
+        return mean_over_prefixes(loss, z, margin, nested)
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """Return tables with an entry for row i against row i + half, and for the reverse."""

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from antipodal.pairs import Batch, PairLoss, PairSource
+from antipodal.pairs import Batch, PairLoss, PairSource, mean_over_prefixes
 from antipodal.storage.checkpoint import fingerprint, restore_checkpoint, save_checkpoint
 from antipodal.threads import one_thread
 
@@ -35,6 +35,7 @@ class Training:
     dropout: float
     patience: int
     seed: int
+    nested: tuple[int, ...] = ()  # lengths whose first bits are to be codes of their own
 
 
 @dataclass(frozen=True)
@@ -170,13 +171,19 @@ def _epoch(
 def _loss(batch: Batch, z: Tensor, settings: Training, own: PairLoss | None) -> Tensor:
     """Return the loss of a batch with codes z, by Eq. 12 or the function that was given."""
     if own is None:
-        return batch.loss(z, settings.margin, settings.similar_weight)
+        return batch.loss(z, settings.margin, settings.similar_weight, settings.nested)
     similar, dissimilar = batch.tables()
-    value = own(z, similar.to(z.dtype) - dissimilar.to(z.dtype))
-    if not isinstance(value, Tensor) or value.ndim:
-        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{settings.loss} must return a tensor without dimensions: got {got}")
-    return value
+    targets = similar.to(z.dtype) - dissimilar.to(z.dtype)
+
+    def own_loss(z: Tensor, _: float) -> Tensor:
+        value = own(z, targets)
+        if not isinstance(value, Tensor) or value.ndim:
+            is_tensor = isinstance(value, Tensor)
+            got = f"shape {tuple(value.shape)}" if is_tensor else type(value).__name__
+            raise TypeError(f"{settings.loss} must return a tensor without dimensions: got {got}")
+        return value
+
+    return mean_over_prefixes(own_loss, z, settings.margin, settings.nested)
 
 
 @torch.no_grad()

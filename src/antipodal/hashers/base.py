@@ -319,6 +319,8 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

@@ -84,3 +84,8 @@ class CentreHasher(NetworkHasher):
                     f"{type(self).__name__} has a loss of its own, which knows no pairs: leave "
                     f"{name} at {usual!r}, got {getattr(self, name)!r}"
                 )
+        if self.nested:
+            raise ValueError(
+                f"{type(self).__name__} has codes of one length: the first bits of its centres may "
+                f"be alike. Leave nested at (), got {self.nested}"
+            )

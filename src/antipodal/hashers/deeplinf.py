@@ -23,6 +23,10 @@ class DeepLinf(NetworkHasher):
     ----------
     n_bits : int
         Length N of the code; it may exceed the number of features.
+    nested : tuple of int
+        Shorter lengths, ascending, such as (16, 32): training minimises the mean of the loss over
+        the first 16, the first 32 and all bits, so that the first bits are codes of their own, and
+        `prefix(16)` is a hasher for them.
     n_stages : int
         K, the unfolded ADMM iterations behind the first layer.
     tied : bool
@@ -56,7 +60,8 @@ class DeepLinf(NetworkHasher):
         elsewhere: see `antipodal.pairs`. A saved model keeps the name of a function alone.
     margin : float, optional
         m of Eq. 12, the distance from which dissimilar pairs are left alone. By default 0.95
-        times √(2N)·λ, the distance of two random codes.
+        times √(2N)·λ, the distance of two random codes. The first L bits of a code that is
+        `nested` have √(L/N) of it.
     similar_weight : float, optional
         Weight of similar pairs against dissimilar ones. Larger gathers classes in fewer
         codes (more items within a small radius), smaller ranks better. By default 0.1, and where

@@ -1,5 +1,6 @@
 """Hashers that are siamese networks: the same training for each, only the encoder differs."""
 
+import copy
 import math
 import os
 from abc import abstractmethod
@@ -57,7 +58,7 @@ class NetworkHasher(SupervisedHasher):
     adds those that `new_encoder` reads to `encoding_parameters`.
     """
 
-    encoding_parameters: ClassVar[tuple[str, ...]] = ("n_bits", "n_stages", "tied")
+    encoding_parameters: ClassVar[tuple[str, ...]] = ("n_bits", "nested", "n_stages", "tied")
 
     encoder_: Encoder = field(init=False)
     hidden_: Encoder = field(init=False)  # with front="hidden" only
@@ -71,9 +72,11 @@ class NetworkHasher(SupervisedHasher):
     loss_curve_: NDArray[np.float64] = field(init=False)
     validation_curve_: NDArray[np.float64] = field(init=False)
     best_epoch_: int = field(init=False)
+    full_bits_: int = field(init=False)  # of the whole network, in a prefix only
 
     n_bits: int = 64
     _: KW_ONLY
+    nested: tuple[int, ...] = ()
     n_stages: int = 2
     tied: bool = False
     front: Literal["auto", "none", "hidden", "kernel"] = "auto"
@@ -319,6 +322,7 @@ class NetworkHasher(SupervisedHasher):
             dropout=usual.dropout if self.dropout is None else self.dropout,
             patience=self.patience,
             seed=seed,
+            nested=tuple(map(int, self.nested)),
         )
         history = train(
             network, Y.to(device), pairs, settings,
@@ -331,26 +335,49 @@ class NetworkHasher(SupervisedHasher):
         self.validation_curve_ = np.array(history.validation_loss)
         self.best_epoch_ = history.best_epoch
 
+    def prefix(self, n_bits: int) -> Self:
+        """Return a fitted hasher of the first n_bits bits alone, for a length that is in `nested`.
+
+        It encodes, saves and loads like any other, and its bits are exactly the first of this one.
+        Every stage mixes all bits, so it keeps the whole network: its codes are shorter, and the
+        file and the time to encode are not.
+        """
+        self._check_fitted()
+        check_whole(n_bits, "n_bits", 1)
+        if n_bits not in self.nested:
+            allowed = ", ".join(map(str, self.nested)) or "none"
+            raise ValueError(
+                f"a prefix must have a length that nested had in fit ({allowed}): got {n_bits}"
+            )
+        short = copy.copy(self)
+        short.full_bits_ = len(self.encoder_.W)
+        if self.margin is not None:
+            short.margin = self.margin * math.sqrt(n_bits / self.n_bits)
+        short.n_bits, short.nested = int(n_bits), tuple(n for n in self.nested if n < n_bits)
+        short._remember_parameters()
+        return short
+
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         """Return the map to the values whose signs are the bits."""
         # The same layers in v = z/θ, where the scalings around the neuron merge into the weights
         # and one with threshold 1 is left: v⁰ = f₁(Wy/θ), vᵏ = f₁(Wy/θ + Θ⁻¹S_kΘvᵏ⁻¹ + b_k/θ),
         # Θ = diag(θ).
         encoder, hidden = self.encoder_, vars(self).get("hidden_")
+        kept = self.n_bits if "full_bits_" in vars(self) else None  # None keeps all
         if not encoder.is_plain_unfolding or not (hidden is None or hidden.is_plain_unfolding):
             inputs = self._encoder_inputs(max_rows)
-            return lambda X: encoder(inputs(X))
+            return lambda X: encoder(inputs(X))[:, :kept]
         theta = encoder.threshold
         first_layer = self._first_layer(encoder.W / theta[:, None], max_rows)
         stages = [(S * theta / theta[:, None], b / theta) for S, b in encoder.stages()]
         # Memory that is asked for anew for every block would cost more than the neurons.
-        work = torch.empty(3, max_rows, self.n_bits)
+        work = torch.empty(3, max_rows, len(theta))
 
         def project(X: Tensor) -> Tensor:
             drive, v, u = work[:, : len(X)].unbind()
             first_layer(X, drive)
             encoder.layers(drive, stages, partial(encoder.unit, out=v), out=u)
-            return encoder.readout(v.mul_(theta))
+            return encoder.readout(v.mul_(theta))[:, :kept]
 
         return project
 
@@ -436,6 +463,7 @@ class NetworkHasher(SupervisedHasher):
         ):
             if getattr(self, name) is not None:
                 check_whole(getattr(self, name), name, least)
+        self._check_nested()
         for name in ("learning_rate", "belief_power"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite: got {getattr(self, name)}")
@@ -474,6 +502,14 @@ class NetworkHasher(SupervisedHasher):
                 f"{self.loss!r}. A model that was loaded knows its own loss by name only"
             )
 
+    def _check_nested(self) -> None:
+        lengths = list(self.nested)
+        if lengths != sorted(set(lengths)) or not all(1 <= n < self.n_bits for n in lengths):
+            raise ValueError(
+                "nested must be lengths in ascending order, each once, at least 1 and below the "
+                f"{self.n_bits} of n_bits: got {self.nested}"
+            )
+
     def fitted_state(self) -> dict[str, Any]:
         """Return what was learned, the weights of the network by name."""
         fitted = super().fitted_state()
@@ -495,9 +531,11 @@ class NetworkHasher(SupervisedHasher):
                 others[name] = value
         super().restore_state(others)
         made, n_features = weights["encoder_"]["W"].shape
-        if made != self.n_bits:  # before anything of that size is made
-            raise ValueError(f"its encoder makes codes of {made} bits, not {self.n_bits}")
-        self.encoder_ = self.new_encoder(n_features, self.n_bits, self.n_stages)
+        expected = vars(self).get("full_bits_", self.n_bits)
+        if made != expected:  # before anything of that size is made
+            raise ValueError(f"its encoder makes codes of {made} bits, not {expected}")
+        self._check_nested()
+        self.encoder_ = self.new_encoder(n_features, made, self.n_stages)
         if weights["hidden_"]:
             n_hidden, n_features = weights["hidden_"]["W"].shape
             self.hidden_ = self.new_encoder(n_features, n_hidden, 0)
@@ -514,6 +552,8 @@ class NetworkHasher(SupervisedHasher):
         if "standardize" in parameters:  # before 0.3
             parameters["scaling"] = "each" if parameters.pop("standardize") else "none"
             parameters["front"] = "none" if parameters.pop("kernel", "") == "linear" else "kernel"
+        if "nested" in parameters:  # JSON knows lists alone
+            parameters["nested"] = tuple(parameters["nested"])
         return parameters
 
 
