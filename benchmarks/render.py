@@ -31,9 +31,9 @@ def markdown(rows: list[list[str]]) -> str:
 
 
 ORDER = [
-    "DeepLinf", "NNHash", "SparseHash", "KSH", "SDH", "PSH", "LDAHash", "BRE", "OneHotHash",
-    "ClassifierLSH", "Ceiling", "AGH", "AGH1", "AGH2", "LinfHash", "ITQ", "SpectralHash", "LSH",
-    "SignHash",
+    "DeepLinf", "NNHash", "SparseHash", "OrthoHash", "CSQ", "KSH", "SDH", "PSH", "LDAHash", "BRE",
+    "OneHotHash", "ClassifierLSH", "Ceiling", "AGH", "AGH1", "AGH2", "LinfHash", "ITQ",
+    "SpectralHash", "LSH", "SignHash",
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ ORDER = [
     "neurons polish pursuit scaling",
     "admm dictionary solver",
     "encoders pairs",
-    "siamese",
+    "centres siamese",
     "features",
     "hashers",
     "evaluation",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from antipodal.features import learn_vocabulary as learn_vocabulary
     from antipodal.hashers import AGH as AGH
     from antipodal.hashers import BRE as BRE
+    from antipodal.hashers import CSQ as CSQ
     from antipodal.hashers import ITQ as ITQ
     from antipodal.hashers import KSH as KSH
     from antipodal.hashers import LSH as LSH
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from antipodal.hashers import NetworkHasher as NetworkHasher
     from antipodal.hashers import NNHash as NNHash
     from antipodal.hashers import OneHotHash as OneHotHash
+    from antipodal.hashers import OrthoHash as OrthoHash
     from antipodal.hashers import SignHash as SignHash
     from antipodal.hashers import SparseHash as SparseHash
     from antipodal.hashers import SpectralHash as SpectralHash
@@ -61,6 +63,7 @@ _HOME = {
     "BLU": "neurons",
     "BRE": "hashers",
     "BaseHasher": "hashers",
+    "CSQ": "hashers",
     "ClassifierLSH": "hashers",
     "DeepLinf": "hashers",
     "Encoder": "encoders",
@@ -78,6 +81,7 @@ _HOME = {
     "NNHash": "hashers",
     "NetworkHasher": "hashers",
     "OneHotHash": "hashers",
+    "OrthoHash": "hashers",
     "PSH": "hashers",
     "PlainEncoder": "encoders",
     "SDH": "hashers",

@@ -4,6 +4,7 @@ from antipodal.hashers.agh import AGH
 from antipodal.hashers.base import BaseHasher
 from antipodal.hashers.bre import BRE
 from antipodal.hashers.classifierlsh import ClassifierLSH
+from antipodal.hashers.csq import CSQ
 from antipodal.hashers.deeplinf import DeepLinf
 from antipodal.hashers.itq import ITQ
 from antipodal.hashers.ksh import KSH
@@ -13,6 +14,7 @@ from antipodal.hashers.lsh import LSH
 from antipodal.hashers.network import NetworkHasher
 from antipodal.hashers.nnhash import NNHash
 from antipodal.hashers.onehothash import OneHotHash
+from antipodal.hashers.orthohash import OrthoHash
 from antipodal.hashers.psh import PSH
 from antipodal.hashers.registry import HASHERS, load, register
 from antipodal.hashers.sdh import SDH
@@ -23,6 +25,7 @@ from antipodal.hashers.spectralhash import SpectralHash
 __all__ = [
     "AGH",
     "BRE",
+    "CSQ",
     "HASHERS",
     "ITQ",
     "KSH",
@@ -37,6 +40,7 @@ __all__ = [
     "NNHash",
     "NetworkHasher",
     "OneHotHash",
+    "OrthoHash",
     "SignHash",
     "SparseHash",
     "SpectralHash",

@@ -176,7 +176,7 @@ class NetworkHasher(SupervisedHasher):
             random = np.random.RandomState(seed)
             p = beliefs(Y[:n], labels[train_rows], Y[n:n_learned], random)
             p = _sharpened(p, self.belief_power, exclusive=labels.ndim == 1)
-            pairs = BelievedPairs(torch.from_numpy(p).to(device), exclusive=labels.ndim == 1)
+            pairs = self._believed_pairs(torch.from_numpy(p).to(device), exclusive=labels.ndim == 1)
         seen = self._learn_front(Y, n_learned, seed, believed=others is not None)
         validation = None
         if len(held_out):
@@ -186,14 +186,15 @@ class NetworkHasher(SupervisedHasher):
         self._train(seen[:n_learned], pairs, validation, seed, progress, checkpoint)
         return self
 
-    def _label_pairs(
-        self, labels: NDArray[Any], n_pairs: int, seed: int
-    ) -> InBatchPairs | ListedPairs:
+    def _label_pairs(self, labels: NDArray[Any], n_pairs: int, seed: int) -> PairSource:
         device = self._device()
         tensor = torch.from_numpy(labels).to(device)
         if self.pairs == "batch":
             return InBatchPairs(tensor)
         return sample_pairs(tensor, n_pairs, torch.Generator(device=device).manual_seed(seed))
+
+    def _believed_pairs(self, beliefs: Tensor, *, exclusive: bool) -> PairSource:
+        return BelievedPairs(beliefs, exclusive=exclusive)
 
     def _check_unlabelled(self, unlabelled: ArrayLike | None) -> FloatArray | None:
         """Return up to `n_unlabelled` of the rows, as floats; a memory map is left where it is."""

@@ -20,6 +20,7 @@ from antipodal.hashers.agh import AGH
 from antipodal.hashers.base import BaseHasher, is_built_in
 from antipodal.hashers.bre import BRE
 from antipodal.hashers.classifierlsh import ClassifierLSH
+from antipodal.hashers.csq import CSQ
 from antipodal.hashers.deeplinf import DeepLinf
 from antipodal.hashers.itq import ITQ
 from antipodal.hashers.ksh import KSH
@@ -28,6 +29,7 @@ from antipodal.hashers.linfhash import LinfHash
 from antipodal.hashers.lsh import LSH
 from antipodal.hashers.nnhash import NNHash
 from antipodal.hashers.onehothash import OneHotHash
+from antipodal.hashers.orthohash import OrthoHash
 from antipodal.hashers.psh import PSH
 from antipodal.hashers.sdh import SDH
 from antipodal.hashers.signhash import SignHash
@@ -41,6 +43,8 @@ HASHERS: dict[str, type[BaseHasher]] = {
         DeepLinf,
         NNHash,
         SparseHash,
+        OrthoHash,
+        CSQ,
         KSH,
         SDH,
         AGH,
