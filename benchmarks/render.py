@@ -39,7 +39,7 @@ ORDER = [
 
 # What README shows: ours, the strongest rivals, one without labels, and what no code reaches.
 SHORT = [
-    "DeepLinf", "DeepLinf:n_unlabelled=0", "KSH", "ClassifierLSH", "ITQ", "Ceiling",
+    "DeepLinf", "DeepLinf:n_unlabelled=0", "NNHash", "ClassifierLSH", "ITQ", "Ceiling",
 ]  # fmt: skip
 
 

@@ -87,6 +87,12 @@ LABELS = ("--query-labels", "y.npy", "--database-labels", "y.npy")
         ((*FIT, "--set", "device=meta"), 1, "got 'meta'"),
         ((*FIT, "--set", "bound=0"), 1, "bound must be positive"),
         ((*FIT, "--set", "x=1"), 2, "expected a setting NAME=VALUE with NAME one of batch_size"),
+        ((*FIT, "--unlabelled", "none.npy"), 1, "cannot read none.npy: No such file"),
+        ((*FIT, "--unlabelled", "y.npy"), 1, "must have a row per item and a column per feature"),
+        (
+            (*FIT, "--set", "n_unlabelled=0", "--unlabelled", "X.npy"), 2,
+            "does not learn from rows without labels: leave --unlabelled out",
+        ),
         (("fit", "X.npy", *ITQ, "--set", "n_iter=abc"), 2, "n_iter must be a whole number"),
         ((*FIT, "--bits", 0), 2, "'--bits'"),
         # what a method learns from

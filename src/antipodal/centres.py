@@ -25,7 +25,7 @@ _SHORT = 16  # bits up to which codes drawn one by one could well be the same
 
 
 def class_centres(n_classes: int, n_bits: int, rng: np.random.Generator) -> Centres:
-    """Return a code of ±1 for each class, (c, N), any two of them far apart. [Yuan2020, Sec. 3.1]
+    """Return a code of ±1 for each class, (c, N), any two of them far apart. [Yuan2020]
 
     Rows of a Hadamard matrix, in random order and each with a random sign, differ in exactly N/2
     bits. From the N-th class on their negatives follow. Where N is no power of two, or 2N are too
