@@ -8,7 +8,7 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import typer
 from typer.cli import get_docs_for_click
@@ -144,38 +144,6 @@ def ablations(runs: list[Record]) -> str:
     return markdown(rows)
 
 
-# Where DeepLinf is held against every other code, and what the settings are called.
-SETTINGS = {
-    "cifar10": "CIFAR10, GIST", "cifar10-mirrored": "… with mirror images",
-    "fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "digits": "digits", "clinc150": "CLINC150",
-    "banking77": "banking77", "coco_bow500": "COCO",
-    "coco_bow500-without-top-1": "… without its commonest concept", "corel16k": "Corel16k",
-}  # fmt: skip
-
-
-def against_the_best() -> str:
-    """Lay out a row per setting: DeepLinf, the best other code, and their paired difference."""
-    rows = [["64 bits, mAP", "splits", "`DeepLinf`", "best other code", "", "difference",
-             "standard error", "new items, difference"]]  # fmt: skip
-    for name, called in SETTINGS.items():
-        runs = [r for r in records(name) if r["bits"] == 64]
-        scores = {m: {r["seed"]: r for r in runs if r["method"] == m} for m in
-                  dict.fromkeys(r["method"] for r in runs)}  # fmt: skip
-        ours = scores["DeepLinf"]
-        others = {m: s for m, s in scores.items() if not m.startswith("DeepLinf")
-                  and s.keys() >= ours.keys()}  # fmt: skip
-        best = max(others, key=lambda m: mean(others[m][seed]["map"] for seed in ours))
-        gaps, new = ([ours[seed][key] - others[best][seed][key] for seed in ours]
-                     for key in ("map", "map_without_training"))  # fmt: skip
-        error = stdev(gaps) / len(gaps) ** 0.5
-        rows.append(
-            [called, str(len(ours)), spread([r["map"] for r in ours.values()]), named(best),
-             spread([others[best][seed]["map"] for seed in ours]), f"{mean(gaps):+.2f}",
-             f"{error:.2f}", f"{mean(new):+.2f}"]
-        )  # fmt: skip
-    return markdown(rows)
-
-
 def choices(runs: list[Record]) -> str:
     """Lay out a row a setting and a column a set."""
     sets = list(dict.fromkeys(r["data"] for r in runs))
@@ -189,10 +157,6 @@ def choices(runs: list[Record]) -> str:
 
 TABLES = {
     "choices": lambda: choices(read_records(RESULTS / "validation.jsonl")),
-    "against-the-best": against_the_best,
-    "banking77": lambda: full(records("banking77")),
-    "mnist": lambda: full(records("mnist")),
-    "digits-splits": lambda: full(records("digits")),
     "ablations": lambda: ablations(read_records(RESULTS / "ablations.jsonl")),
     "cifar10-short": lambda: by_length(
         [r for method in SHORT for r in records("cifar10") if r["method"] == method]
