@@ -20,10 +20,10 @@ from antipodal import DeepLinf
 N_FEATURES, N_BITS, BLOCK = 384, 64, 2048
 
 
-def fitted(front: str) -> DeepLinf:
+def fitted(front: str, scaling: str = "each") -> DeepLinf:
     """Return a hasher of the right shape; what it learned does not matter for its speed."""
     rows = np.random.default_rng(0).standard_normal((2000, N_FEATURES), dtype=np.float32)
-    hasher = DeepLinf(N_BITS, front=front, scaling="each", n_epochs=1, random_state=0)
+    hasher = DeepLinf(N_BITS, front=front, scaling=scaling, n_epochs=1, random_state=0)
     return hasher.fit(rows, np.arange(2000) % 10)
 
 
@@ -78,6 +78,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
 
     hashers = {front: fitted(front) for front in ("none", "hidden", "kernel")}
+    hashers["hidden_with_roots"] = fitted("hidden", "root-each")
     memory = streaming_memory(hashers["hidden"])
     X = np.random.default_rng(1).standard_normal((options.rows, N_FEATURES), dtype=np.float32)
     W = hashers["none"].encoder_.W

@@ -87,7 +87,7 @@ LABELS = ("--query-labels", "y.npy", "--database-labels", "y.npy")
         ((*FIT, "--set", "device=meta"), 1, "got 'meta'"),
         ((*FIT, "--set", "bound=0"), 1, "bound must be positive"),
         ((*FIT, "--set", "x=1"), 2, "expected a setting NAME=VALUE with NAME one of batch_size"),
-        ((*FIT, "--unlabelled", "none.npy"), 1, "cannot read none.npy: No such file"),
+        ((*FIT, "--unlabelled", "nowhere.npy"), 1, "cannot read nowhere.npy: No such file"),
         ((*FIT, "--unlabelled", "y.npy"), 1, "must have a row per item and a column per feature"),
         (
             (*FIT, "--set", "n_unlabelled=0", "--unlabelled", "X.npy"), 2,

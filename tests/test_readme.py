@@ -117,6 +117,7 @@ def test_the_table_of_speed_is_what_was_recorded():
         f"OSQP, factored once | {solvers['OSQP']['times_ours']:.0f} times faster",
         f"SciPy `lsq_linear` (bvls) | {solvers['lsq_linear bvls']['times_ours']:.0f} times faster",
         f"the bare product X·Wᵀ | {encode['hidden_ratio']:.1f} times its time",
+        f'`scaling="root-each"`) | | {encode["hidden_with_roots_ratio"]:.1f} times its time',
         f'`front="none"` | | {encode["none_ratio"]:.1f} times its time',
         f'`front="kernel"`, 2,000 anchors | | {encode["kernel_ratio"]:.0f} times its time',
         f"mAP alone | {ratio['loop, default sort, cumsum']:.0f} times faster",
