@@ -12,13 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from antipodal.centres import CentrePairs, Centres, class_centres
-from antipodal.encoders import PlainEncoder
-from antipodal.hashers.network import NetworkHasher
+from antipodal.hashers.nnhash import NNHash
 from antipodal.pairs import InBatchPairs, PairSource
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class CentreHasher(NetworkHasher):
+class CentreHasher(NNHash):
     """Base of `OrthoHash` and `CSQ`: the encoder of `NNHash`, and class centres for its codes."""
 
     centres_: Centres = field(init=False)  # (c, N), ±1
@@ -26,19 +25,6 @@ class CentreHasher(NetworkHasher):
     @abstractmethod
     def centre_loss(self, centres: Tensor, *, exclusive: bool) -> partial[Tensor]:
         """Return the loss of (codes, beliefs), given the centres of all classes or concepts."""
-
-    def new_encoder(
-        self, n_features: int, n_bits: int, n_stages: int, seed: int = 0
-    ) -> PlainEncoder:
-        """Return an encoder with random weights."""
-        return PlainEncoder(
-            n_features, n_bits, n_stages, tied=self.tied,
-            generator=torch.Generator().manual_seed(seed),
-        )  # fmt: skip
-
-    def reach(self) -> float:
-        """Return half the distance between the two values of a bit."""
-        return 1.0  # of tanh
 
     def check_labels(self, y: ArrayLike | None, n_rows: int) -> NDArray[Any]:
         """Return classes or concepts as all methods do, and give each its centre."""

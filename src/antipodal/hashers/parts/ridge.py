@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dpotrf, dpotri
 
+from antipodal.hashers.parts.rows import row_blocks
+
 Floats = NDArray[np.floating[Any]]
 
 _RIDGES = (0.03, 0.1, 0.3, 1.0)
@@ -20,9 +22,11 @@ _RIDGES = (0.03, 0.1, 0.3, 1.0)
 def gaussian_kernel(X: Floats, gamma: float) -> Floats:
     """Return exp(-γ‖x - x'‖²) for all pairs of rows, (m, m)."""
     lengths = np.einsum("ij,ij->i", X, X)
-    squared = lengths[:, None] + lengths - 2 * X @ X.T
-    kernel: Floats = np.exp(-gamma * np.maximum(squared, 0))
-    return kernel
+    K: Floats = 2 * X @ X.T
+    for block in row_blocks(K):  # in place: K is the largest array of all
+        squared = lengths[block, None] + lengths - K[block]
+        K[block] = np.exp(-gamma * np.maximum(squared, 0))
+    return K
 
 
 def leave_one_out_error(X: Floats, targets: NDArray[np.bool_]) -> float:

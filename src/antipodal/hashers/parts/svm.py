@@ -19,7 +19,7 @@ from scipy.special import expit, log_softmax, softmax
 from sklearn.svm import SVC
 from torch import Tensor
 
-from antipodal.hashers.parts.rows import row_blocks
+from antipodal.hashers.parts.ridge import gaussian_kernel
 
 Floats = NDArray[np.floating[Any]]
 
@@ -51,7 +51,7 @@ def fit_svm(
     gamma = 1 / X.shape[1] if gamma is None else gamma
     multilabel = labels.ndim == 2
     Y = label_table(labels)
-    K = _kernel(X, gamma)
+    K = gaussian_kernel(X, gamma)
     fold = _folds(labels, rng)
     held_out = np.empty(Y.shape)
     for k in range(_FOLDS):
@@ -94,15 +94,6 @@ def label_table(labels: NDArray[Any]) -> NDArray[np.bool_]:
         return labels.astype(bool)
     table: NDArray[np.bool_] = labels[:, None] == np.arange(labels.max() + 1)
     return table
-
-
-def _kernel(X: Floats, gamma: float) -> Floats:
-    lengths = np.einsum("ij,ij->i", X, X)
-    K: Floats = 2 * X @ X.T
-    for block in row_blocks(K):  # in place: K is the largest array of all
-        squared = lengths[block, None] + lengths - K[block]
-        K[block] = np.exp(-gamma * np.maximum(squared, 0))
-    return K
 
 
 def _machines(K: Floats, Y: NDArray[np.bool_], C: float) -> tuple[Floats, Floats]:
