@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
+from sklearn.metrics.pairwise import cosine_similarity
 
 import antipodal
 from antipodal import ITQ, KSH, LSH, ClassifierLSH, DeepLinf, datasets, evaluate, gist, pack
@@ -130,6 +131,23 @@ def test_the_ceiling_ranks_class_probabilities_that_were_never_coded():
     ]
     assert ceiling["map"] == pytest.approx(100 * np.mean(by_hand), abs=0.01)
     assert table([ceiling])[1][:2] == ["Ceiling", "–"]
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_floats_are_ranked_by_their_cosine(centred):
+    cell = Cell("CentredCosine" if centred else "Cosine", 0, 0)
+    record = run_cell(Benchmark(DIGITS, **SMALL), cell)
+    rows = DIGITS.split("paper", 0, **SMALL)
+    X, y = DIGITS.features.astype(np.float64), DIGITS.labels
+    items, queries = X[rows.database], X[rows.query]
+    mean = items.mean(axis=0) if centred else 0
+    cosines = cosine_similarity(queries - mean, items - mean)
+    by_hand = [
+        average_precision_score(y[rows.database] == label, row)
+        for label, row in zip(y[rows.query], cosines, strict=True)
+    ]
+    assert record["map"] == pytest.approx(100 * np.mean(by_hand), abs=0.01)
+    assert record["learned_from"] == ("database" if centred else "nothing")
 
 
 @pytest.mark.parametrize("method", ["KSH:n_anchors=50", "LSH"])  # more magnify the rounding

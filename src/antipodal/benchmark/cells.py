@@ -2,9 +2,8 @@
 
 The seed of a cell draws its split and everything random in its method. Methods that learn from
 labels see the training rows, and the rest of the database without labels where they can use that;
-those that do not learn from labels see the whole database, without them. The method
-"Ceiling" is no hasher: it ranks by class probabilities that were never turned into bits, and so
-shows what coding costs.
+those that do not learn from labels see the whole database, without them. The methods of
+`antipodal.benchmark.uncoded` are no hashers: they rank by floats, and so show what coding costs.
 """
 
 import hashlib
@@ -21,15 +20,15 @@ from numpy.typing import NDArray
 
 import antipodal
 from antipodal.benchmark.records import Record
+from antipodal.benchmark.uncoded import UNCODED, Cosine, Uncoded
 from antipodal.benchmark.workers import run_jobs
 from antipodal.codes import pack
 from antipodal.datasets import Dataset, Split
 from antipodal.evaluation.ceiling import evaluate_floats
 from antipodal.evaluation.metrics import evaluate
-from antipodal.hashers import BaseHasher, ClassifierLSH
+from antipodal.hashers import BaseHasher
 from antipodal.hashers.methods import make_hasher
 
-CEILING = "Ceiling"  # no code at all: the class probabilities of `ClassifierLSH`, as floats
 _MOST_CONCEPT_ROWS = 5000  # training rows of a multi-label set, unless told otherwise
 
 
@@ -37,7 +36,7 @@ Array = NDArray[Any]
 
 
 class Cell(NamedTuple):
-    """One fit and its scores. The ceiling has 0 bits."""
+    """One fit and its scores. A method that ranks by floats has 0 bits."""
 
     method: str
     bits: int
@@ -53,7 +52,7 @@ class Rows:
     split: Split
     mirror: Array | None = None
 
-    def fit(self, hasher: BaseHasher, **options: Any) -> None:
+    def fit(self, hasher: BaseHasher | Uncoded, **options: Any) -> None:
         """Fit to the training rows, with labels, where a method uses them; else to the database.
 
         A method that can use both learns from the rest of the database as well, without its
@@ -152,7 +151,7 @@ class Benchmark:
         All parameters of the method are in it, also those that `cell.method` does not name: a
         default may be another one in time.
         """
-        return self.identity | cell._asdict() | {"parameters": parameters(hasher_of(cell))}
+        return self.identity | cell._asdict() | {"parameters": parameters(method_of(cell))}
 
     def matching(self, cells: Iterable[Cell], records: Sequence[Record]) -> dict[Cell, Record]:
         """Return the records that are there already, by cell; of several the last."""
@@ -188,14 +187,14 @@ def _key(record: Record) -> tuple[Any, ...]:
     return (*values, json.dumps(record.get("parameters"), sort_keys=True))
 
 
-def hasher_of(cell: Cell) -> BaseHasher:
-    """Return the hasher to fit; that of the ceiling is only asked for its class probabilities."""
-    if cell.method == CEILING:
-        return make_hasher("ClassifierLSH", 1, cell.seed)
+def method_of(cell: Cell) -> BaseHasher | Uncoded:
+    """Return what to fit: a hasher, or a method that ranks by floats."""
+    if cell.method in UNCODED:
+        return UNCODED[cell.method](cell.seed)
     return make_hasher(cell.method, cell.bits, cell.seed)
 
 
-def parameters(hasher: BaseHasher) -> Record:
+def parameters(hasher: BaseHasher | Uncoded) -> Record:
     """Return all parameters but length and seed, as JSON holds them."""
     values = hasher.get_params(deep=False).items()
     return {name: _written(v) for name, v in values if name not in ("n_bits", "random_state")}
@@ -215,8 +214,10 @@ def _written(value: Any) -> Any:
         return repr(value)
 
 
-def learned_from(hasher: BaseHasher) -> str:
-    """Return what a method is fitted to: "labels", "labels and database" or "database"."""
+def learned_from(hasher: BaseHasher | Uncoded) -> str:
+    """Return what a method is fitted to: "labels", "labels and database", "database", "nothing"."""
+    if isinstance(hasher, Cosine) and not hasher.centred:
+        return "nothing"
     if not hasher.uses_labels:
         return "database"
     return "labels and database" if hasher.uses_unlabelled else "labels"
@@ -226,11 +227,9 @@ def grid(methods: Sequence[str], bits: Sequence[int], seeds: Sequence[int]) -> l
     """Return all cells, after checking that every method can be made."""
     cells: list[Cell] = []
     for method in methods:
-        if method != CEILING:
-            make_hasher(method, bits[0], seeds[0])
-        cells += [
-            Cell(method, *rest) for rest in product([0] if method == CEILING else bits, seeds)
-        ]
+        lengths = [0] if method in UNCODED else bits
+        cells += [Cell(method, *rest) for rest in product(lengths, seeds)]
+        method_of(cells[-1])
     return cells
 
 
@@ -249,14 +248,14 @@ def run_cell(benchmark: Benchmark, cell: Cell) -> Record:
     """
     rows = benchmark.rows(cell.seed)
     split, y = rows.split, rows.y
-    hasher = hasher_of(cell)
+    hasher = method_of(cell)
     began = time.perf_counter()
     rows.fit(hasher)
     fitted = time.perf_counter()
     query_labels, item_labels = y[split.query], y[split.database]
-    if isinstance(hasher, ClassifierLSH) and cell.method == CEILING:
-        p = rows.values(hasher.class_probabilities, split.query)
-        q = rows.values(hasher.class_probabilities, split.database)
+    if not isinstance(hasher, BaseHasher):
+        p = rows.values(hasher.values, split.query)
+        q = rows.values(hasher.values, split.database)
 
         def score(kept: Array | slice) -> dict[str, float | int]:
             return asdict(evaluate_floats(p, q[kept], query_labels, item_labels[kept]))
