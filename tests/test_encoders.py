@@ -6,8 +6,9 @@ import torch
 
 from antipodal import LinfEncoder, ListaEncoder, PlainEncoder
 from antipodal.admm import admm_iterations
+from antipodal.encoders import SparseLinfEncoder
 
-ENCODERS = [LinfEncoder, ListaEncoder, PlainEncoder]
+ENCODERS = [LinfEncoder, SparseLinfEncoder, ListaEncoder, PlainEncoder]
 
 
 def problem(seed, n=12, N=8, m=3):

@@ -99,7 +99,7 @@ def test_a_saved_model_keeps_the_name_of_its_loss_and_does_not_need_it(tmp_path)
     loaded = load(tmp_path / "m")
     assert loaded.loss == "test_own_loss.contrastive(margin=2.0)"
     np.testing.assert_array_equal(loaded.encode(X), hasher.encode(X))
-    with pytest.raises(ValueError, match=r"loss must be 'contrastive' or a function.*loaded"):
+    with pytest.raises(ValueError, match=r"'triplet' or a function.*loaded"):
         loaded.fit(X, Y)
     assert clone(hasher).loss.func is contrastive
 
@@ -124,8 +124,8 @@ def test_a_checkpoint_of_another_loss_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("loss", "error", "message"),
     [
-        ("triplet", ValueError, "loss must be 'contrastive' or a function .* got 'triplet'"),
-        (None, ValueError, "loss must be 'contrastive' or a function"),
+        ("quadruplet", ValueError, "'triplet' or a function .* got 'quadruplet'"),
+        (None, ValueError, "loss must be 'contrastive', 'triplet' or a function"),
         (lambda z, targets: 1.0, TypeError, "must return a tensor without dimensions: got float"),
         (lambda z, targets: z.sum(dim=1), TypeError, r"without dimensions: got shape \(300,\)"),
         (lambda z, targets: z.sum() / 0, FloatingPointError, "lambda> divides by zero"),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from antipodal.admm import admm_step, unfolded_bias, unfolded_weights
-from antipodal.neurons import BLU, SHeLU, rectify
+from antipodal.neurons import BLU, SHeLU, clip, rectify
 
 
 class Encoder(nn.Module):
@@ -209,6 +209,37 @@ class LinfEncoder(Encoder):
             encoder.b.copy_(b.mean(dim=0, keepdim=True) if tied and n_stages else b)
             encoder.blu.log_threshold.fill_(math.log(bound))  # to the full precision of D
         return encoder
+
+
+class SparseLinfEncoder(LinfEncoder):
+    """Sparsity and the l∞ bound at once: each entry is shrunk, then clipped.
+
+    clip(sign(u)·max(|u| - θ, 0), ±λ) is the proximal operator of θ‖x‖₁ on the box ‖x‖∞ ≤ λ; θ is
+    learned for each bit, as λ is.
+    """
+
+    def __init__(
+        self,
+        n_features: int,
+        n_bits: int,
+        n_stages: int = 2,
+        *,
+        tied: bool = False,
+        bound: float = 1.0,
+        shrinkage: float = 0.1,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(n_features, n_bits, n_stages, tied=tied, bound=bound, generator=generator)
+        self.shelu = SHeLU(n_bits, shrinkage)
+
+    def neuron(self, u: Tensor) -> Tensor:
+        """Shrink each entry by its threshold, then clip it to its bound."""
+        return super().neuron(self.shelu(u))
+
+    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
+        """Shrink by θ/λ, then clip to ±1."""
+        ratio = self.shelu.threshold / self.threshold
+        return super().unit(v - clip(v, ratio), out)
 
 
 class ListaEncoder(Encoder):

@@ -1,6 +1,7 @@
 """The paper's method: a siamese network of Deep l∞ Encoders."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from antipodal.admm import admm_iterations
 from antipodal.dictionary import ksvd
-from antipodal.encoders import LinfEncoder
+from antipodal.encoders import LinfEncoder, SparseLinfEncoder
 from antipodal.hashers.network import NetworkHasher
 
 
@@ -48,20 +49,24 @@ class DeepLinf(NetworkHasher):
         left-out training rows best, and "each" for pairs.
     bound : float
         λ to begin with, for every bit; each is then learned.
+    shrinkage : float
+        Above 0, units shrink their input by so much before they clip it, so that codes are sparse
+        as well as bounded; each unit then learns its own.
     init : {"random", "ksvd"}
         Start from random weights, or from K-SVD and K iterations of ADMM by Eq. 11.
     penalty : float
         β of Eq. 7, for init="ksvd".
     sparsity : int
         Non-zeros a sample in K-SVD, for init="ksvd".
-    loss : "contrastive" or callable
-        What to minimise: Eq. 12, or loss(codes, targets), a function of the codes of a batch
-        (m, N) and of a table (m, m) with 1 for similar pairs, -1 for dissimilar ones and 0
-        elsewhere: see `antipodal.pairs`. A saved model keeps the name of a function alone.
+    loss : "contrastive", "triplet" or callable
+        What to minimise: Eq. 12, `antipodal.triplets.triplet_loss`, or loss(codes, targets), a
+        function of the codes of a batch (m, N) and of a table (m, m) with 1 for similar pairs, -1
+        for dissimilar ones and 0 elsewhere: see `antipodal.pairs`. A saved model keeps the name of
+        a function alone.
     margin : float, optional
-        m of Eq. 12, the distance from which dissimilar pairs are left alone. By default 0.95
-        times √(2N)·λ, the distance of two random codes. The first L bits of a code that is
-        `nested` have √(L/N) of it.
+        m of Eq. 12, the distance from which dissimilar pairs are left alone; of triplets, by how
+        much these have to be further away than similar ones. By default 0.95 times √(2N)·λ, the
+        distance of two random codes. The first L bits of a code that is `nested` have √(L/N) of it.
     similar_weight : float, optional
         Weight of similar pairs against dissimilar ones. Larger gathers classes in fewer
         codes (more items within a small radius), smaller ranks better. By default 0.1, and where
@@ -119,7 +124,10 @@ class DeepLinf(NetworkHasher):
 
     encoder_: LinfEncoder = field(init=False)
 
+    encoding_parameters = (*NetworkHasher.encoding_parameters, "shrinkage")
+
     bound: float = 1.0
+    shrinkage: float = 0.0
     init: Literal["random", "ksvd"] = "random"
     penalty: float = 0.6
     sparsity: int = 8
@@ -169,7 +177,8 @@ class DeepLinf(NetworkHasher):
         self, n_features: int, n_bits: int, n_stages: int, seed: int = 0
     ) -> LinfEncoder:
         """Return an encoder with random weights."""
-        return LinfEncoder(
+        make = partial(SparseLinfEncoder, shrinkage=self.shrinkage)
+        return (make if self.shrinkage else LinfEncoder)(
             n_features, n_bits, n_stages, tied=self.tied, bound=self.bound,
             generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
@@ -197,6 +206,10 @@ class DeepLinf(NetworkHasher):
         super()._check_parameters()
         if self.init not in ("random", "ksvd"):
             raise ValueError(f"init must be 'random' or 'ksvd': got {self.init!r}")
+        if not 0 <= self.shrinkage < float("inf"):
+            raise ValueError(f"shrinkage must not be negative: got {self.shrinkage}")
+        if self.shrinkage and self.init == "ksvd":
+            raise ValueError("init must be 'random' with shrinkage: the ADMM of Eq. 11 has none")
         for name in ("bound", "penalty", "sparsity"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be positive and finite: got {getattr(self, name)}")

@@ -44,6 +44,7 @@ from antipodal.pairs import (
 )
 from antipodal.siamese import Progress, Training, train
 from antipodal.threads import one_thread
+from antipodal.triplets import triplet_loss
 
 _PARTS = ("hidden_", "encoder_")  # of the network, in the order in which a row goes through
 
@@ -83,7 +84,7 @@ class NetworkHasher(SupervisedHasher):
     n_hidden: int = 256
     n_anchors: int = 2000
     scaling: Scaling = "auto"
-    loss: Literal["contrastive"] | PairLoss = "contrastive"
+    loss: Literal["contrastive", "triplet"] | PairLoss = "contrastive"
     margin: float | None = None
     similar_weight: float | None = None
     belief_power: float = 1.0
@@ -234,6 +235,8 @@ class NetworkHasher(SupervisedHasher):
         their number. Rows without labels cannot take part as in `fit`: pairs name no classes that
         a classifier could tell apart.
         """
+        if self.loss == "triplet":
+            raise ValueError("fit_pairs has pairs to learn from and no triplets: change the loss")
         checked = self.check_fit(X)
         listed, flags = check_pairs(pairs, similar, len(checked))
         if len(checked) > self.n_samples:
@@ -326,7 +329,7 @@ class NetworkHasher(SupervisedHasher):
         )
         history = train(
             network, Y.to(device), pairs, settings,
-            loss=self.loss if callable(self.loss) else None,
+            loss=self._own_loss(),
             validation=validation, progress=progress, checkpoint=checkpoint,
         )  # fmt: skip
         network.cpu().requires_grad_(False)
@@ -416,6 +419,12 @@ class NetworkHasher(SupervisedHasher):
     def _lift(self) -> Lift:
         return Lift(self.anchors_, self.gamma_, self.lift_, self.lift_offset_)
 
+    def _own_loss(self) -> PairLoss | None:
+        """Return what to minimise in place of Eq. 12, if anything."""
+        if self.loss == "triplet":
+            return partial(triplet_loss, margin=self._margin())
+        return self.loss if callable(self.loss) else None
+
     def _margin(self) -> float:
         """Return the margin given, or a distance that two random codes have: √(2N)·reach."""
         if self.margin is not None:
@@ -496,10 +505,15 @@ class NetworkHasher(SupervisedHasher):
                 "device must be 'auto', 'cpu', or another that PyTorch can use here: "
                 f"got {self.device!r} ({reason})"
             ) from error
-        if self.loss != "contrastive" and not callable(self.loss):
+        if self.loss not in ("contrastive", "triplet") and not callable(self.loss):
             raise ValueError(
-                f"loss must be 'contrastive' or a function of (codes, targets): got "
+                f"loss must be 'contrastive', 'triplet' or a function of (codes, targets): got "
                 f"{self.loss!r}. A model that was loaded knows its own loss by name only"
+            )
+        if self.loss == "triplet" and self.pairs == "sampled":
+            raise ValueError(
+                "loss must not be 'triplet' with pairs='sampled': pairs that are drawn one by one "
+                "make no triplets"
             )
 
     def _check_nested(self) -> None:
