@@ -5,10 +5,11 @@ python benchmarks/render.py --check    # fail if a page is not what the records 
 """
 
 import argparse
+import math
 import re
 import sys
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 import typer
 from typer.cli import get_docs_for_click
@@ -32,8 +33,8 @@ def markdown(rows: list[list[str]]) -> str:
 
 ORDER = [
     "DeepLinf", "NNHash", "SparseHash", "OrthoHash", "CSQ", "KSH", "SDH", "PSH", "LDAHash", "BRE",
-    "OneHotHash", "ClassifierLSH", "Ceiling", "AGH", "AGH1", "AGH2", "LinfHash", "ITQ",
-    "SpectralHash", "LSH", "SignHash",
+    "OneHotHash", "ClassifierLSH", "Ceiling", "Cosine", "CentredCosine", "AGH", "AGH1", "AGH2",
+    "LinfHash", "ITQ", "SpectralHash", "LSH", "SignHash",
 ]  # fmt: skip
 
 
@@ -71,11 +72,76 @@ def by_length(runs: list[Record]) -> str:
 
 
 def named(method: str) -> str:
-    """Classes in code type; the ceiling is not one."""
-    if method == "Ceiling":
-        return "no code: the SVM's probabilities"
+    """Classes in code type; rankings by floats are not classes."""
+    uncoded = {
+        "Ceiling": "no code: the SVM's probabilities",
+        "Cosine": "no code: cosine",
+        "CentredCosine": "no code: cosine less the mean",
+    }
+    if method in uncoded:
+        return uncoded[method]
     name, *settings = method.split(":")
     return f"`{name}({', '.join(settings)})`" if settings else f"`{name}`"
+
+
+# The ten sets on which codes of 64 bits are compared, by their records.
+SETTINGS = {
+    "CIFAR10, GIST": "cifar10",
+    "the same with mirror images": "cifar10-mirrored",
+    "Fashion-MNIST, pixels": "fashion-mnist",
+    "MNIST, pixels": "mnist",
+    "digits, pixels": "digits",
+    "CLINC150, sentences": "clinc150",
+    "banking77, sentences": "banking77",
+    "COCO, visual words": "coco_bow500",
+    "COCO without its top concept": "coco_bow500-without-top-1",
+    "Corel16k, regions": "corel16k",
+}
+
+
+def against_the_best() -> str:
+    """Lay out a row per set: DeepLinf, the best other code, and their difference split by split."""
+    rows = [["64 bits", "splits", "`DeepLinf`", "best other code", "its mAP", "difference",
+             "new items: `DeepLinf`", "best other code there", "difference"]]  # fmt: skip
+    for setting, name in SETTINGS.items():
+        runs = [r for r in records(name) if r["bits"] == 64]
+        splits = [r["seed"] for r in runs if r["method"] == "DeepLinf"]
+        cells = [setting, str(len(splits))]
+        for score in ("map", "map_without_training"):
+            of = {(r["method"], r["seed"]): r[score] for r in runs}
+            others = {m for m, _ in of if not m.startswith("DeepLinf")}
+            others = {m for m in others if all((m, seed) in of for seed in splits)}
+            best = max(others, key=lambda m: mean(of[m, seed] for seed in splits))
+            ours = [of["DeepLinf", seed] for seed in splits]
+            theirs = [of[best, seed] for seed in splits]
+            gaps = [a - b for a, b in zip(ours, theirs, strict=True)]
+            error = stdev(gaps) / math.sqrt(len(gaps))
+            cells += [spread(ours), named(best)]
+            cells += [spread(theirs)] if score == "map" else []
+            cells.append(f"{mean(gaps):+.2f} ± {error:.2f}")
+        rows.append(cells)
+    return markdown(rows)
+
+
+# What the floats reach by themselves, and what codes of them do.
+FLOATS = {
+    "Cosine": "the floats, by cosine",
+    "CentredCosine": "the floats less their mean, by cosine",
+    "ITQ": "64 bits without labels, `ITQ`",
+    "DeepLinf": "**64 bits with labels, `DeepLinf`**",
+    "Ceiling": "no code: the SVM's probabilities",
+}
+
+
+def beside_the_floats() -> str:
+    """Lay out a row per way to rank, and a column per set."""
+    sets = {"banking77": "banking77", "CLINC150": "clinc150", "CIFAR-10, CNN": "cifar_effnet"}
+    runs = {title: records(name) for title, name in sets.items()}
+    rows = [["mAP of ranking by", *sets]]
+    for method, label in FLOATS.items():
+        scores = [[r["map"] for r in runs[t] if r["method"] == method] for t in sets]
+        rows.append([label, *map(spread, scores)])
+    return markdown(rows)
 
 
 def full(runs: list[Record]) -> str:
@@ -156,6 +222,12 @@ def choices(runs: list[Record]) -> str:
 
 
 TABLES = {
+    "ten-settings": against_the_best,
+    "floats": beside_the_floats,
+    "mnist": lambda: full(records("mnist")),
+    "banking77": lambda: full(records("banking77")),
+    "digits-64": lambda: full(records("digits")),
+    "cifar-effnet": lambda: full(records("cifar_effnet")),
     "choices": lambda: choices(read_records(RESULTS / "validation.jsonl")),
     "ablations": lambda: ablations(read_records(RESULTS / "ablations.jsonl")),
     "cifar10-short": lambda: by_length(

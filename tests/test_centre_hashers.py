@@ -290,6 +290,7 @@ def test_pairs_are_refused_for_they_name_no_classes(kind):
         ("pairs", "sampled"),
         ("margin", 1.0),
         ("similar_weight", 1.0),
+        ("centres", True),
     ],
 )
 def test_settings_of_pairs_are_refused(kind, name, value):

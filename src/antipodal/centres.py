@@ -21,6 +21,7 @@ from antipodal.pairs import Batch, PairSource, Usual
 
 Centres = NDArray[np.int8]
 
+COSINE_MARGIN = 0.2
 _SHORT = 16  # bits up to which codes drawn one by one could well be the same
 
 
@@ -44,6 +45,11 @@ def class_centres(n_classes: int, n_bits: int, rng: np.random.Generator) -> Cent
 def random_centres(n_classes: int, n_bits: int, rng: np.random.Generator) -> Centres:
     """Return codes of ±1, (c, N), each bit by the toss of a coin."""
     return 2 * rng.integers(0, 2, (n_classes, n_bits), np.int8) - 1
+
+
+def usual_scale(n_classes: int) -> float:
+    """Return √2·ln C, how sure a small angle is of a class: the surer, the more there are."""
+    return math.sqrt(2) * math.log(n_classes)
 
 
 def cosine_loss(
@@ -97,11 +103,12 @@ def central_loss(
 
 @dataclass(frozen=True)
 class CentreBatch:
-    """Rows of a batch of pairs, each by itself on its way to its centre."""
+    """Rows of a batch of pairs, each on its way to its centre, by itself or beside its pairs."""
 
     pairs: Batch
     beliefs: Tensor  # (rows, c)
     centre_loss: partial[Tensor]
+    beside: bool
 
     @property
     def rows(self) -> Tensor:
@@ -111,8 +118,14 @@ class CentreBatch:
     def loss(
         self, z: Tensor, margin: float, similar_weight: float, nested: Sequence[int] = ()
     ) -> Tensor:
-        """Return the loss of codes z; it has no use for what else there is to say of pairs."""
-        return self.centre_loss(z, self.beliefs)
+        """Return the loss of codes z by their centres, and by their pairs where both count.
+
+        A pair is worth up to ½m², so the other loss is multiplied by that.
+        """
+        alone: Tensor = self.centre_loss(z, self.beliefs)
+        if not self.beside:
+            return alone
+        return self.pairs.loss(z, margin, similar_weight, nested) + 0.5 * margin**2 * alone
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """Return which pairs of the rows are similar, and which are not."""
@@ -131,10 +144,19 @@ class CentrePairs:
     centre_loss : partial
         `cosine_loss` or `central_loss` with all but its first two arguments, `centres` (c, N)
         among them.
+    beside : bool
+        Whether the loss of the pairs counts too.
     """
 
-    def __init__(self, pairs: PairSource, labels: Tensor, centre_loss: partial[Tensor]) -> None:
-        self.pairs, self.labels, self.centre_loss = pairs, labels, centre_loss
+    def __init__(
+        self,
+        pairs: PairSource,
+        labels: Tensor,
+        centre_loss: partial[Tensor],
+        *,
+        beside: bool = False,
+    ) -> None:
+        self.pairs, self.labels, self.centre_loss, self.beside = pairs, labels, centre_loss, beside
 
     def usual(self) -> Usual:
         """Return how to train: as on the pairs."""
@@ -151,4 +173,4 @@ class CentrePairs:
         for batch in self.pairs.batches(batch_size, generator):
             labels = self.labels[batch.rows]
             table = F.one_hot(labels, len(centres)) if labels.ndim == 1 else labels
-            yield CentreBatch(batch, table.to(centres.dtype), self.centre_loss)
+            yield CentreBatch(batch, table.to(centres.dtype), self.centre_loss, self.beside)

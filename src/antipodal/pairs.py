@@ -311,10 +311,7 @@ class BelievedPairs:
         pull at many rows that are not alike, so they need more weight; where classes are many,
         similar pairs are few, and less gathers them.
         """
-        some = self.beliefs[:: -(-len(self.beliefs) // _MEASURED_ROWS)]
-        s = probably_similar(some, exclusive=self.exclusive).fill_diagonal_(0.0)
-        total = max(float(s.sum()), _CLOSEST)
-        share, sureness = total / (len(s) * max(len(s) - 1, 1)), float(s.square().sum()) / total
+        share, sureness = self._share_and_sureness()
         n_batches = -(-len(self.beliefs) // _BELIEVED_BATCH)
         return Usual(
             batch_size=_BELIEVED_BATCH,
@@ -323,6 +320,16 @@ class BelievedPairs:
             weight_decay=1.0,
             dropout=0.3,
         )
+
+    def are_few(self) -> bool:
+        """Whether a row has fewer than 12 similar ones in a batch, as with very many classes."""
+        return self._share_and_sureness()[0] * _BELIEVED_BATCH < _ROWS_A_CLASS
+
+    def _share_and_sureness(self) -> tuple[float, float]:
+        some = self.beliefs[:: -(-len(self.beliefs) // _MEASURED_ROWS)]
+        s = probably_similar(some, exclusive=self.exclusive).fill_diagonal_(0.0)
+        total = max(float(s.sum()), _CLOSEST)
+        return total / (len(s) * max(len(s) - 1, 1)), float(s.square().sum()) / total
 
 
 class ListedPairs:

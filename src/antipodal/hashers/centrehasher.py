@@ -13,7 +13,7 @@ from torch import Tensor
 
 from antipodal.centres import CentrePairs, Centres, class_centres
 from antipodal.hashers.nnhash import NNHash
-from antipodal.pairs import InBatchPairs, PairSource
+from antipodal.pairs import BelievedPairs, InBatchPairs, PairSource
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -44,10 +44,9 @@ class CentreHasher(NNHash):
         known = torch.from_numpy(labels).to(self._device())
         return self._towards_centres(InBatchPairs, known, exclusive=labels.ndim == 1)
 
-    def _believed_pairs(self, beliefs: Tensor, *, exclusive: bool) -> PairSource:
-        return self._towards_centres(
-            partial(super()._believed_pairs, exclusive=exclusive), beliefs, exclusive=exclusive
-        )
+    def _believed_pairs(self, beliefs: Tensor, seed: int, *, exclusive: bool) -> PairSource:
+        source = partial(BelievedPairs, exclusive=exclusive)
+        return self._towards_centres(source, beliefs, exclusive=exclusive)
 
     def _towards_centres(
         self, source: Callable[[Tensor], PairSource], labels: Tensor, *, exclusive: bool
@@ -64,6 +63,7 @@ class CentreHasher(NNHash):
             ("pairs", "batch"),
             ("margin", None),
             ("similar_weight", None),
+            ("centres", None),
         ):
             if getattr(self, name) != usual:
                 raise ValueError(

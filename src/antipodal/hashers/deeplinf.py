@@ -74,6 +74,11 @@ class DeepLinf(NetworkHasher):
     belief_power : float
         Beliefs of rows without labels are raised to this power. Above 1 they are taken for surer
         than they are, which gathers rows in fewer codes.
+    centres : bool, optional
+        Whether each class also has a code of its own that its rows go to, by the loss of
+        `OrthoHash`, beside the pairs; only where rows without labels take part. By default where
+        a row has fewer than 12 similar ones in a batch: with very many classes, pairs alone say
+        too little.
     pairs : {"batch", "sampled"}
         All pairs within each batch, or `n_pairs` pairs sampled before training, half of them
         similar.

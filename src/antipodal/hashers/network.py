@@ -15,6 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 from torch import Tensor, nn
 
+from antipodal.centres import (
+    COSINE_MARGIN,
+    CentrePairs,
+    class_centres,
+    cosine_loss,
+    usual_scale,
+)
 from antipodal.checks import check_finite, check_type, check_whole
 from antipodal.encoders import Encoder
 from antipodal.hashers.base import FloatArray, SupervisedHasher
@@ -88,6 +95,7 @@ class NetworkHasher(SupervisedHasher):
     margin: float | None = None
     similar_weight: float | None = None
     belief_power: float = 1.0
+    centres: bool | None = None
     pairs: Literal["batch", "sampled"] = "batch"
     n_pairs: int = 100_000
     n_epochs: int | None = None
@@ -177,7 +185,8 @@ class NetworkHasher(SupervisedHasher):
             random = np.random.RandomState(seed)
             p = beliefs(Y[:n], labels[train_rows], Y[n:n_learned], random)
             p = _sharpened(p, self.belief_power, exclusive=labels.ndim == 1)
-            pairs = self._believed_pairs(torch.from_numpy(p).to(device), exclusive=labels.ndim == 1)
+            told = torch.from_numpy(p).to(device)
+            pairs = self._believed_pairs(told, seed, exclusive=labels.ndim == 1)
         seen = self._learn_front(Y, n_learned, seed, believed=others is not None)
         validation = None
         if len(held_out):
@@ -194,8 +203,20 @@ class NetworkHasher(SupervisedHasher):
             return InBatchPairs(tensor)
         return sample_pairs(tensor, n_pairs, torch.Generator(device=device).manual_seed(seed))
 
-    def _believed_pairs(self, beliefs: Tensor, *, exclusive: bool) -> PairSource:
-        return BelievedPairs(beliefs, exclusive=exclusive)
+    def _believed_pairs(self, beliefs: Tensor, seed: int, *, exclusive: bool) -> PairSource:
+        pairs = BelievedPairs(beliefs, exclusive=exclusive)
+        wanted = self.centres
+        if wanted is None:
+            wanted = self.loss == "contrastive" and not self.nested and pairs.are_few()
+        if not wanted:
+            return pairs
+        n_classes = beliefs.shape[1]
+        centres = class_centres(n_classes, self.n_bits, np.random.default_rng(seed))
+        loss = partial(
+            cosine_loss, centres=torch.from_numpy(centres).to(beliefs),
+            scale=usual_scale(n_classes), margin=COSINE_MARGIN,
+        )  # fmt: skip
+        return CentrePairs(pairs, beliefs, loss, beside=True)
 
     def _check_unlabelled(self, unlabelled: ArrayLike | None) -> FloatArray | None:
         """Return up to `n_unlabelled` of the rows, as floats; a memory map is left where it is."""
@@ -509,6 +530,11 @@ class NetworkHasher(SupervisedHasher):
             raise ValueError(
                 f"loss must be 'contrastive', 'triplet' or a function of (codes, targets): got "
                 f"{self.loss!r}. A model that was loaded knows its own loss by name only"
+            )
+        if self.centres and (self.loss != "contrastive" or self.nested):
+            raise ValueError(
+                "centres stand beside the pairs of loss='contrastive' and have one length: leave "
+                f"them at None with loss={self.loss!r} and nested={self.nested}"
             )
         if self.loss == "triplet" and self.pairs == "sampled":
             raise ValueError(

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
-from antipodal.centres import cosine_loss
+from antipodal.centres import COSINE_MARGIN, cosine_loss, usual_scale
 from antipodal.hashers.centrehasher import CentreHasher
 
 
@@ -38,11 +38,11 @@ class OrthoHash(CentreHasher):
     """
 
     scale: float | None = None
-    cosine_margin: float = 0.2
+    cosine_margin: float = COSINE_MARGIN
 
     def centre_loss(self, centres: Tensor, *, exclusive: bool) -> partial[Tensor]:
         """Return the loss of (codes, beliefs)."""
-        scale = math.sqrt(2) * math.log(len(centres)) if self.scale is None else self.scale
+        scale = usual_scale(len(centres)) if self.scale is None else self.scale
         return partial(cosine_loss, centres=centres, scale=scale, margin=self.cosine_margin)
 
     def _check_parameters(self) -> None:
