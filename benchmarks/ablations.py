@@ -72,20 +72,25 @@ class Ablated(DeepLinf):
         return encoder
 
 
-MARGINS = [f"{scale * math.sqrt(128):.2f}" for scale in (0.7, 1.2)]  # × √(2N), N = 64
+WIDER = f"{1.2 * math.sqrt(128):.2f}"  # × √(2N), N = 64
 METHODS = [
     "DeepLinf",
     *(f"Ablated:neuron={name}" for name in UNIT_NEURONS if name != "BLU"),
-    *(f"DeepLinf:n_stages={k}" for k in (0, 1, 3, 4, 5, 6)),
+    *(f"DeepLinf:n_stages={k}" for k in (0, 1, 3, 4)),
     "DeepLinf:tied=true",
     "DeepLinf:init=ksvd",
     "Ablated:learn_bound=false",
-    *(f"DeepLinf:margin={margin}" for margin in ("5", *MARGINS)),
+    *(f"DeepLinf:margin={margin}" for margin in ("5", WIDER)),
     "DeepLinf:similar_weight=1",
     "DeepLinf:front=none",
     "DeepLinf:front=kernel",
+    "DeepLinf:n_hidden=1024",
     "DeepLinf:n_unlabelled=0",
     "DeepLinf:n_unlabelled=0:front=hidden",
+    "DeepLinf:centres=true",
+    "DeepLinf:loss=triplet",
+    "DeepLinf:loss=triplet:margin=5",
+    "DeepLinf:shrinkage=0.1",
     "DeepLinf:scaling=each",
     "DeepLinf:dropout=0",
     "DeepLinf:weight_decay=0",
