@@ -7,7 +7,6 @@ chosen on images that are no queries.
 """
 
 import argparse
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -72,15 +71,15 @@ class Ablated(DeepLinf):
         return encoder
 
 
-WIDER = f"{1.2 * math.sqrt(128):.2f}"  # × √(2N), N = 64
 METHODS = [
     "DeepLinf",
-    *(f"Ablated:neuron={name}" for name in UNIT_NEURONS if name != "BLU"),
+    "Ablated:neuron=tanh",
+    "Ablated:neuron=SHeLU",
     *(f"DeepLinf:n_stages={k}" for k in (0, 1, 3, 4)),
     "DeepLinf:tied=true",
     "DeepLinf:init=ksvd",
     "Ablated:learn_bound=false",
-    *(f"DeepLinf:margin={margin}" for margin in ("5", WIDER)),
+    "DeepLinf:margin=5",
     "DeepLinf:similar_weight=1",
     "DeepLinf:front=none",
     "DeepLinf:front=kernel",
@@ -93,9 +92,7 @@ METHODS = [
     "DeepLinf:shrinkage=0.1",
     "DeepLinf:scaling=each",
     "DeepLinf:dropout=0",
-    "DeepLinf:weight_decay=0",
     "DeepLinf.paper",
-    "DeepLinf.paper:init=random",
 ]
 
 
