@@ -16,7 +16,7 @@ ORDER = [
     "storage",
     "neurons polish pursuit scaling",
     "admm dictionary solver",
-    "encoders pairs",
+    "encoders pairs triplets",
     "centres siamese",
     "features",
     "hashers",
