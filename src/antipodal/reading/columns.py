@@ -46,7 +46,7 @@ def choose_columns(
         Columns that are something else, such as labels.
     """
     if asked is None:
-        return _the_only_choice(path, {k: v for k, v in columns.items() if k not in leave_out})
+        return _the_only_choice(path, columns, leave_out)
     chosen = _named(path, columns, asked)
     repeated = next((name for name in chosen if chosen.count(name) > 1), None)
     if repeated is not None:
@@ -68,12 +68,15 @@ def check_column(path: str, columns: Mapping[str, TableColumn], name: str) -> No
         raise AntipodalError(f"{path} has no column {name!r}: it has {_listed(columns)}")
 
 
-def _the_only_choice(path: str, columns: Mapping[str, TableColumn]) -> tuple[str, ...]:
-    vectors = tuple(name for name, column in columns.items() if column.role is Role.VECTOR)
+def _the_only_choice(
+    path: str, columns: Mapping[str, TableColumn], leave_out: Collection[str]
+) -> tuple[str, ...]:
+    names = [name for name in columns if name not in leave_out]
+    vectors = tuple(name for name in names if columns[name].role is Role.VECTOR)
     if len(vectors) == 1:
         return vectors
-    numbers = tuple(name for name, column in columns.items() if column.role is Role.NUMBER)
-    if len(numbers) == len(columns) > 1:
+    numbers = tuple(name for name in names if columns[name].role is Role.NUMBER)
+    if len(numbers) == len(names) > 1:
         return numbers
     if vectors:
         raise AntipodalError(
@@ -82,8 +85,8 @@ def _the_only_choice(path: str, columns: Mapping[str, TableColumn]) -> tuple[str
         )
     types = [f"{name} of {column.type}" for name, column in columns.items()]
     raise AntipodalError(
-        f"{path} has no column of vectors, but {_listed(types)}. Numbers in several columns become "
-        f"one vector if these are named: {path}:FIRST,SECOND or, by a pattern, {path}:f*"
+        f"{path} has no column of vectors: it has {_listed(types)}. Numbers in several columns "
+        f"become one vector if these are named: {path}:FIRST,SECOND or, by a pattern, {path}:f*"
     )
 
 

@@ -97,6 +97,11 @@ def open_vectors(
     return VectorFile(place, tables, chosen, types[0])
 
 
+def column_names(path: str) -> list[str]:
+    """Return the names of the columns of a file, of the first of several; an .npy has none."""
+    return list(_open_table(_find(path)[0], np.dtype(np.float64)).columns)
+
+
 def read_column(source: str) -> NDArray[Any]:
     """Read labels or ids, whole: `FILE.npy`, or `FILE:COLUMN` of any other kind.
 
