@@ -1,6 +1,7 @@
 """JSON lines: an object per line, parsed by the standard library. Errors name the line."""
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from antipodal.reading.filekinds import FoundFile
 from antipodal.reading.table import NoRowsError, Table, VectorType
 
 _BATCH_LINES = 4096
-_LARGEST = np.finfo(np.float64).max
+_LARGEST = sys.float_info.max
 _NUMBER, _LIST = "a number", "a list"
 _KINDS = {int: _NUMBER, float: _NUMBER, str: "text", bool: "true or false", list: _LIST}
 
