@@ -455,6 +455,9 @@ def test_labels_of_lines_must_be_of_one_kind(folder):
         (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
         with pytest.raises(AntipodalError, match=f"a.jsonl, line 2: {message}"):
             open_vectors("a.jsonl:v").column("y")
+    (folder / "a.jsonl").write_text('{"v": [1.0], "y": {"a": 1}}')
+    with pytest.raises(AntipodalError, match=r"a.jsonl, line 1: 'y' must be a number, text, true"):
+        open_vectors("a.jsonl:v").column("y")
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,9 @@ class JsonTable(Table):
         for lines in self._batches(_BATCH_LINES):
             column = self._values(lines, name)
             for line, value in zip(lines, column, strict=True):
-                if _kind(value) is not kind or value is None:
-                    raise self._wrong(line, f"{name!r} must be {kind or 'there'}", value)
+                if kind is None or _kind(value) is not kind:
+                    rule = kind or "a number, text, true or false, or a list"
+                    raise self._wrong(line, f"{name!r} must be {rule}", value)
             if kind == _LIST:
                 width = len(self._first.fields[name])
                 parts.append(self._matrix(column, lines, width, np.dtype(np.float64)))
