@@ -192,15 +192,17 @@ def test_bench_reads_features_and_labels_of_any_file(folder):
     labelled = X.astype(int).tolist()
     with open("mine.jsonl", "w") as file:
         for x, y in zip(labelled, Y.tolist(), strict=True):
-            file.write(json.dumps({"x": x, "label": y}) + "\n")
+            file.write(json.dumps({"x": x, "class": y}) + "\n")
     np.savez("mine.npz", X=X, y=Y)
     data = pa.table({"a": lists(X), "b": lists(X[:, :2]), "y": Y})
     parquet.write_table(data, "mine.parquet")
     options = ("--methods", "LSH", "--bits", 16, "--train", 5, "--queries", 2, "--json",
                "--processes", 1)  # fmt: skip
     scores = [
-        json.loads(run("bench", "arrays", source, *options, "--out", f"{number}.jsonl").stdout)
-        for number, source in enumerate(("mine.npz", "mine.jsonl", "mine.parquet:a"))
+        json.loads(run("bench", "arrays", *source, *options, "--out", f"{number}.jsonl").stdout)
+        for number, source in enumerate(
+            (["mine.npz"], ["mine.jsonl", "--labels-column", "class"], ["mine.parquet:a"])
+        )
     ]
     assert {score["dataset"] for score in scores} == {"mine"}
     assert len({score["map"] for score in scores}) == 1
