@@ -14,7 +14,7 @@ ORDER = [
     "errors",
     "checks codes threads",
     "storage",
-    "neurons polish pursuit scaling",
+    "descent neurons polish pursuit scaling",
     "admm dictionary solver",
     "encoders pairs",
     "centres siamese",
