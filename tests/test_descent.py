@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import cosine_similarity
 
 from antipodal import HammingIndex, LinfHash, load
-from antipodal.descent import RIDGE, bit_descent, refit_dictionary
+from antipodal.descent import RIDGE, bit_descent, refit_dictionary, stretched
 
 DIGITS = load_digits(return_X_y=True)[0]
 
@@ -65,9 +65,9 @@ def test_the_dictionary_is_that_of_ridge_regression_and_vectors_have_length_one(
     Y, _, offset, signs = problem(2, m=200)
     D = refit_dictionary(*map(torch.from_numpy, (Y, offset, signs))).numpy()
     ridge = np.linalg.solve(signs.T @ signs + 200 * RIDGE * np.eye(9), signs.T @ (Y - offset)).T
-    ratio = D / ridge
-    np.testing.assert_allclose(ratio, ratio[0, 0])
-    assert ratio[0, 0] > 1
+    np.testing.assert_allclose(D, ridge)
+    D = stretched(*map(torch.from_numpy, (D, offset, signs))).numpy()
+    np.testing.assert_allclose(D / ridge, (D / ridge)[0, 0])
     np.testing.assert_allclose(np.square(offset + signs @ D.T).sum(axis=1).mean(), 1.0)
 
 
@@ -142,3 +142,52 @@ def test_query_is_the_product_with_what_codes_rebuild():
 def test_settings_that_cannot_work_are_refused(setting, error):
     with pytest.raises(error, match=next(iter(setting))):
         LinfHash(8, **setting).fit(DIGITS)
+
+
+def test_a_prefix_is_a_hasher_of_the_first_bits(tmp_path):
+    hasher = LinfHash.asymmetric(150, nested=(24, 48), random_state=0).fit(DIGITS)
+    assert hasher.levels_ == [24, 48, 112, 150]  # no step is longer than the 64 features
+    bits = hasher.transform(DIGITS)
+    for n_bits in (24, 48, 112):
+        short = hasher.prefix(n_bits)
+        np.testing.assert_array_equal(short.transform(DIGITS), bits[:, :n_bits])
+        short.save(tmp_path / "short")
+        loaded = load(tmp_path / "short")
+        np.testing.assert_array_equal(loaded.transform(DIGITS), bits[:, :n_bits])
+        np.testing.assert_array_equal(loaded.query(DIGITS), short.query(DIGITS))
+        assert loaded.get_params()["nested"] == tuple(n for n in (24, 48) if n < n_bits)
+    np.testing.assert_array_equal(
+        hasher.prefix(112).prefix(48).transform(DIGITS), hasher.prefix(48).transform(DIGITS)
+    )
+    errors = [
+        np.square(
+            DIGITS / np.linalg.norm(DIGITS, axis=1)[:, None] - h.reconstruct(h.encode(DIGITS))
+        )
+        for h in (hasher.prefix(24), hasher.prefix(48), hasher.prefix(112), hasher)
+    ]
+    assert all(np.diff([e.mean() for e in errors]) < 0)
+    hasher.save(tmp_path / "model")
+    np.testing.assert_array_equal(
+        load(tmp_path / "model").prefix(48).transform(DIGITS), bits[:, :48]
+    )
+
+
+def test_the_first_bits_are_nearly_as_good_as_a_code_of_that_length():
+    train, X, Q = DIGITS[:800], DIGITS[800:1600], DIGITS[1600:]
+    nested = LinfHash.asymmetric(64, nested=(32,), random_state=0).fit(train)
+    alone = [LinfHash.asymmetric(n, random_state=0).fit(train) for n in (32, 64)]
+    for ours, own in zip((nested.prefix(32), nested), alone, strict=True):
+        assert share_found(ours, X, Q) > share_found(own, X, Q) - 0.05
+
+
+def test_other_prefixes_and_lengths_that_cannot_be_nested_are_refused():
+    hasher = LinfHash.asymmetric(40, nested=(16,), random_state=0).fit(DIGITS)
+    with pytest.raises(ValueError, match=r"one of the lengths 16: got 20\. Name it in nested"):
+        hasher.prefix(20)
+    with pytest.raises(ValueError, match=r"one of the lengths \(none\): got 16"):
+        LinfHash(40, random_state=0).fit(DIGITS).prefix(16)
+    for nested in ((40,), (16, 8), (0,)):
+        with pytest.raises(ValueError, match="nested must be lengths in ascending order"):
+            LinfHash.asymmetric(40, nested=nested).fit(DIGITS)
+    with pytest.raises(ValueError, match="nested lengths need descent=True"):
+        LinfHash(40, nested=(16,)).fit(DIGITS)

@@ -85,7 +85,7 @@ HASHERS = [
     OneHotHash(20, **SEED),
     ClassifierLSH(20, **SEED),
     LinfHash(20, **SEED),
-    LinfHash(20, descent=True, **SEED),
+    LinfHash(20, descent=True, nested=(8,), **SEED),
     SignHash(20, **SEED),
     ITQ(20, **SEED),
     SpectralHash(20, **SEED),
