@@ -186,8 +186,8 @@ class LinfHash(BaseHasher):
         if n_bits not in shorter:
             lengths = ", ".join(map(str, shorter)) or "(none)"
             raise ValueError(
-                f"a prefix must have one of the lengths {lengths}: got {n_bits}. Name it in nested, "
-                "with descent=True, and fit"
+                f"a prefix must have one of the lengths {lengths}: got {n_bits}. Name it in "
+                "nested, with descent=True, and fit"
             )
         n_levels = shorter.index(n_bits) + 1
         short = copy.copy(self)
