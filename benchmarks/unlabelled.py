@@ -38,10 +38,8 @@ FAISS = (
     "PQ48x8",
     "RR,RaBitQ2",
     "RR,SQtqmse2",
-    "PQ96x8",
     "RR,RaBitQ4",
     "RR,SQtqmse4",
-    "PQ192x8",
 )
 
 

@@ -22,6 +22,8 @@ from antipodal.hashers.parts.rows import as_floats, draw_rows, row_blocks, unit_
 from antipodal.neurons import clip
 from antipodal.threads import one_thread
 
+_LEAST_STEP = 64  # bits that are found at once, if there are fewer features
+
 
 class LinfHash(BaseHasher):
     """Signs of the solution of Eq. 1, without a network and without labels. [Jegou2012]
@@ -51,8 +53,8 @@ class LinfHash(BaseHasher):
         Whether to flip bits until rows are rebuilt best, and to fit D to that.
     nested : tuple of int
         Shorter lengths, ascending, whose codes are the first bits of the whole one, with
-        `descent`: bits are found a length at a time, and never more at a time than there are
-        features. `prefix(length)` is a hasher for any length in `levels_`.
+        `descent`: bits are found a length at a time, and no more at a time than there are
+        features (or 64). `prefix(length)` is a hasher for any length in `levels_`.
     n_refits : int
         How often D is fitted to the codes of the sample and these are made anew, with `descent`.
         At 0 it stays a random frame.
@@ -168,10 +170,11 @@ class LinfHash(BaseHasher):
         self.inner_dictionaries_ = _side_by_side([D.numpy() for D in inner], rows.shape[1])
 
     def _lengths(self, n_features: int) -> list[int]:
-        """Return the lengths of the levels: those wanted, and no step longer than the features."""
+        """Return the lengths of the levels: those wanted, and others where steps are too long."""
+        longest = max(n_features, _LEAST_STEP)
         levels = [0]
         for length in (*self.nested, self.n_bits):
-            levels += [*range(levels[-1] + n_features, length, n_features), int(length)]
+            levels += [*range(levels[-1] + longest, length, longest), int(length)]
         return levels[1:]
 
     def prefix(self, n_bits: int) -> Self:
