@@ -106,7 +106,7 @@ def search(
             else:
                 if rescore is not None and hasher is not None:
                     options["rescore"] = (
-                        hasher.project(block) if vectors is None else Vectors(block, vectors)
+                        hasher.query(block) if vectors is None else Vectors(block, vectors)
                     )
                 near = target.search(packed, k, **options)
                 scores = [None] * len(near.ids) if near.scores is None else near.scores
