@@ -208,7 +208,6 @@ METHODS = (
     "LSH 384",
     "ITQ 384",
     "LinfHash 768",
-    "prefix 192",
     "prefix 384",
     "prefix 768",
     "frame 384",
