@@ -4,7 +4,7 @@
 
 A level knows its own D for all bits so far. Its new bits begin at the signs of the solution of
 Eq. 1 for what a leaves of the row, and descend from there. So the first bits are a code of their
-own, and many bits come out better than at once: the more there are, the sooner descent gets stuck.
+own.
 """
 
 from collections.abc import Callable, Sequence
