@@ -717,11 +717,11 @@ def test_a_capital_y_stands_in_for_a_missing_small_one(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"X": X}, "has no array 'y': it has X"),
-        ({"y": CLASSES}, "has no array 'X': it has y"),
-        ({}, "it has none"),
-        ({"X": X[:5], "y": CLASSES}, "5 features, 6 labels"),
-        ({"X": X[0], "y": CLASSES}, "features must be numbers"),
+        ({"X": X}, "has no column 'y': it has X"),
+        ({"y": CLASSES}, "has no column of vectors: it has y of int64"),
+        ({}, "holds no array"),
+        ({"X": X[:5], "y": CLASSES}, "5 vectors and 6 values"),
+        ({"X": X[0], "y": CLASSES}, "'X' must be of lists of numbers"),
         ({"X": X, "y": X[:, 0]}, "labels must be integers"),
         ({"X": X, "y": np.full(6, np.nan)}, "labels must be integers"),
         ({"X": X, "y": Y + 1}, "or booleans"),
@@ -741,10 +741,12 @@ def test_a_file_that_holds_no_arrays_is_refused(tmp_path):
         arrays(tmp_path / "gone.npz")
     with pytest.raises(AntipodalError, match=r"gone\.npy: No such file"):
         arrays(tmp_path / "gone.npy", labels="y.npy")
-    with pytest.raises(ValueError, match=r"must be the path of an .npy file, .*: got y"):
-        arrays(tmp_path / "gone.npy")
-    with pytest.raises(ValueError, match=r"must end in \.npz, .*: got data\.csv"):
-        arrays("data.csv")
+    np.save(tmp_path / "rows.npy", X)
+    with pytest.raises(ValueError, match=r"rows.npy has no columns: .* a file of labels"):
+        arrays(tmp_path / "rows.npy")
+    (tmp_path / "data.xls").write_bytes(b"something")
+    with pytest.raises(AntipodalError, match=r"data\.xls: neither its name .* end in \.npy"):
+        arrays(tmp_path / "data.xls")
     path, trace = tmp_path / "a.npz", tmp_path / "trace"
     for bad in (b"", b"text", pickle.dumps(Trap(trace))):
         path.write_bytes(bad)
@@ -757,9 +759,10 @@ def test_a_file_that_holds_no_arrays_is_refused(tmp_path):
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(AntipodalError, match=r"pip install '\.\[parquet\]'"):
+    write_parquet(tmp_path / "a.parquet", pa.array(ROWS), CLASSES)
+    for module in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(AntipodalError, match=r"pip install '\.\[arrow\]'"):
         arrays(tmp_path / "a.parquet")
 
 
@@ -840,19 +843,35 @@ ROWS = X.tolist()
     ("vectors", "labels", "message"),
     [
         (pa.array([*ROWS[:5], [1.0, 2.0]]), CLASSES, "equal length: row 0 has 4 .* row 5 has 2"),
-        (pa.array([*ROWS[:5], None], LIST), CLASSES, "'vector' has 1 missing value"),
-        (pa.array([*ROWS[:5], None], FIXED), CLASSES, "'vector' has 1 missing value"),
-        (pa.array([*ROWS[:5], [1, 2, None, 4]], LIST), CLASSES, "'vector' has 1 missing value"),
-        (pa.array([*ROWS[:5], [1, 2, None, 4]], FIXED), CLASSES, "'vector' has 1 missing value"),
-        (pa.array(X[:, 0]), CLASSES, "'vector' must be of lists, and is of float"),
-        (pa.array([["a"]] * 6), CLASSES, "features must be numbers"),
+        (pa.array([*ROWS[:5], None], LIST), CLASSES, "'vector' must have no gaps: .* row 5"),
+        (pa.array([*ROWS[:5], None], FIXED), CLASSES, "'vector' must have no gaps: .* row 5"),
+        (
+            pa.array([*ROWS[:5], [1, 2, None, 4]], LIST),
+            CLASSES,
+            "'vector' must have no gaps: .* row 5",
+        ),
+        (
+            pa.array([*ROWS[:5], [1, 2, None, 4]], FIXED),
+            CLASSES,
+            "'vector' must have no gaps: .* row 5",
+        ),
+        (
+            pa.array(X[:, 0]),
+            CLASSES,
+            "'vector' must be of lists .*, and is of float",
+        ),
+        (pa.array([["a"]] * 6), CLASSES, "must be of lists of numbers .* is of list<.*: string>"),
         (pa.array([], LIST), pa.array([], pa.int64()), "it has no rows"),
-        (pa.array(ROWS), [1, 2, None, 1, 2, 1], "'label' has 1 missing value"),
-        (pa.array(ROWS), ["a", None, None, "b", "a", "b"], "'label' has 2 missing values"),
+        (pa.array(ROWS), [1, 2, None, 1, 2, 1], "'label' must have no gaps: .* row 2"),
+        (pa.array(ROWS), ["a", None, None, "b", "a", "b"], "'label' must have no gaps: .* row 1"),
         (pa.array(ROWS), [0.5] * 6, "labels must be integers"),
         (pa.array(ROWS), [[1], [1, 0], [1], [0], [1], [1]], "row 0 has 1 values, row 1 has 2"),
         (pa.array(ROWS), [[1, 2]] * 6, "or booleans"),
-        (pa.array(ROWS), [{"a": 1}] * 6, "'label' must be of lists"),
+        (
+            pa.array(ROWS),
+            [{"a": 1}] * 6,
+            "numbers, words or lists, not of struct",
+        ),
     ],
 )
 def test_parquet_columns_that_are_no_dataset_are_refused(tmp_path, vectors, labels, message):
@@ -867,10 +886,11 @@ def test_a_parquet_file_that_is_missing_or_damaged_is_named(tmp_path):
     with pytest.raises(AntipodalError, match=r"cannot read .*a\.parquet"):
         read_parquet(path)
     write_parquet(path, pa.array(ROWS), CLASSES)
+    np.testing.assert_array_equal(arrays(path).labels, CLASSES)  # what else could be what
     with pytest.raises(AntipodalError, match="has no column 'X': it has id, vector, label"):
-        arrays(path)
+        arrays(path, features="X")
     with pytest.raises(AntipodalError, match="has no column 'y': it has id, vector, label"):
-        arrays(path, features="vector")
+        arrays(f"{path}:vector", labels="y")
     good = path.read_bytes()
     for bad in (b"", b"text", good[:-1], good[: len(good) // 2]):
         path.write_bytes(bad)

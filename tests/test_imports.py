@@ -14,6 +14,7 @@ ORDER = [
     "errors",
     "checks codes threads",
     "storage",
+    "reading",
     "neurons polish pursuit scaling",
     "admm dictionary solver",
     "encoders pairs",

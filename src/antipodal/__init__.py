@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from antipodal.neurons import BLU as BLU
     from antipodal.neurons import HELU as HELU
     from antipodal.neurons import SHeLU as SHeLU
+    from antipodal.reading import VectorFile as VectorFile
+    from antipodal.reading import open_vectors as open_vectors
     from antipodal.service import create_app as create_app
     from antipodal.solver import LinfSolution as LinfSolution
     from antipodal.solver import solve_linf as solve_linf
@@ -89,6 +91,7 @@ _HOME = {
     "SignHash": "hashers",
     "SparseHash": "hashers",
     "SpectralHash": "hashers",
+    "VectorFile": "reading",
     "Vectors": "index",
     "Vocabulary": "features",
     "bag_of_words": "features",
@@ -99,6 +102,7 @@ _HOME = {
     "learn_vocabulary": "features",
     "load": "hashers",
     "open_store": "stores",
+    "open_vectors": "reading",
     "pack": "codes",
     "register": "hashers",
     "solve_linf": "solver",

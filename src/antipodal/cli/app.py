@@ -56,7 +56,8 @@ StoreUrl = Annotated[
         help="A store: sqlite:///FILE, postgresql://…, milvus:///FILE or milvus+http://….",
     ),
 ]
-ARRAY = "FILE.npy, FILE.npz:NAME, or - for a .npy in a pipe"
+# docs/files.md says more of them
+TABLE = "FILE or FILE:COLUMN, or - for a .npy in a pipe"
 
 
 def _version(wanted: bool) -> None:

@@ -83,7 +83,8 @@ class Protocol(StrEnum):
 def bench(
     source: Annotated[DataSource, typer.Argument(metavar="DATASET", help=" | ".join(DataSource))],
     file: Annotated[
-        Path | None, typer.Argument(help="For multilabel and arrays: .npz or .parquet.")
+        Path | None,
+        typer.Argument(help="For multilabel and arrays: FILE or FILE:COLUMN, with labels in it."),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Directory of the data; otherwise $ANTIPODAL_DATA.")

@@ -3,31 +3,31 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from antipodal.cli.app import ARRAY, AsJson, Bits, Seed, app, print_json, print_table
+from antipodal.cli.app import TABLE, AsJson, Bits, Seed, app, print_json, print_table
 from antipodal.cli.progress import bar, training_progress
 from antipodal.storage.files import check_writable
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @app.command()
 def fit(
-    features: Annotated[str, typer.Argument(help=f"Training rows: {ARRAY}.")],
+    features: Annotated[str, typer.Argument(help=f"Training rows: {TABLE}.")],
     model: Annotated[Path, typer.Option("--out", "-o", help="Where the model goes.")],
     labels: Annotated[
-        str | None, typer.Option(help=f"A class per row, or multi-hot concepts: {ARRAY}.")
+        str | None, typer.Option(help=f"A class per row, or multi-hot concepts: {TABLE}.")
+    ] = None,
+    labels_column: Annotated[
+        str | None, typer.Option(help="Or a column of the file of the training rows.")
     ] = None,
     pairs: Annotated[
-        str | None, typer.Option(help=f"Rows i, j, similar (1 or 0), instead of labels: {ARRAY}.")
+        str | None, typer.Option(help=f"Rows i, j, similar (1 or 0), instead of labels: {TABLE}.")
     ] = None,
     unlabelled: Annotated[
         str | None,
-        typer.Option(help=f"More rows, without labels, for a network to learn from: {ARRAY}."),
+        typer.Option(help=f"More rows, without labels, for a network to learn from: {TABLE}."),
     ] = None,
     method: Annotated[
         str, typer.Option(help="Such as DeepLinf, KSH or ITQ; your own as module:Class.")
@@ -45,11 +45,12 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Learn a hasher from features and labels (or pairs), and save it."""
+    import numpy as np
     from sklearn.utils import get_tags
 
     from antipodal.hashers import NetworkHasher
     from antipodal.hashers.methods import make_hasher
-    from antipodal.storage.arrays import read_array
+    from antipodal.reading import open_vectors, read_column
 
     if paper and method != "DeepLinf":
         raise typer.BadParameter("--paper is a setting of DeepLinf")
@@ -58,42 +59,52 @@ def fit(
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     trained = isinstance(hasher, NetworkHasher)
-    if trained and (labels is None) == (pairs is None):
+    if labels is not None and labels_column is not None:
+        raise typer.BadParameter("give --labels or --labels-column, not both")
+    has_labels = labels is not None or labels_column is not None
+    if trained and has_labels == (pairs is not None):
         raise typer.BadParameter(f"{method} learns from --labels or from --pairs: give one")
     if unlabelled is not None and (pairs is not None or not hasher.uses_unlabelled):
         why = f"{method} does not" if pairs is None else "pairs name no classes, so it cannot"
         raise typer.BadParameter(f"{why} learn from rows without labels: leave --unlabelled out")
     if pairs is not None and not trained:
         raise typer.BadParameter(f"{method} does not learn from pairs")
-    if labels is None and not trained and get_tags(hasher).target_tags.required:
+    if not has_labels and not trained and get_tags(hasher).target_tags.required:
         raise typer.BadParameter(f"{method} learns from --labels: give them")
     if checkpoint is not None and not trained:
         raise typer.BadParameter(f"{method} has no training to resume: leave --checkpoint out")
     check_writable(model)  # now: it should not show after hours
     if checkpoint is not None:
         check_writable(checkpoint)
-    if labels is not None and not hasher.uses_labels:
-        typer.echo(f"{method} does not learn from labels: {labels} is not used", err=True)
-        labels = None
-    rows = _read_rows(features)
+    if has_labels and not hasher.uses_labels:
+        typer.echo(
+            f"{method} does not learn from labels: {labels or labels_column} is not used", err=True
+        )
+        has_labels = False
+    others = [] if labels_column is None else [labels_column]
+    file = open_vectors(features, leave_out=others)
+    y = None
+    if has_labels:
+        y = read_column(labels) if labels is not None else file.column(others[0])
+    rows = np.asarray(file)
     began = time.perf_counter()
     try:
         with training_progress(f"{method}, {bits} bits") as progress:
             if isinstance(hasher, NetworkHasher):
                 options: dict[str, Any] = {"progress": progress, "checkpoint": checkpoint}
                 if pairs is not None:
-                    listed = read_array(pairs)
-                    if listed.ndim != 2 or listed.shape[1] != 3:
+                    listed = np.asarray(open_vectors(pairs, text_dtype=np.int64))
+                    if listed.shape[1] != 3:
                         raise ValueError(
                             f"{pairs} must have three columns, i, j, similar: got {listed.shape}"
                         )
                     hasher.fit_pairs(rows, listed[:, :2], listed[:, 2], **options)
                 else:
                     if unlabelled is not None:
-                        options["unlabelled"] = _read_rows(unlabelled)
-                    hasher.fit(rows, read_array(str(labels)), **options)
+                        options["unlabelled"] = open_vectors(unlabelled, leave_out=others)
+                    hasher.fit(rows, y, **options)
             else:
-                hasher.fit(rows, None if labels is None else read_array(labels))
+                hasher.fit(rows, y)
     except KeyboardInterrupt:
         typer.echo(f"antipodal: interrupted, {_what_is_kept(trained, checkpoint)}", err=True)
         raise typer.Exit(130) from None
@@ -130,22 +141,10 @@ def _what_is_kept(trained: bool, checkpoint: Path | None) -> str:
     return f"the state of the training is in {checkpoint}: the same command goes on from there"
 
 
-def _read_rows(source: str) -> "NDArray[Any]":
-    """Read features, and see that there is a row for each item."""
-    from antipodal.storage.arrays import read_array
-
-    rows = read_array(source)
-    if rows.ndim != 2:
-        raise ValueError(
-            f"{source} must have a row per item and a column per feature: got shape {rows.shape}"
-        )
-    return rows
-
-
 @app.command()
 def encode(
     model: Annotated[Path, typer.Argument(help="Written by `antipodal fit`.")],
-    features: Annotated[str, typer.Argument(help=f"Rows to encode: {ARRAY}.")],
+    features: Annotated[str, typer.Argument(help=f"Rows to encode: {TABLE}.")],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Where the codes go, .npy, or - for a pipe.")
     ],
@@ -154,15 +153,16 @@ def encode(
     """Turn features into packed binary codes, a block of rows at a time."""
     from antipodal.codes import code_width
     from antipodal.hashers import load
+    from antipodal.reading import open_vectors
     from antipodal.storage.arrays import write_codes
 
     if str(out) != "-":
         check_writable(out)
     hasher = load(model)
-    rows = _read_rows(features)
-    if rows.shape[1] != hasher.n_features_in_:
+    rows = open_vectors(features)
+    if rows.n_features != hasher.n_features_in_:
         raise ValueError(
-            f"{features} has {rows.shape[1]} features per row, and {model} was learned from "
+            f"{features} has {rows.n_features} features per row, and {model} was learned from "
             f"{hasher.n_features_in_}"
         )
     width = code_width(hasher.n_bits)
@@ -196,11 +196,18 @@ def encode(
 
 @app.command()
 def evaluate(
-    queries: Annotated[str, typer.Argument(help=f"Packed codes of the queries: {ARRAY}.")],
-    database: Annotated[str, typer.Argument(help=f"Packed codes of the database: {ARRAY}.")],
-    query_labels: Annotated[str, typer.Option(help=f"Labels of the queries: {ARRAY}.")],
-    database_labels: Annotated[str, typer.Option(help=f"Labels of the database: {ARRAY}.")],
+    queries: Annotated[str, typer.Argument(help=f"Packed codes of the queries: {TABLE}.")],
+    database: Annotated[str, typer.Argument(help=f"Packed codes of the database: {TABLE}.")],
     bits: Bits,
+    query_labels: Annotated[
+        str | None, typer.Option(help=f"Labels of the queries: {TABLE}.")
+    ] = None,
+    database_labels: Annotated[
+        str | None, typer.Option(help=f"Labels of the database: {TABLE}.")
+    ] = None,
+    labels_column: Annotated[
+        str | None, typer.Option(help="Or a column of both files of codes.")
+    ] = None,
     radius: Annotated[list[int] | None, typer.Option(min=0, help="May be repeated.")] = None,
     top: Annotated[
         list[int] | None, typer.Option(min=1, help="Also mAP@k and MP@k; may be repeated.")
@@ -212,12 +219,23 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score how well codes retrieve: mAP under every tie order, balls, bit health."""
-    from antipodal.evaluation.metrics import evaluate as score
-    from antipodal.storage.arrays import read_array
+    import numpy as np
 
+    from antipodal.evaluation.metrics import evaluate as score
+    from antipodal.reading import open_vectors, read_column
+
+    named = [labels for labels in (query_labels, database_labels) if labels is not None]
+    if len(named) != (0 if labels_column is not None else 2):
+        raise typer.BadParameter("give --query-labels and --database-labels, or --labels-column")
     if html is not None:
         check_writable(html)
-    arrays = [read_array(name) for name in (queries, database, query_labels, database_labels)]
+    others = [] if labels_column is None else [labels_column]
+    files = [
+        open_vectors(name, leave_out=others, text_dtype=np.uint8) for name in (queries, database)
+    ]
+    arrays = [np.asarray(file) for file in files]
+    arrays += [read_column(name) for name in named]
+    arrays += [file.column(name) for name in others for file in files]
     options: dict[str, Any] = {
         "n_bits": bits,
         "radii": tuple(radius or (0, 2)),

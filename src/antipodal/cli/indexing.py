@@ -1,6 +1,5 @@
 """`antipodal index`."""
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from antipodal.cli.app import ARRAY, AsJson, StoreUrl, app, check_no_url, chosen_store, print_json
+from antipodal.cli.app import TABLE, AsJson, StoreUrl, app, check_no_url, chosen_store, print_json
 from antipodal.cli.progress import bar
 from antipodal.errors import AntipodalError, IdsTakenError, NoStoreError
 from antipodal.storage.files import check_writable
@@ -20,6 +19,7 @@ from antipodal.storage.files import check_writable
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from antipodal.reading import VectorFile
     from antipodal.stores import Store
     from antipodal.stores.metadata import MetadataText
 
@@ -38,7 +38,7 @@ class IndexEngine(StrEnum):
 @app.command()
 def index(
     context: typer.Context,
-    codes: Annotated[str, typer.Argument(callback=check_no_url, help=f"Packed codes: {ARRAY}.")],
+    codes: Annotated[str, typer.Argument(callback=check_no_url, help=f"Packed codes: {TABLE}.")],
     store: StoreUrl = None,
     out: Annotated[
         Path | None,
@@ -50,11 +50,18 @@ def index(
         str | None,
         typer.Option(
             help="An id per code. Without it ids continue after the largest in the store; with "
-            f"--replace or --resume they are 0, 1, …: {ARRAY}."
+            f"--replace or --resume they are 0, 1, …: {TABLE}."
         ),
+    ] = None,
+    id_column: Annotated[
+        str | None, typer.Option(help="Or a column of the file of the codes.")
     ] = None,
     metadata: Annotated[
         Path | None, typer.Option(help="A JSON object per code, one per line; for stores.")
+    ] = None,
+    metadata_columns: Annotated[
+        str | None,
+        typer.Option(help="Or columns of the file of the codes, with commas between."),
     ] = None,
     model: Annotated[
         Path | None, typer.Option(help="That made the codes: the store will refuse others'.")
@@ -96,28 +103,38 @@ def index(
     All input is checked before anything is written.
     """
     store = chosen_store(context, store, out, "--out")
-    if store is None and (metadata is not None or resume or replace):
+    if ids is not None and id_column is not None:
+        raise typer.BadParameter("give --ids or --id-column, not both")
+    if metadata is not None and metadata_columns is not None:
+        raise typer.BadParameter("give --metadata or --metadata-columns, not both")
+    has_metadata = metadata is not None or metadata_columns is not None
+    if store is None and (has_metadata or resume or replace):
         raise typer.BadParameter("--metadata, --replace and --resume are for stores")
     if store is not None and (stats or engine is not IndexEngine.flat):
         raise typer.BadParameter("--engine and --stats are for index files: stores are exact")
-    if drop_metadata and (metadata is not None or not replace):
+    if drop_metadata and (has_metadata or not replace):
         raise typer.BadParameter("--drop-metadata is for --replace without --metadata")
     if store is None:
         check_writable(str(out))
     import numpy as np
 
-    from antipodal.storage.arrays import read_array
+    from antipodal.reading import open_vectors, read_column
 
-    rows = read_array(codes)
-    if rows.ndim != 2 or rows.dtype != np.uint8:
+    names = [] if metadata_columns is None else _split_names(metadata_columns)
+    others = names if id_column is None else [id_column, *names]
+    file = open_vectors(codes, leave_out=others, text_dtype=np.uint8)
+    if file.dtype != np.uint8:
         raise ValueError(
-            f"{codes} must hold packed codes, uint8, one per row: got {rows.dtype} of shape "
-            f"{rows.shape}. Features become codes by `antipodal encode`"
+            f"{codes} must hold packed codes, uint8, one per row: got {file.dtype} of shape "
+            f"{file.shape}. Features become codes by `antipodal encode`"
         )
-    numbers = None if ids is None else read_array(ids)
+    rows = np.asarray(file)
+    numbers = None if ids is None else read_column(ids)
+    if id_column is not None:
+        numbers = file.column(id_column)
     if numbers is not None and numbers.shape != (len(rows),):
         raise ValueError(
-            f"{ids} must hold an id for each of {len(rows)} codes: got {numbers.shape}"
+            f"{ids or id_column} must hold an id for each of {len(rows)} codes: got {numbers.shape}"
         )
     if numbers is None and (replace or resume):
         numbers = np.arange(len(rows))
@@ -127,8 +144,11 @@ def index(
         record = _write_index(Path(str(out)), rows, numbers, n_bits, engine, stats)
     else:
         how = {"replace": replace, "resume": resume}
-        how["keep_metadata"] = replace and metadata is None and not drop_metadata
-        record = _fill_store(store, codes, rows, numbers, metadata, n_bits, identity, how)
+        how["keep_metadata"] = replace and not has_metadata and not drop_metadata
+        texts = None
+        if has_metadata:
+            texts = _column_texts(file, names) if metadata is None else _line_texts(metadata)
+        record = _fill_store(store, codes, rows, numbers, texts, n_bits, identity, how)
     seconds = time.perf_counter() - began
     record["seconds"] = round(seconds, 3)
     if as_json:
@@ -165,7 +185,7 @@ def _fill_store(
     codes: str,
     rows: "NDArray[Any]",
     numbers: "NDArray[Any] | None",
-    metadata: Path | None,
+    texts: "Iterator[MetadataText] | None",
     n_bits: int | None,
     identity: str | None,
     how: dict[str, bool],
@@ -188,9 +208,9 @@ def _fill_store(
         _check_width(rows, codes, n_bits, shown_url(url) if store is None else store.place)
         ids, _ = check_items(numbers, rows, n_bits)
         objects = None
-        if metadata is not None:
-            file = stack.enter_context(TemporaryFile("w+", encoding="utf-8", newline="\n"))
-            objects = _JsonLines(metadata, file, len(rows))
+        if texts is not None:
+            copy = stack.enter_context(TemporaryFile("w+", encoding="utf-8", newline="\n"))
+            objects = _Metadata(texts, copy, len(rows))
         if store is None:
             store = stack.enter_context(open_store(url, n_bits=n_bits, model=identity))
         show = stack.enter_context(bar("items"))
@@ -241,23 +261,22 @@ def _check_width(rows: "NDArray[Any]", codes: str, n_bits: int, place: str) -> N
         )
 
 
-class _JsonLines:
-    """The metadata in a file of JSON lines, all checked, to be read as often as one likes.
+class _Metadata:
+    """The metadata of all items, all checked, to be read as often as one likes.
 
-    They are copied to a temporary file in the form that stores keep: so the file may be a pipe,
-    and is read and checked once.
+    They are copied to a temporary file in the form that stores keep: so they may come from a pipe,
+    and are read and checked once.
     """
 
-    def __init__(self, path: Path, copy: IO[str], n_items: int) -> None:
+    def __init__(self, texts: "Iterator[MetadataText]", copy: IO[str], n_items: int) -> None:
         self._copy, self._n_items = copy, n_items
-        n_lines = 0
-        with path.open(encoding="utf-8") as lines:
-            for text in _checked(lines, path):
-                copy.write(text + "\n")
-                n_lines += 1
-        if n_lines != n_items:
+        n_texts = 0
+        for text in texts:
+            copy.write(text + "\n")
+            n_texts += 1
+        if n_texts != n_items:
             raise AntipodalError(
-                f"{path} must have a line for each of {n_items} codes: it has {n_lines}"
+                f"there must be metadata for each of {n_items} codes, a line: got {n_texts}"
             )
 
     def __len__(self) -> int:
@@ -270,20 +289,32 @@ class _JsonLines:
         return (MetadataText(line[:-1]) for line in self._copy)
 
 
-def _checked(lines: IO[str], path: Path) -> "Iterator[MetadataText]":
+def _line_texts(path: Path) -> "Iterator[MetadataText]":
+    """Check the metadata in a file of JSON lines."""
+    from antipodal.reading.filekinds import JSON_LINES, FoundFile
+    from antipodal.reading.jsontables import read_objects
+
+    for number, fields in read_objects(FoundFile(str(path), JSON_LINES, "option")):
+        yield _checked(fields, f"{path}, line {number}")
+
+
+def _column_texts(file: "VectorFile", names: list[str]) -> "Iterator[MetadataText]":
+    """Check the metadata in columns beside the codes."""
+    for row, fields in enumerate(file.records(names)):
+        yield _checked(fields, f"{file.name}, row {row}")
+
+
+def _checked(fields: dict[str, Any], place: str) -> "MetadataText":
     from antipodal.stores.metadata import metadata_text
 
-    for number, line in enumerate(lines, start=1):
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise AntipodalError(f"{path}, line {number} is not JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise AntipodalError(f"{path}, line {number} must be a JSON object: got {line[:60]!r}")
-        try:
-            yield metadata_text(value)
-        except (TypeError, ValueError) as error:
-            raise AntipodalError(f"{path}, line {number}: {error}") from error
+    try:
+        return metadata_text(fields)
+    except (TypeError, ValueError) as error:
+        raise AntipodalError(f"{place}: {error}") from error
+
+
+def _split_names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
 def _write_index(

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from antipodal.cli.app import ARRAY, AsJson, StoreUrl, app, check_no_url, chosen_store, print_json
+from antipodal.cli.app import TABLE, AsJson, StoreUrl, app, check_no_url, chosen_store, print_json
 from antipodal.errors import AntipodalError, NoStoreError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from antipodal.hashers import BaseHasher
     from antipodal.index import HammingIndex
+    from antipodal.reading import VectorFile
     from antipodal.stores import Store
 
 _QUERIES_AT_ONCE = 1024
@@ -25,7 +24,7 @@ def search(
     context: typer.Context,
     queries: Annotated[
         str,
-        typer.Argument(callback=check_no_url, help=f"Features with --model, else codes: {ARRAY}."),
+        typer.Argument(callback=check_no_url, help=f"Features with --model, else codes: {TABLE}."),
     ],
     store: StoreUrl = None,
     file: Annotated[
@@ -46,7 +45,7 @@ def search(
         str | None,
         typer.Option(
             help="Order 4k candidates by the query's real values (project, with --model), or by "
-            f"the cosine of the features with those of the items, in the row of their id: {ARRAY}."
+            f"the cosine of the features with those of the items, in the row of their id: {TABLE}."
         ),
     ] = None,
     with_metadata: Annotated[
@@ -66,16 +65,18 @@ def search(
             condition = json.loads(where)
         except ValueError as error:
             raise typer.BadParameter(f"--where must be JSON: {error}") from error
-    from antipodal.index.rescore import Vectors
-    from antipodal.storage.arrays import read_array
+    import numpy as np
 
-    rows = read_array(queries)
+    from antipodal.index.rescore import Vectors
+    from antipodal.reading import open_vectors
+
+    rows = open_vectors(queries, text_dtype=np.uint8 if model is None else np.float64)
     hasher: BaseHasher | None = None
     if model is not None:
         from antipodal.hashers import load  # PyTorch comes along: seconds that codes need not wait
 
         hasher = load(model)
-    vectors = None if rescore in (None, "project") else read_array(str(rescore))
+    vectors = None if rescore in (None, "project") else np.asarray(open_vectors(str(rescore)))
     with ExitStack() as stack:
         target, place = _open(store, file, model, stack)
         if hasher is None:
@@ -86,8 +87,8 @@ def search(
                 f"{target.n_bits}"
             )
         options: dict[str, Any] = {} if condition is None else {"where": condition}
-        for start in range(0, len(rows), _QUERIES_AT_ONCE):
-            block = rows[start : start + _QUERIES_AT_ONCE]
+        done = 0
+        for block in rows.blocks(_QUERIES_AT_ONCE):
             packed = block if hasher is None else hasher.encode(block)
             if radius is not None:
                 ball = target.radius(packed, radius, **options)
@@ -101,8 +102,9 @@ def search(
                 near = target.search(packed, k, **options)
                 scores = [None] * len(near.ids) if near.scores is None else near.scores
                 found = list(zip(near.ids, near.distances, scores, strict=True))
-            for row, hits in enumerate(found, start=start):
+            for row, hits in enumerate(found, start=done):
                 _print_hits(row, hits, target if with_metadata else None, as_json)
+            done += len(block)
 
 
 def _open(
@@ -131,7 +133,7 @@ def _open(
     return opened, opened.place
 
 
-def _check_codes(rows: "NDArray[Any]", queries: str, n_bits: int, place: str) -> None:
+def _check_codes(rows: "VectorFile", queries: str, n_bits: int, place: str) -> None:
     """Refuse queries that are not codes, or not of the length that is searched."""
     from antipodal.codes import code_width
 
@@ -141,7 +143,7 @@ def _check_codes(rows: "NDArray[Any]", queries: str, n_bits: int, place: str) ->
             "give --model to encode them"
         )
     width = code_width(n_bits)
-    if rows.ndim != 2 or rows.shape[1] != width:
+    if rows.n_features != width:
         raise AntipodalError(
             f"{place} keeps codes of {n_bits} bits, {width} bytes per row: {queries} has shape "
             f"{rows.shape}. Are they codes of another model, or features that need --model?"

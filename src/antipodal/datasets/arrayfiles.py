@@ -1,5 +1,6 @@
-"""A dataset of one's own: arrays in .npz, .npy or parquet files."""
+"""A dataset of one's own, from a file of any kind that is read."""
 
+import glob
 import os
 from pathlib import Path
 from typing import Any
@@ -8,36 +9,53 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.datasets.dataset import Dataset
-from antipodal.datasets.parquet import read_parquet
 from antipodal.errors import AntipodalError
-from antipodal.storage.arrays import open_npz, read_array
+from antipodal.reading import column_names, open_vectors, read_column
+from antipodal.reading.filekinds import split_column
 
-_Pair = tuple[NDArray[Any], NDArray[Any]]
+_FEATURES, _LABELS = ("X",), ("y", "Y", "label", "labels")  # names that need not be given
 
 
-def arrays(path: str | os.PathLike[str], features: str = "X", labels: str = "y") -> Dataset:
+def arrays(
+    path: str | os.PathLike[str], features: str | None = None, labels: str | None = None
+) -> Dataset:
     """Read features (m, n) and labels: classes (m,), numbers or words, or 0/1 concepts (m, c).
 
     Parameters
     ----------
     path : path
-        Ends in .npz, .npy or .parquet; the dataset is named after it.
-    features : str
-        Name of the array in the .npz file or the column of the parquet file, whose entries are
-        lists of equal length.
-    labels : str
-        Name of the array or column; in an .npz file "Y" stands in for a missing "y". Beside an
-        .npy file of features: the path of an .npy file of labels.
+        A file, a folder or a pattern, as `antipodal.open_vectors` takes them. The dataset is named
+        after it.
+    features : str, optional
+        Of an .npz file the array, of others the column, or columns, of the vectors; also as
+        `FILE:COLUMN`. By default "X", or what `antipodal.open_vectors` takes for the vectors.
+    labels : str, optional
+        The array or column, by default the first of "y", "Y", "label" and "labels" that there is.
+        Beside an .npy file of features: the file of the labels.
     """
-    source = Path(path)
-    readers = {".npz": _read_npz, ".npy": _read_npy, ".parquet": read_parquet}
-    if source.suffix not in readers:
-        raise ValueError(f"path must end in .npz, .npy or .parquet: got {source}")
-    X, y = readers[source.suffix](source, features, labels)
+    place, column = split_column(os.fspath(path))
+    names = column_names(place)
+    if not names and labels is None:
+        raise ValueError(f"{place} has no columns: labels must be the path of a file of labels")
+    if names:
+        features = features or column or next((n for n in _FEATURES if n in names), None)
+        labels = labels or next((n for n in _LABELS if n in names), _LABELS[0])
+    vectors = open_vectors(place, features if names else column, leave_out=[str(labels)])
+    y = vectors.column(str(labels)) if names else read_column(str(labels))
     try:
-        return Dataset(source.stem, X, _as_labels(y), directory=source.parent)
+        return Dataset(
+            _name(place), np.asarray(vectors), _as_labels(y), directory=Path(place).parent
+        )
     except ValueError as error:
-        raise AntipodalError(f"{source} is not a dataset: {error}") from error
+        raise AntipodalError(f"{place} is not a dataset: {error}") from error
+
+
+def _name(place: str) -> str:
+    """Return the name of a file without its ending; of a pattern that of the folder before it."""
+    path = Path(place)
+    while glob.has_magic(str(path)):
+        path = path.parent
+    return path.name.removesuffix(".gz").rpartition(".")[0] or path.resolve().name
 
 
 def _as_labels(y: NDArray[Any]) -> NDArray[Any]:
@@ -51,21 +69,3 @@ def _as_labels(y: NDArray[Any]) -> NDArray[Any]:
             classes = y.astype(np.int64)
         return classes if (classes == y).all() else y
     return y
-
-
-def _read_npz(path: Path, features: str, labels: str) -> _Pair:
-    with open_npz(path) as file:
-        if labels == "y" and "y" not in file.files and "Y" in file.files:
-            labels = "Y"
-        for name in (features, labels):
-            if name not in file.files:
-                raise AntipodalError(
-                    f"{path} has no array {name!r}: it has {', '.join(file.files) or 'none'}"
-                )
-        return file[features], file[labels]
-
-
-def _read_npy(path: Path, features: str, labels: str) -> _Pair:
-    if not labels.endswith(".npy"):
-        raise ValueError(f"labels must be the path of an .npy file, as the features: got {labels}")
-    return read_array(str(path)), np.asarray(read_array(labels))

@@ -19,6 +19,7 @@ import antipodal
 from antipodal.checks import check_finite, check_whole
 from antipodal.codes import Bits, Codes, code_width
 from antipodal.pairs import check_labels, function_name
+from antipodal.reading import VectorFile
 from antipodal.storage.modelfile import Arrays, write_model_file
 
 FloatArray = NDArray[np.floating[Any]]
@@ -97,8 +98,15 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return codes
 
     def encode_blocks(self, X: ArrayLike) -> Iterator[Codes]:
-        """Yield the packed codes a block of rows at a time, for more rows than memory holds."""
-        for _, values in self._projected_blocks(self._check_rows(X)):
+        """Yield the packed codes a block of rows at a time, for more rows than memory holds.
+
+        X may be what `antipodal.open_vectors` gives: then the file is read a block at a time too.
+        """
+        if isinstance(X, VectorFile):
+            blocks = self._projected_file(X)
+        else:
+            blocks = self._projected_blocks(self._check_rows(X))
+        for _, values in blocks:
             yield np.packbits(values > 0, axis=1)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -206,6 +214,14 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         with self._borrowed_projector(block_rows(len(rows))) as project:
             yield from map_blocks(project, rows)
 
+    def _projected_file(self, file: VectorFile) -> Iterator[tuple[int, FloatArray]]:
+        """Project the rows of a file as they are read."""
+        with self._borrowed_projector(_BLOCK_ROWS) as project:
+            first = 0
+            for rows in file.blocks(_BLOCK_ROWS):
+                yield from map_blocks(project, self._check_rows(rows), first)
+                first += len(rows)
+
     @contextmanager
     def _borrowed_projector(self, max_rows: int) -> Iterator[Projector]:
         """Take a projector that no other thread is using, or build one; keep it afterwards."""
@@ -272,10 +288,13 @@ def block_rows(n_rows: int) -> int:
 
 
 @torch.inference_mode()
-def map_blocks(project: Projector, rows: NDArray[Any]) -> Iterator[tuple[int, FloatArray]]:
+def map_blocks(
+    project: Projector, rows: NDArray[Any], first: int = 0
+) -> Iterator[tuple[int, FloatArray]]:
     """Map the rows a block at a time: yield the number of its first row, and its values.
 
     Rows must be finite, and so must be their values. The values are good until the next block.
+    Where the rows are part of a larger table, `first` is the number of the first in it.
     """
     size = block_rows(len(rows))
     for start in range(0, len(rows), size):
@@ -290,14 +309,14 @@ def map_blocks(project: Projector, rows: NDArray[Any]) -> Iterator[tuple[int, Fl
             block = block.copy()  # torch will not wrap a read-only memory map
         X = torch.from_numpy(block)
         if _first_not_finite(X) is not None:
-            check_finite(rows)  # names the first such row
+            check_finite(rows, numbers=first + np.arange(len(rows)))  # names the first such row
         values = project(X)[:n_rows]
         if (bad := _first_not_finite(values)) is not None:
             raise ValueError(
-                f"the projection of row {start + bad} of X is not finite: its features are too "
-                "large to compute with in float32"
+                f"the projection of row {first + start + bad} of X is not finite: its features are "
+                "too large to compute with in float32"
             )
-        yield start, values.numpy()
+        yield first + start, values.numpy()
 
 
 def _first_not_finite(values: Tensor) -> int | None:
