@@ -15,7 +15,7 @@ ORDER = [
     "checks codes threads",
     "storage",
     "reading",
-    "neurons polish pursuit scaling",
+    "descent neurons polish pursuit scaling",
     "admm dictionary solver",
     "encoders pairs",
     "centres siamese",

@@ -78,6 +78,13 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             projected[start : start + len(values)] = values
         return projected
 
+    def query(self, X: ArrayLike) -> NDArray[np.float32]:
+        """Return what real queries are compared with codes by, (m, n_bits): `search(vectors=…)`.
+
+        It is what `project` gives, unless a hasher knows something better.
+        """
+        return self.project(X)
+
     def transform(self, X: ArrayLike) -> Bits:
         """Return the bits, uint8 0 and 1, (m, n_bits)."""
         rows = self._check_rows(X)

@@ -12,11 +12,12 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from antipodal.admm import RELAXATION, relaxed_step, relaxed_weight, unfolded_weights
-from antipodal.checks import check_whole
+from antipodal.checks import check_type, check_whole
 from antipodal.codes import unpack
+from antipodal.descent import bit_descent, refit_dictionary, stretched
 from antipodal.dictionary import ksvd
-from antipodal.hashers.base import BaseHasher, FloatArray
-from antipodal.hashers.parts.rows import as_floats, draw_rows, unit_rows
+from antipodal.hashers.base import BaseHasher, FloatArray, map_blocks
+from antipodal.hashers.parts.rows import as_floats, draw_rows, row_blocks, unit_rows
 from antipodal.neurons import clip
 from antipodal.threads import one_thread
 
@@ -35,10 +36,21 @@ class LinfHash(BaseHasher):
     rebuild it with an error that random projections do not reach. (With n_bits = features the
     frame is a rotation, and x = clip(Dᵀy) has the signs of Dᵀy for any λ.)
 
+    That is the setting for Hamming distances. With `descent`, for which `LinfHash.asymmetric` has
+    the settings, codes are made for queries that stay real: the signs of x are where
+    `antipodal.descent` begins to flip bits, D is fitted to the codes of the sample, and rows are
+    taken for what they point to, μ + s·D·(2b - 1) ≈ row / ‖row‖, so that the score of `query`
+    estimates the cosine. By Hamming distance such codes are worse.
+
     Parameters
     ----------
     n_bits : int
         Length N of the code; it may exceed the number of features.
+    descent : bool
+        Whether to flip bits until rows are rebuilt best, and to fit D to that.
+    n_refits : int
+        How often D is fitted to the codes of the sample and these are made anew, with `descent`.
+        At 0 it stays a random frame.
     bound : float
         λ√N. At 1 the corners λ·D·(2b - 1) are about as long as y. Below, more entries reach the
         bound and bits are stabler: small bounds rank best by Hamming distance (0.1 to 0.3), and
@@ -67,7 +79,7 @@ class LinfHash(BaseHasher):
     True
     """
 
-    encoding_parameters = ("n_bits", "bound", "penalty", "n_iter")
+    encoding_parameters = ("n_bits", "descent", "bound", "penalty", "n_iter")
 
     mean_: NDArray[np.float32]
     dictionary_: NDArray[np.float32]
@@ -77,6 +89,8 @@ class LinfHash(BaseHasher):
         self,
         n_bits: int = 64,
         *,
+        descent: bool = False,
+        n_refits: int = 4,
         bound: float = 0.2,
         sparsity: int = 8,
         n_samples: int = 5000,
@@ -85,6 +99,8 @@ class LinfHash(BaseHasher):
         random_state: Any = None,
     ) -> None:
         self.n_bits = n_bits
+        self.descent = descent
+        self.n_refits = n_refits
         self.bound = bound
         self.sparsity = sparsity
         self.n_samples = n_samples
@@ -92,12 +108,20 @@ class LinfHash(BaseHasher):
         self.penalty = penalty
         self.random_state = random_state
 
+    @classmethod
+    def asymmetric(cls, n_bits: int = 64, *, random_state: Any = None) -> Self:
+        """Return the setting for queries that stay real: search with `query(X)` as vectors."""
+        return cls(n_bits, descent=True, bound=0.7, random_state=random_state)
+
     @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn the mean, the dictionary and the scale of reconstructions; y is ignored."""
         rows = self.check_fit(X)
         self._check_parameters()
         rng = check_random_state(self.random_state)
+        if self.descent:
+            self._fit_descent(rows, rng)
+            return self
         mean = rows.mean(axis=0, dtype=np.float64)
         drawn = as_floats(rows[draw_rows(len(rows), self.n_samples, rng)])
         sample = drawn - mean
@@ -108,10 +132,48 @@ class LinfHash(BaseHasher):
         self.scale_ = float(np.vdot(corners, sample) / max(np.vdot(corners, corners), 1e-30))
         return self
 
+    def _fit_descent(self, rows: NDArray[Any], rng: np.random.RandomState) -> None:
+        """Fit D, in turns, to the codes that descent finds for it: neither makes the error larger.
+
+        Descent goes on from the codes it had, and lengths count only when D is done.
+        """
+        total = np.zeros(rows.shape[1])
+        for block in row_blocks(rows):
+            total += _directions(rows[block]).sum(dim=0, dtype=torch.float64).numpy()
+        self.mean_ = (total / len(rows)).astype(np.float32)
+        Y = _directions(rows[draw_rows(len(rows), self.n_samples, rng)])
+        mean = torch.from_numpy(self.mean_)
+        self.dictionary_ = _frame(rows.shape[1], self.n_bits, rng).astype(np.float32)
+        signs = _signs(self._solver(len(Y))(Y - mean))
+        self._keep(stretched(torch.from_numpy(self.dictionary_), mean, signs))
+        for _ in range(self.n_refits):
+            D = torch.from_numpy(self.scale_ * self.dictionary_)
+            signs = bit_descent(Y, D, mean, signs, length_weight=0)
+            self._keep(refit_dictionary(Y, mean, signs))
+
+    def _keep(self, D: Tensor) -> None:
+        """Keep s·D with atoms of mean length 1, for which λ and β are meant."""
+        self.scale_ = max(torch.linalg.vector_norm(D, dim=0).mean().item(), 1e-30)
+        self.dictionary_ = (D / self.scale_).numpy()
+
+    def query(self, X: ArrayLike) -> NDArray[np.float32]:
+        """Return what real queries are compared with codes by: s·Dᵀy, (m, n_bits).
+
+        Its sum with the signs of a code is ⟨y, s·D·(2b - 1)⟩, the product of y with what the code
+        remembers of a row. With `descent` y is the row at length 1, and without y = row - μ.
+        """
+        rows = self._check_rows(X)
+        mean, D = torch.from_numpy(self.mean_), torch.from_numpy(self.scale_ * self.dictionary_)
+        values = np.empty((len(rows), self.n_bits), np.float32)
+        rotate = (lambda Y: unit_rows(Y) @ D) if self.descent else (lambda Y: (Y - mean) @ D)
+        for start, block in map_blocks(rotate, rows):
+            values[start : start + len(block)] = block
+        return values
+
     def reconstruct(self, codes: ArrayLike) -> NDArray[np.float32]:
         """Return μ + s·D·(2b - 1), an estimate of the rows behind packed codes, (m, features).
 
-        For asymmetric distances: a query as it is, against what the codes remember.
+        With `descent` it is one of the rows at length 1.
         """
         self._check_fitted()
         bits = unpack(codes, self.n_bits)
@@ -125,26 +187,37 @@ class LinfHash(BaseHasher):
     def _dictionary(self, sample: FloatArray, rng: np.random.RandomState) -> FloatArray:
         n_features, N = sample.shape[1], self.n_bits
         if n_features <= N:
-            Q = np.linalg.qr(rng.standard_normal((N, n_features)))[0]
-            frame: FloatArray = math.sqrt(N / n_features) * Q.T
-            return frame
+            return _frame(n_features, N, rng)
         Y = unit_rows(torch.from_numpy(sample.astype(np.float32))).numpy()
         seed = rng.randint(2**31 - 1)
         return ksvd(Y, N, sparsity=min(self.sparsity, N), n_iter=10, random_state=seed).dictionary
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map to the values whose signs are the bits."""
-        mean, D = torch.from_numpy(self.mean_), torch.from_numpy(self.dictionary_)
+        """Return the map to the values whose signs are the bits: with `descent`, to these signs."""
+        mean, solve = torch.from_numpy(self.mean_), self._solver(max_rows)
+        if not self.descent:
+            return lambda X: solve(unit_rows(X - mean))
+        D = torch.from_numpy(self.scale_ * self.dictionary_)
+
+        def project(X: Tensor) -> Tensor:
+            Y = unit_rows(X)
+            return bit_descent(Y, D, mean, _signs(solve(Y - mean)))
+
+        return project
+
+    def _solver(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map from y to the solution of Eq. 1."""
+        D = torch.from_numpy(self.dictionary_)
         W, S = unfolded_weights(D, self.penalty)
         bound = self.bound / math.sqrt(self.n_bits)
         R = relaxed_weight(S)
         memory = torch.empty(4, max_rows, D.shape[1])
 
-        def project(X: Tensor) -> Tensor:
+        def solve(Y: Tensor) -> Tensor:
             # The iteration of solve_linf, but as often for every row: one must not be iterated
             # longer because of its company.
-            drive, u, z, work = memory[:, : len(X)].unbind()
-            torch.mm(unit_rows(X - mean), W.T, out=u)
+            drive, u, z, work = memory[:, : len(Y)].unbind()
+            torch.mm(Y, W.T, out=u)
             torch.mul(u, RELAXATION, out=drive)
             box = partial(clip, bound=bound, out=z)
             box(u)
@@ -152,11 +225,30 @@ class LinfHash(BaseHasher):
                 z, u = relaxed_step(drive, z, R, u, box, work)
             return z
 
-        return project
+        return solve
 
     def _check_parameters(self) -> None:
         for name in ("sparsity", "n_samples", "n_iter"):
             check_whole(getattr(self, name), name, 1)
+        check_whole(self.n_refits, "n_refits", 0)
+        check_type(self.descent, "descent", bool)
         for name in ("bound", "penalty"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite: got {getattr(self, name)}")
+
+
+def _frame(n_features: int, n_bits: int, rng: np.random.RandomState) -> FloatArray:
+    """Return a random tight frame (n_features, n_bits), or orthonormal columns if these are few."""
+    tall = (max(n_bits, n_features), min(n_bits, n_features))
+    Q: FloatArray = np.linalg.qr(rng.standard_normal(tall))[0]
+    return math.sqrt(n_bits / n_features) * Q.T if n_bits >= n_features else Q
+
+
+def _directions(rows: NDArray[Any]) -> Tensor:
+    """Return rows at length 1."""
+    return unit_rows(torch.from_numpy(rows.astype(np.float32)))
+
+
+def _signs(values: Tensor) -> Tensor:
+    """Return 1 where a value is positive, and else -1."""
+    return torch.where(values > 0, 1.0, -1.0)

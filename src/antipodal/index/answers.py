@@ -18,7 +18,7 @@ class Neighbours(NamedTuple):
     distances : int32, of the same shape
         Hamming distances.
     scores : float64, of the same shape, or None
-        What the rows are ordered by after `rescore`, larger for nearer.
+        What the rows are ordered by after `rescore` or a search by vectors, larger for nearer.
     """
 
     ids: Ids

@@ -13,6 +13,7 @@ from antipodal.errors import IndexFileError
 from antipodal.index import scan
 from antipodal.index.answers import Ball, Neighbours
 from antipodal.index.approximate import ENGINES, Approximate
+from antipodal.index.asymmetric import Floats, best_rows, check_one, check_values
 from antipodal.index.bands import Bands
 from antipodal.index.indexfile import read_index_file, write_index_file
 from antipodal.index.items import MAX_ITEMS, IndexedItems, RowNumbers, take_rows, to_rows
@@ -149,9 +150,10 @@ class HammingIndex:
 
     def search(
         self,
-        codes: ArrayLike,
-        k: int,
+        codes: ArrayLike | None = None,
+        k: int = 10,
         *,
+        vectors: ArrayLike | None = None,
         allowed: ArrayLike | None = None,
         rescore: Vectors | ArrayLike | None = None,
         oversample: int = OVERSAMPLE,
@@ -164,24 +166,34 @@ class HammingIndex:
             Packed codes of the queries.
         k : int
             At least 1. If there are fewer items, all are found.
+        vectors : (n_queries, n_bits), in place of codes
+            Real values of the queries, ``hasher.query(queries)``. Every item is scored by their
+            sum with the signs of its bits, Σ zᵢ·bᵢ with b = ±1, by a scan whatever the engine.
+            The order is then (score, id), best first; `distances` are those to the signs of z.
         allowed : integers, optional
             Ids to search among, in any order. Ids that are not in the index are passed over.
         rescore : Vectors or array (n_queries, n_bits), optional
             Take the ``k * oversample`` nearest items and return the k best of them by the
             cosine or distance of their vectors (`antipodal.Vectors`), or by the sum of
-            ``hasher.project(queries)`` with the signs of their bits. The order is then (score,
+            ``hasher.query(queries)`` with the signs of their bits. The order is then (score,
             id), best first.
         oversample : int
             Candidates for each result of a rescored search.
         """
-        items, queries = self._items, self._queries(codes)
+        items = self._items
+        check_one(codes, vectors)
         check_whole(k, "k", 1)
         check_whole(oversample, "oversample", 1)
         rows = None if allowed is None else _allowed_rows(items, allowed)
         n_wanted = k if rescore is None else k * oversample
-        found, distances = self._nearest(queries, items, rows, n_wanted)
-        ids = items.ids_of(found)
-        near = Neighbours(ids, distances)
+        scores: Floats | None = None
+        if codes is not None:
+            queries = self._queries(codes)
+            found, distances = self._nearest(queries, items, rows, n_wanted)
+        else:
+            values = check_values(vectors, "vectors", self.n_bits)
+            found, distances, scores = self._best(values, items, rows, n_wanted)
+        near = Neighbours(items.ids_of(found), distances, scores)
         if rescore is None:
             return near
         width = code_width(self.n_bits)
@@ -267,6 +279,18 @@ class HammingIndex:
         if self._approximate is not None:
             return self._approximate.nearest(queries, items, k)
         return scan.nearest(queries, items.rows, k)
+
+    def _best(
+        self, values: Floats, items: IndexedItems, rows: RowNumbers | None, k: int
+    ) -> tuple[RowNumbers, Distances, Floats]:
+        if rows is None:
+            found, scores = best_rows(values, items.rows, min(k, len(items)))
+        else:
+            found, scores = best_rows(values, take_rows(items.rows, rows), min(k, len(rows)))
+            found = rows[found]
+        signs = to_rows(np.packbits(values > 0, axis=1), self.n_bits)
+        distances = np.bitwise_count(items.rows[found] ^ signs[:, None]).sum(axis=2, dtype=np.int32)
+        return found, distances, scores
 
 
 def _allowed_rows(items: IndexedItems, allowed: ArrayLike) -> RowNumbers:

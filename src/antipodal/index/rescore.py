@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from antipodal.checks import Ids
-from antipodal.codes import Codes, unpack
+from antipodal.codes import Codes
 from antipodal.index.answers import Neighbours
-
-Floats = NDArray[np.float64]
+from antipodal.index.asymmetric import Floats, check_values, real_table, sign_scores
 
 OVERSAMPLE = 4  # candidates for each result of a rescored search, unless told otherwise
 _VALUES_AT_ONCE = 2**22
@@ -45,7 +44,7 @@ class Vectors:
 
     def scores(self, ids: Ids) -> Floats:
         """Score the candidates of every query: (n_queries, n_candidates)."""
-        queries = _real_table(self.queries, "queries of Vectors", len(ids))
+        queries = real_table(self.queries, "queries of Vectors", len(ids))
         if self.metric not in ("cosine", "euclidean"):
             raise ValueError(f"metric must be cosine or euclidean: got {self.metric!r}")
         scores = np.empty(ids.shape)
@@ -98,7 +97,7 @@ def rescored(
     k : int
         How many of them to keep.
     rescore : Vectors or array (n_queries, n_bits)
-        What to compare by: vectors, or what `hasher.project` gives for the queries.
+        What to compare by: vectors, or what `hasher.query` gives for the queries.
     n_bits : int
         Bits of a code.
     codes : callable
@@ -126,7 +125,7 @@ def projection_scores(projections: ArrayLike, codes: Codes, n_bits: int) -> Floa
     Parameters
     ----------
     projections : (n_queries, n_bits)
-        What `hasher.project` gives for the queries.
+        What `hasher.query` gives for the queries.
     codes : uint8 (n_queries, n_candidates, ⌈n_bits / 8⌉)
         Packed codes of the candidates of each query.
 
@@ -136,18 +135,8 @@ def projection_scores(projections: ArrayLike, codes: Codes, n_bits: int) -> Floa
     >>> projection_scores([[0.9, -0.1]], codes, n_bits=2)
     array([[1. , 0.8]])
     """
-    z = _real_table(projections, "projections", len(codes))
-    if z.shape[1] != n_bits:
-        raise ValueError(
-            f"projections must have {n_bits} values per row, one per bit: got shape {z.shape}"
-        )
-    scores = np.empty(codes.shape[:2])
-    for part in _blocks(len(codes), codes.shape[1] * n_bits):
-        bits = unpack(codes[part].reshape(-1, codes.shape[2]), n_bits)
-        ones = bits.reshape(*codes[part].shape[:2], n_bits)
-        # Σ z·b = 2·Σ_{bits set} z - Σ z
-        scores[part] = 2 * np.einsum("qb,qcb->qc", z[part], ones) - z[part].sum(axis=1)[:, None]
-    return scores
+    z = check_values(projections, "projections", n_bits, len(codes))
+    return sign_scores(z, codes)
 
 
 def best_first(scores: Floats, ids: Ids, k: int) -> NDArray[np.intp]:
@@ -161,14 +150,3 @@ def _blocks(n_queries: int, n_values: int) -> Iterator[slice]:
     """Cut the queries, of which each takes n_values, into blocks that fit into memory."""
     size = max(1, _VALUES_AT_ONCE // max(1, n_values))
     return (slice(start, start + size) for start in range(0, n_queries, size))
-
-
-def _real_table(values: ArrayLike, name: str, n_rows: int) -> Floats:
-    table = np.asarray(values)
-    if table.dtype.kind not in "fiu":
-        raise TypeError(f"{name} must be real numbers: got {table.dtype}")
-    if table.ndim != 2 or len(table) != n_rows:
-        raise ValueError(f"{name} must have {n_rows} rows, one per query: got shape {table.shape}")
-    if not np.isfinite(table).all():
-        raise ValueError(f"{name} must be finite: some are NaN or infinite")
-    return table.astype(np.float64)

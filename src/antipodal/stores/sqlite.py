@@ -22,6 +22,7 @@ from antipodal.checks import Ids
 from antipodal.codes import Codes, from_bytes, to_bytes
 from antipodal.errors import StoreError
 from antipodal.index import Ball, HammingIndex, Neighbours
+from antipodal.index.asymmetric import Floats
 from antipodal.stores.address import Address
 from antipodal.stores.dialects import sqlite_condition
 from antipodal.stores.locks import SharedLock
@@ -152,6 +153,10 @@ class SqliteStore(Store):
     def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
         with self._snapshot(where) as (index, allowed):
             return index.search(codes, k, allowed=allowed)
+
+    def _best(self, values: Floats, k: int, where: Where | None) -> Neighbours:
+        with self._snapshot(where) as (index, allowed):
+            return index.search(vectors=values, k=k, allowed=allowed)
 
     def _radius(self, codes: Codes, r: int, where: Where | None) -> Ball:
         with self._snapshot(where) as (index, allowed):

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from antipodal.checks import MAX_ID, Ids, check_whole, some_ids
 from antipodal.codes import Codes, check_codes, code_width
 from antipodal.errors import IdsTakenError, StoreError
-from antipodal.index import Ball, Neighbours
+from antipodal.index import Ball, HammingIndex, Neighbours
+from antipodal.index.asymmetric import Floats, check_one, check_values
 from antipodal.index.rescore import OVERSAMPLE, Vectors, rescored
 from antipodal.stores.loading import (
     BATCH_SIZE,
@@ -195,9 +196,10 @@ class Store(ABC):
 
     def search(
         self,
-        codes: ArrayLike,
-        k: int,
+        codes: ArrayLike | None = None,
+        k: int = 10,
         *,
+        vectors: ArrayLike | None = None,
         where: Mapping[str, Any] | None = None,
         rescore: Vectors | ArrayLike | None = None,
         oversample: int = OVERSAMPLE,
@@ -205,22 +207,37 @@ class Store(ABC):
         """Return the k nearest items of each code, among those that pass the filter.
 
         With `rescore` the ``k * oversample`` nearest are put into a finer order, of which the k
-        best are returned: see `HammingIndex.search`.
+        best are returned. With `vectors` in place of codes, ``hasher.query(queries)``, every item
+        is scored by these real values. Of both, see `HammingIndex.search`.
 
         Returns
         -------
         Neighbours
             `ids` (queries × min(k, items)) int64 and `distances` int32, each row ordered by
-            (distance, id), or by (score, id) with `rescore`.
+            (distance, id), or by (score, id) with `vectors` or `rescore`.
         """
         check_whole(k, "k", 1)
         check_whole(oversample, "oversample", 1)
-        queries = check_codes(codes, self.n_bits)
+        check_one(codes, vectors)
         tree = None if where is None else parse_where(where)
+        n_wanted = int(k) if rescore is None else int(k) * int(oversample)
+        if codes is not None:
+            found = self._search(check_codes(codes, self.n_bits), n_wanted, tree)
+        else:
+            found = self._best(check_values(vectors, "vectors", self.n_bits), n_wanted, tree)
         if rescore is None:
-            return self._search(queries, int(k), tree)
-        found = self._search(queries, int(k) * int(oversample), tree)
+            return found
         return rescored(found, int(k), rescore, self.n_bits, lambda: self._codes_of(found.ids))
+
+    def _best(self, values: Floats, k: int, where: Where | None) -> Neighbours:
+        """Score every item by real values. Engines know nothing of that: all codes are fetched."""
+        nowhere = np.zeros((1, code_width(self.n_bits)), np.uint8)
+        ids = np.sort(self._radius(nowhere, self.n_bits, where).ids)
+        index = HammingIndex(self.n_bits)
+        for part in batches(len(ids), BATCH_SIZE):
+            items = self.get(ids[part])
+            index.add(items.codes, items.ids)
+        return index.search(vectors=values, k=k)
 
     def _codes_of(self, ids: Ids) -> Codes:
         """Return the codes of items just found, in the shape of their ids."""
