@@ -17,7 +17,7 @@ ORDER = [
     "reading",
     "descent neurons polish pursuit scaling",
     "admm dictionary solver",
-    "encoders pairs",
+    "encoders pairs triplets",
     "centres siamese",
     "features",
     "hashers",
