@@ -84,13 +84,13 @@ def _descend(
         lowest, j = objective(inners, squares).min(dim=1, keepdim=True)
         going = (lowest < now - _LEAST_GAIN)[:, 0]
         if not going.all():
-            signs[left] = b
+            signs[left[~going]] = b[~going]
             left, b, drive, pull = left[going], b[going], drive[going], pull[going]
             inners, squares, lowest, j = inners[going], squares[going], lowest[going], j[going]
         inner, square, now = inners.gather(1, j), squares.gather(1, j), lowest
         flipped = b.gather(1, j)
-        pull = torch.addcmul(pull, flipped, gram[j[:, 0]], value=-2)
-        b = b.scatter(1, j, -flipped)
+        pull.addcmul_(flipped, gram[j[:, 0]], value=-2)
+        b.scatter_(1, j, -flipped)
 
 
 def refit_dictionary(Y: Tensor, offset: Tensor, signs: Tensor) -> Tensor:
