@@ -35,6 +35,7 @@ _INT8_OVERSAMPLES = (
     16  # candidates for each result that are put in order by rounded vectors, at most
 )
 _TIMED_QUERIES = 200
+_SHOWN = (4, 16)  # candidates per result that the table has a column for
 _OTHERS = 100  # rows that are no neighbours of a query, for the histogram of distances
 
 
@@ -76,6 +77,31 @@ class Audit:
             about |= {"ndcg_of_vectors": self.ndcg, "judged_recall_of_vectors": self.judged_recall}
         n, size = self.survey.features, self.itemsize
         return [about | setting.to_dict(n, size) for setting in self.settings]
+
+    def table(self) -> list[list[str]]:
+        """Return headings, and a row per setting as text."""
+        judged = ["nDCG"] if self.ndcg is not None else []
+        rescored = [f"×{r}, floats" for r in _SHOWN] + ["×4, int8"]
+        rows = [
+            ["code", "bytes", "times smaller", "search", "recall", *rescored,
+             *(f"candidates for {share:g}" for share in SHARES), *judged,
+             "fit, s", "encoded per s", "queries per s"]
+        ]  # fmt: skip
+        for setting in self.settings:
+            cost = setting.cost
+            shown = [setting.with_floats.get(r) for r in _SHOWN] + [setting.with_int8.get(4)]
+            needed = [setting.floats_needed[share] for share in SHARES]
+            rows.append(
+                [setting.method, str(cost.bytes),
+                 f"{self.survey.features * self.itemsize / cost.bytes:.0f}", setting.search,
+                 f"{setting.recall:.3f} ± {setting.recall_error:.3f}",
+                 *("–" if value is None else f"{value:.3f}" for value in shown),
+                 *("–" if r is None else f"×{r}" for r in needed),
+                 *([] if setting.ndcg is None else [f"{setting.ndcg:.3f}"]),
+                 f"{cost.fit_seconds:.1f}", f"{cost.encoded_per_second:,.0f}",
+                 f"{cost.queries_per_second:,.0f}"]
+            )  # fmt: skip
+        return rows
 
     def cheapest(self, keep: float, *, rescored: bool) -> tuple[Setting, int] | None:
         """Return the setting of fewest bytes that keeps this share, and its candidates per result.

@@ -92,6 +92,8 @@ class FaissCodes:
         inner = faiss.downcast_index(inner)
         if hasattr(inner, "qb"):
             inner.qb = 0  # queries stay real
+        if hasattr(inner, "pq"):
+            inner.pq.cp.min_points_per_centroid = 1  # else it complains of small sets
         self.bytes = int(inner.sa_code_size())
         self.bits = 8 * self.bytes
         self.fit_seconds = self.encode_seconds = 0.0
