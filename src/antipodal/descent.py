@@ -20,7 +20,13 @@ _LEAST_GAIN = 1e-6  # what is less is rounding, and a bit could be flipped forev
 
 
 def bit_descent(
-    Y: Tensor, D: Tensor, offset: Tensor, signs: Tensor, length_weight: float = LENGTH_WEIGHT
+    Y: Tensor,
+    D: Tensor,
+    offset: Tensor,
+    signs: Tensor,
+    length_weight: float = LENGTH_WEIGHT,
+    *,
+    gram: Tensor | None = None,
 ) -> Tensor:
     """Flip, in every row, the bit that lowers the objective most, until no bit does.
 
@@ -36,16 +42,18 @@ def bit_descent(
         Rows of length 1.
     D : (n, N)
         What the signs add up with.
-    offset : (n,)
-        μ.
+    offset : (n,) or (m, n)
+        μ, or one for each row.
     signs : (m, N)
         ±1 to begin with; they are overwritten.
+    gram : (N, N), optional
+        DᵀD, if it is known.
 
     Returns
     -------
     The signs (m, N). Each row has those it would have alone.
     """
-    gram = D.T @ D
+    gram = D.T @ D if gram is None else gram
     drive = Y @ D
     pull = torch.addmm(offset @ D, signs, gram)
     rebuilt = torch.addmm(offset, signs, D.T)
@@ -94,11 +102,11 @@ def _descend(
 
 
 def refit_dictionary(Y: Tensor, offset: Tensor, signs: Tensor) -> Tensor:
-    """Return the D (n, N) that minimises Σ ‖y - μ - D·b‖² / m + ε‖D‖², stretched."""
+    """Return the D (n, N) that minimises Σ ‖y - μ - D·b‖² / m + ε‖D‖²."""
     gram = signs.T @ signs / len(signs)
     gram.diagonal().add_(RIDGE)
-    D = torch.linalg.solve(gram, signs.T @ (Y - offset) / len(signs)).T
-    return stretched(D.contiguous(), offset, signs)
+    D: Tensor = torch.linalg.solve(gram, signs.T @ (Y - offset) / len(signs)).T
+    return D.contiguous()
 
 
 def stretched(D: Tensor, offset: Tensor, signs: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ def load_dataset(
     *,
     features: str | None = None,
     skip_concepts: int = 0,
+    labels: str | None = None,
 ) -> Dataset:
     """Read a dataset; its own name then also says what was made of it.
 
@@ -25,12 +26,14 @@ def load_dataset(
     ----------
     name : "cifar10", "nuswide", "idx", "digits", "multilabel" or "arrays"
     path : path, optional
-        The file of the last two, .npz or .parquet; of the first three the directory, by default
-        where the loader looks.
+        The file of the last two, as `antipodal.open_vectors` takes it; of the first three the
+        directory, by default where the loader looks.
     features : "gist" or "pixels", optional
         Of images: by default GIST for CIFAR-10, pixels otherwise.
     skip_concepts : int
         Leave out as many of the most frequent concepts.
+    labels : str, optional
+        Column of the labels in that file, or the file of them, as `datasets.arrays` takes it.
 
     Examples
     --------
@@ -41,7 +44,9 @@ def load_dataset(
         raise ValueError(f"name must be one of {', '.join(NAMES)}: got {name!r}")
     if features not in (None, "gist", "pixels"):
         raise ValueError(f"features must be 'gist' or 'pixels': got {features!r}")
-    dataset = _read(name, path)
+    if labels is not None and name not in FILES:
+        raise ValueError(f"labels are a column of a file, and {name} has its own")
+    dataset = _read(name, path, labels)
     if features is not None and dataset.images is None:
         raise ValueError(f"features of images are asked for, and {dataset.name} has no images")
     if features == "gist" or (features is None and name == "cifar10"):
@@ -52,7 +57,7 @@ def load_dataset(
     return _without_top_concepts(dataset, skip_concepts) if skip_concepts else dataset
 
 
-def _read(name: str, path: str | os.PathLike[str] | None) -> Dataset:
+def _read(name: str, path: str | os.PathLike[str] | None, labels: str | None) -> Dataset:
     if name == "digits":
         return datasets.digits()
     if name not in FILES:
@@ -62,7 +67,7 @@ def _read(name: str, path: str | os.PathLike[str] | None) -> Dataset:
         return loaders[name](path)
     if path is None:
         raise ValueError(f"{name} is read from a file: pass its path")
-    dataset = datasets.arrays(path)
+    dataset = datasets.arrays(path, labels=labels)
     if name == "multilabel" and dataset.labels.ndim == 1:
         raise ValueError(f"{path} has one label per row: use `antipodal bench arrays {path}`")
     return dataset

@@ -58,6 +58,7 @@ StoreUrl = Annotated[
 ]
 # docs/files.md says more of them
 TABLE = "FILE or FILE:COLUMN, or - for a .npy in a pipe"
+TABLES = f".npy, .npz, .parquet, .feather, .csv or .jsonl, as {TABLE}"
 
 
 def _version(wanted: bool) -> None:

@@ -86,6 +86,9 @@ def bench(
         Path | None,
         typer.Argument(help="For multilabel and arrays: FILE or FILE:COLUMN, with labels in it."),
     ] = None,
+    labels_column: Annotated[
+        str | None, typer.Option(help="Of that file; else y, Y, label or labels, if it has one.")
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Directory of the data; otherwise $ANTIPODAL_DATA.")
     ] = None,
@@ -138,6 +141,8 @@ def bench(
     if (file is None) == (source in (DataSource.multilabel, DataSource.arrays)):
         wanted = "needs a FILE" if file is None else "takes no FILE"
         raise typer.BadParameter(f"bench {source} {wanted}")
+    if labels_column is not None and file is None:
+        raise typer.BadParameter(f"--labels-column is for a FILE, and bench {source} takes none")
     if features is not None and source not in _IMAGES:
         raise typer.BadParameter(f"--features is for images, and {source} has none")
     from antipodal.benchmark.cells import Benchmark, grid, run_cells
@@ -159,7 +164,9 @@ def bench(
         from antipodal.benchmark.figures import draw_figures, prepare_directory
 
         prepare_directory(figures)  # now: what is missing should not show after hours
-    dataset = load_dataset(source, file or data, features=features, skip_concepts=skip_concepts)
+    dataset = load_dataset(
+        source, file or data, features=features, skip_concepts=skip_concepts, labels=labels_column
+    )
     given = None if split is None else Split.load(split, len(dataset))
     benchmark = Benchmark(dataset, protocol, train, queries, concepts, given, mirrored)
     path = out or Path(f"antipodal-bench-{dataset.name}.jsonl")

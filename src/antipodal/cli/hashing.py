@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from antipodal.cli.app import TABLE, AsJson, Bits, Seed, app, print_json, print_table
+from antipodal.cli.app import TABLE, TABLES, AsJson, Bits, Seed, app, print_json, print_table
 from antipodal.cli.progress import bar, training_progress
 from antipodal.storage.files import check_writable
 
 
 @app.command()
 def fit(
-    features: Annotated[str, typer.Argument(help=f"Training rows: {TABLE}.")],
+    features: Annotated[str, typer.Argument(help=f"Training rows: {TABLES}.")],
     model: Annotated[Path, typer.Option("--out", "-o", help="Where the model goes.")],
     labels: Annotated[
         str | None, typer.Option(help=f"A class per row, or multi-hot concepts: {TABLE}.")
@@ -144,7 +144,7 @@ def _what_is_kept(trained: bool, checkpoint: Path | None) -> str:
 @app.command()
 def encode(
     model: Annotated[Path, typer.Argument(help="Written by `antipodal fit`.")],
-    features: Annotated[str, typer.Argument(help=f"Rows to encode: {TABLE}.")],
+    features: Annotated[str, typer.Argument(help=f"Rows to encode: {TABLES}.")],
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Where the codes go, .npy, or - for a pipe.")
     ],
@@ -196,8 +196,8 @@ def encode(
 
 @app.command()
 def evaluate(
-    queries: Annotated[str, typer.Argument(help=f"Packed codes of the queries: {TABLE}.")],
-    database: Annotated[str, typer.Argument(help=f"Packed codes of the database: {TABLE}.")],
+    queries: Annotated[str, typer.Argument(help=f"Packed codes of the queries: {TABLES}.")],
+    database: Annotated[str, typer.Argument(help=f"Packed codes of the database: {TABLES}.")],
     bits: Bits,
     query_labels: Annotated[
         str | None, typer.Option(help=f"Labels of the queries: {TABLE}.")

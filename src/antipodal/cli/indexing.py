@@ -11,7 +11,16 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from antipodal.cli.app import TABLE, AsJson, StoreUrl, app, check_no_url, chosen_store, print_json
+from antipodal.cli.app import (
+    TABLE,
+    TABLES,
+    AsJson,
+    StoreUrl,
+    app,
+    check_no_url,
+    chosen_store,
+    print_json,
+)
 from antipodal.cli.progress import bar
 from antipodal.errors import AntipodalError, IdsTakenError, NoStoreError
 from antipodal.storage.files import check_writable
@@ -38,7 +47,7 @@ class IndexEngine(StrEnum):
 @app.command()
 def index(
     context: typer.Context,
-    codes: Annotated[str, typer.Argument(callback=check_no_url, help=f"Packed codes: {TABLE}.")],
+    codes: Annotated[str, typer.Argument(callback=check_no_url, help=f"Packed codes: {TABLES}.")],
     store: StoreUrl = None,
     out: Annotated[
         Path | None,

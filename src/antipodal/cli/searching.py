@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from antipodal.cli.app import TABLE, AsJson, StoreUrl, app, check_no_url, chosen_store, print_json
+from antipodal.cli.app import (
+    TABLE,
+    TABLES,
+    AsJson,
+    StoreUrl,
+    app,
+    check_no_url,
+    chosen_store,
+    print_json,
+)
 from antipodal.errors import AntipodalError, NoStoreError
 
 if TYPE_CHECKING:
@@ -24,7 +33,7 @@ def search(
     context: typer.Context,
     queries: Annotated[
         str,
-        typer.Argument(callback=check_no_url, help=f"Features with --model, else codes: {TABLE}."),
+        typer.Argument(callback=check_no_url, help=f"Features with --model, else codes: {TABLES}."),
     ],
     store: StoreUrl = None,
     file: Annotated[
@@ -97,7 +106,7 @@ def search(
             else:
                 if rescore is not None and hasher is not None:
                     options["rescore"] = (
-                        hasher.project(block) if vectors is None else Vectors(block, vectors)
+                        hasher.query(block) if vectors is None else Vectors(block, vectors)
                     )
                 near = target.search(packed, k, **options)
                 scores = [None] * len(near.ids) if near.scores is None else near.scores

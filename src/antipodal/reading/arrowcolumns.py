@@ -61,7 +61,7 @@ def stack_vectors(values: Any, name: str, first: int, width: int | None) -> NDAr
         return _stack_bytes(values, width)
     flat = values.flatten()  # no copy: they lie one after the other
     _refuse_nulls(flat, name, first, width)
-    matrix: NDArray[Any] = flat.to_numpy(zero_copy_only=False).reshape(-1, width)
+    matrix: NDArray[Any] = flat.to_numpy(zero_copy_only=False).reshape(len(values), width)
     return matrix
 
 
@@ -95,7 +95,7 @@ def _stack_bytes(values: Any, width: int) -> NDArray[np.uint8]:
     values = values.cast(arrow.binary(width))
     data = np.frombuffer(values.buffers()[1], np.uint8)
     start = values.offset * width
-    return data[start : start + len(values) * width].reshape(-1, width)
+    return data[start : start + len(values) * width].reshape(len(values), width)
 
 
 def _refuse_nulls(values: Any, name: str, first: int, width: int = 1) -> None:

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date, time
 from typing import Any
 
@@ -21,7 +22,6 @@ from antipodal.reading.filekinds import ARROW, FoundFile
 from antipodal.reading.table import NoRowsError, Table, VectorType
 
 _BATCH_ROWS = 4096
-# Of a column chunk. Without it pyarrow reads the whole of each, however large the row group is.
 _BUFFER_BYTES = 2**20
 
 
@@ -115,23 +115,30 @@ class BatchTable(Table):
 class ParquetTable(BatchTable):
     """A parquet file. A row group is read in pieces, if it is large."""
 
-    def _open(self) -> Any:
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
         parquet = arrow_module("pyarrow.parquet", self.file.path)
-        return parquet.ParquetFile(
-            self.file.path, buffer_size=_BUFFER_BYTES, page_checksum_verification=True
-        )
+        # A path that is handed to pyarrow may look like a URL to it.
+        with arrow_module("pyarrow", self.file.path).OSFile(self.file.path) as source:
+            # Without a buffer a row group is read at once, and with pre_buffer the whole file.
+            yield parquet.ParquetFile(
+                source,
+                pre_buffer=False,
+                buffer_size=_BUFFER_BYTES,
+                page_checksum_verification=True,
+            )
 
     def _read_columns(self) -> Mapping[str, TableColumn]:
-        with self._open() as file:
+        with self._opened() as file:
             return _described(file.schema_arrow)
 
     def count(self, names: Sequence[str]) -> int:
         """Return the number of rows, which the file says."""
-        with self.file.naming(), self._open() as file:
+        with self.file.naming(), self._opened() as file:
             return int(file.metadata.num_rows)
 
     def _batches(self, names: Sequence[str], max_rows: int) -> Iterator[Any]:
-        with self._open() as file:
+        with self._opened() as file:
             yield from file.iter_batches(max_rows, columns=list(names))
 
 

@@ -12,6 +12,7 @@ from antipodal.reading.arrowcolumns import arrow_module, as_values, stack_vector
 from antipodal.reading.arrowtables import BatchTable
 from antipodal.reading.columns import Role, TableColumn
 from antipodal.reading.filekinds import FoundFile
+from antipodal.reading.table import NoRowsError
 
 _BLOCK_BYTES = 2**23  # more than any row has
 _AROUND = "[]() \t\r\n"  # a vector that is written as text
@@ -42,16 +43,21 @@ class CsvTable(BatchTable):
         return dict.fromkeys(self.columns, "there")
 
     def _read_columns(self) -> Mapping[str, TableColumn]:
-        batch = next(self._read(None))
+        batch = self._first_batch()
         names = batch.schema.names
         if all(map(_NUMBER.fullmatch, names)):
-            self._names = [f"f{place}" for place in range(len(names))]
-            batch = next(self._read(None))
-            names = self._names
+            self._names = names = [f"f{place}" for place in range(len(names))]
+            batch = self._first_batch()
         repeated = next((name for name in names if names.count(name) > 1), None)
         if repeated is not None:
             raise ValueError(f"it has several columns {repeated!r}")
         return {name: _describe(batch.column(name)) for name in names}
+
+    def _first_batch(self) -> Any:
+        batch = next(self._read(None), None)
+        if batch is None:
+            raise NoRowsError(f"cannot read {self.file.path}: it has no rows")
+        return batch
 
     def _batches(self, names: Sequence[str], max_rows: int) -> Iterator[Any]:
         text = import_module("pyarrow").string()
@@ -140,6 +146,9 @@ def _describe(column: Any) -> TableColumn:
     types = import_module("pyarrow.types")
     if types.is_integer(column.type) or types.is_floating(column.type):
         return TableColumn("numbers", Role.NUMBER)
-    if len(column) and str(column[0]).lstrip().startswith(("[", "(")):
+    first = column[0].as_py() if len(column) else None
+    if isinstance(first, bytes):  # some of it is not UTF-8
+        first = first.decode(errors="replace")
+    if isinstance(first, str) and first.lstrip().startswith(("[", "(")):
         return TableColumn("vectors", Role.VECTOR)
     return TableColumn("text", Role.OTHER)

@@ -1,6 +1,7 @@
 """JSON lines: an object per line, parsed by the standard library. Errors name the line."""
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from antipodal.reading.filekinds import FoundFile
 from antipodal.reading.table import NoRowsError, Table, VectorType
 
 _BATCH_LINES = 4096
-_LARGEST = np.finfo(np.float64).max
+_LARGEST = sys.float_info.max
 _NUMBER, _LIST = "a number", "a list"
 _KINDS = {int: _NUMBER, float: _NUMBER, str: "text", bool: "true or false", list: _LIST}
 
@@ -92,8 +93,9 @@ class JsonTable(Table):
         for lines in self._batches(_BATCH_LINES):
             column = self._values(lines, name)
             for line, value in zip(lines, column, strict=True):
-                if _kind(value) is not kind or value is None:
-                    raise self._wrong(line, f"{name!r} must be {kind or 'there'}", value)
+                if kind is None or _kind(value) is not kind:
+                    rule = kind or "a number, text, true or false, or a list"
+                    raise self._wrong(line, f"{name!r} must be {rule}", value)
             if kind == _LIST:
                 width = len(self._first.fields[name])
                 parts.append(self._matrix(column, lines, width, np.dtype(np.float64)))

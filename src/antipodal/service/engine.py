@@ -175,7 +175,7 @@ class Engine:
     # ----------------------------------------------------------------------------- searching
 
     def _query(self, request: SearchRequest) -> tuple[Codes | None, NDArray[np.float32] | None]:
-        """Return the query's code, (1, width), and its values before the sign if they are known."""
+        """Return the query's code, (1, width), and its real values if they are known."""
         if request.id is not None:
             codes = self.store.get([request.id]).codes
             return (codes if len(codes) else None), None
@@ -185,10 +185,8 @@ class Engine:
             rows = self._rows([request.vector])
         else:
             rows = self._features([request.image or ""])
-        if request.rescore is None:
-            return self.hasher.encode(rows), None
-        values = self.hasher.project(rows)
-        return np.packbits(values > 0, axis=1), values
+        values = None if request.rescore is None else self.hasher.query(rows)
+        return self.hasher.encode(rows), values
 
     def _answer(
         self, request: SearchRequest, k: int, code: Codes, values: NDArray[np.float32] | None

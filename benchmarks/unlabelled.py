@@ -1,0 +1,239 @@
+"""Codes of embeddings without labels: the share of the ten nearest that is found, and its bytes.
+
+Two sets of sentence vectors (MiniLM, 384-d). Of each, repeated rows are left out, 500 rows are
+queries, 5,000 are fitted on and 4,000 others are searched: no row that is encoded or asked for was
+seen by `fit`, or by `train` of Faiss, which gets the same rows. Every row of the record is a mean
+over frames, that is seeds, with a 95 % interval over queries, by bootstrap, of their means over
+frames. Bytes are those of one item with everything a search reads of it.
+
+Settings of `LinfHash.asymmetric` were chosen on banking77, on these queries: go by clinc150.
+
+    python benchmarks/unlabelled.py --data DIR --out benchmarks/results/unlabelled.jsonl
+    python benchmarks/unlabelled.py --out benchmarks/results/unlabelled.jsonl --table
+"""
+
+import os
+
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[variable] = "1"
+
+import argparse  # noqa: E402
+import json  # noqa: E402
+import time  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import faiss  # noqa: E402
+import numpy as np  # noqa: E402
+import scipy.linalg  # noqa: E402
+import torch  # noqa: E402
+
+from antipodal import ITQ, LSH, HammingIndex, LinfHash, pack  # noqa: E402
+from antipodal.descent import bit_descent, stretched  # noqa: E402
+
+SETS = ("banking77", "clinc150")
+N_QUERIES, N_TRAIN, N_DATABASE, K = 500, 5000, 4000, 10
+FAISS = (
+    "RR,RaBitQ",
+    "RR,SQtqmse1",
+    "PQ48x8",
+    "RR,RaBitQ2",
+    "RR,SQtqmse2",
+    "RR,RaBitQ4",
+    "RR,SQtqmse4",
+)
+
+
+def read(directory, name):
+    X = np.unique(np.load(directory / f"{name}_minilm.npz")["X"], axis=0).astype(np.float32)
+    X /= np.linalg.norm(X, axis=1, keepdims=True)
+    X = X[np.random.default_rng(0).permutation(len(X))]
+    queries, train, database = np.split(
+        X[: N_QUERIES + N_TRAIN + N_DATABASE], [N_QUERIES, N_QUERIES + N_TRAIN]
+    )
+    nearest = np.argsort(-(queries @ database.T), axis=1, kind="stable")[:, :K]
+    return queries, train, database, nearest
+
+
+def shares(found, nearest):
+    """Return the share of the ten nearest that each query finds."""
+    return (found[:, :, None] == nearest[:, None]).any(axis=1).mean(axis=1)
+
+
+def faiss_searches(name, seed, queries, train, database):
+    index = faiss.index_factory(train.shape[1], name, faiss.METRIC_INNER_PRODUCT)
+    if name.startswith("RR"):
+        rotation = faiss.downcast_VectorTransform(index.chain.at(0))
+        rotation.init(seed + 1)
+    began = time.process_time()
+    index.train(train)
+    fitted = time.process_time()
+    index.add(database)
+    encoded = time.process_time()
+    if "RaBitQ" in name:
+        faiss.downcast_index(index.index).qb = 0  # queries stay real
+    ids = index.search(queries, K)[1]
+    yield "real query", index.sa_code_size(), ids, fitted - began, encoded - fitted
+
+
+def hasher_searches(hasher, queries, train, database, ways, prefix=None):
+    began = time.process_time()
+    hasher.fit(train)
+    if prefix is not None:
+        hasher = hasher.prefix(prefix)
+    fitted = time.process_time()
+    codes = hasher.encode(database)
+    encoded = time.process_time()
+    index = HammingIndex(hasher.n_bits)
+    index.add(codes)
+    for way in ways:
+        if way == "Hamming":
+            ids = index.search(hasher.encode(queries), K).ids
+        else:
+            values = hasher.project(queries) if way == "project" else hasher.query(queries)
+            ids = index.search(vectors=values, k=K).ids
+        yield way, codes.shape[1], ids, fitted - began, encoded - fitted
+
+
+def frame_searches(D, queries, train, database):
+    """Flip bits on a frame that is not fitted, from the l∞ solution, all bits at once."""
+    began = time.process_time()
+    hasher = LinfHash(D.shape[1], bound=0.7).fit(train)
+    hasher.dictionary_ = D
+    mean = torch.from_numpy(hasher.mean_)
+    signs = [
+        torch.from_numpy(2 * hasher.transform(X).astype(np.float32) - 1) for X in (train, database)
+    ]
+    D = stretched(torch.from_numpy(D), mean, signs[0])
+    fitted = time.process_time()
+    found = bit_descent(torch.from_numpy(database), D, mean, signs[1]).numpy()
+    encoded = time.process_time()
+    index = HammingIndex(D.shape[1])
+    index.add(pack(found > 0))
+    ids = index.search(vectors=queries @ D.numpy(), k=K).ids
+    yield "real query", D.shape[1] // 8, ids, fitted - began, encoded - fitted
+
+
+def random_frame(seed, n_features, n_bits):
+    Q = np.linalg.qr(np.random.default_rng(seed).standard_normal((n_bits, n_features)))[0]
+    return (np.sqrt(n_bits / n_features) * Q.T).astype(np.float32)
+
+
+def hadamard_frame(seed, n_features, n_bits):
+    """Rows of H₁₂ ⊗ H₆₄ with random signs: a tight frame whose product could be made fast."""
+    squares = {i * i % 11 for i in range(1, 11)}
+    core = np.array([[1 if (j - i) % 11 in squares else -1 for j in range(11)] for i in range(11)])
+    np.fill_diagonal(core, -1)
+    twelve = np.block([[np.ones((1, 1)), np.ones((1, 11))], [np.ones((11, 1)), core]])
+    H = np.kron(twelve, scipy.linalg.hadamard(n_bits // 12))
+    assert np.array_equal(H @ H.T, n_bits * np.eye(n_bits))
+    rng = np.random.default_rng(seed)
+    rows = rng.choice(n_bits, n_features, replace=False)
+    signs = rng.choice([-1.0, 1.0], (n_features, 1))
+    return (signs * H[rows] / np.sqrt(n_features)).astype(np.float32)
+
+
+def searches(method, seed, data):
+    """Yield what each way of searching finds: way, bytes, ids, seconds to fit and to encode."""
+    *rows, _ = data
+    name, _, n_bits = method.partition(" ")
+    if not n_bits:
+        yield from faiss_searches(method, seed, *rows)
+        return
+    bits, both = int(n_bits), ("Hamming", "real query")
+    if name in ("frame", "Hadamard"):
+        frame = {"frame": random_frame, "Hadamard": hadamard_frame}[name]
+        yield from frame_searches(frame(seed, rows[0].shape[1], bits), *rows)
+    elif name == "LinfHash.asymmetric":
+        yield from hasher_searches(LinfHash.asymmetric(bits, random_state=seed), *rows, both)
+    elif name == "prefix":  # the first bits of a code of 768
+        hasher = LinfHash.asymmetric(768, nested=(192, 384), random_state=seed)
+        ways = ("real query",)
+        yield from hasher_searches(hasher, *rows, ways, bits if bits < 768 else None)
+    elif name == "LinfHash":
+        hasher = LinfHash(bits, bound=0.7, random_state=seed)
+        yield from hasher_searches(hasher, *rows, (*both, "project"))
+    else:
+        hasher = {"LSH": LSH, "ITQ": ITQ}[name](bits, random_state=seed)
+        yield from hasher_searches(hasher, *rows, both)
+
+
+def records(name, method, data, n_frames):
+    """Average over frames; a 95 % interval over queries."""
+    found = {}
+    for seed in range(1 if method.startswith("PQ") else n_frames):  # a PQ has no frame
+        for way, n_bytes, ids, fit, encode in searches(method, seed, data):
+            found.setdefault((way, n_bytes), []).append((shares(ids, data[3]), fit, encode))
+    for (way, n_bytes), runs in found.items():
+        by_query = np.mean([run[0] for run in runs], axis=0)
+        drawn = np.random.default_rng(0).integers(0, N_QUERIES, (2000, N_QUERIES))
+        low, high = np.quantile(by_query[drawn].mean(axis=1), [0.025, 0.975])
+        yield {
+            "set": name,
+            "method": method,
+            "bytes": int(n_bytes),
+            "search": way,
+            "recall": round(float(by_query.mean()), 4),
+            "recall_low": round(float(low), 4),
+            "recall_high": round(float(high), 4),
+            "recall_by_frame": [round(float(run[0].mean()), 4) for run in runs],
+            "fit_seconds": round(float(np.median([run[1] for run in runs])), 2),
+            "vectors_per_second": round(N_DATABASE / float(np.median([run[2] for run in runs]))),
+        }
+
+
+def table(path):
+    """Return the record as Markdown: a row per method and way of searching, smallest first."""
+    found = {}
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        key = (record["bytes"], record["method"], record["search"])
+        found.setdefault(key, {})[record["set"]] = record
+    lines = [f"| bytes | method | search | {' | '.join(SETS)} | rows encoded per second |"]
+    lines.append("|--:|---|---|" + "---|" * len(SETS) + "--:|")
+    for (n_bytes, method, way), sets in sorted(found.items()):
+        cells = [
+            f"{r['recall']:.3f} ({r['recall_low']:.3f}–{r['recall_high']:.3f})"
+            for r in (sets[name] for name in SETS)
+        ]
+        speed = f"{sets[SETS[0]]['vectors_per_second']:,}"
+        lines.append(f"| {n_bytes} | `{method}` | {way} | {' | '.join(cells)} | {speed} |")
+    return "\n".join(lines)
+
+
+METHODS = (
+    "LinfHash.asymmetric 192",
+    "LinfHash.asymmetric 384",
+    "LinfHash.asymmetric 768",
+    *FAISS,
+    "LSH 384",
+    "ITQ 384",
+    "LinfHash 768",
+    "prefix 384",
+    "prefix 768",
+    "frame 384",
+    "frame 768",
+    "Hadamard 768",
+    "LinfHash.asymmetric 1536",
+)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--out", type=Path, help="append records here, one JSON object per line")
+    parser.add_argument("--frames", type=int, default=3)
+    parser.add_argument("--methods", default=";".join(METHODS), help="separated by semicolons")
+    parser.add_argument("--sets", default=",".join(SETS))
+    parser.add_argument("--table", action="store_true", help="print the record and measure nothing")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(table(arguments.out))
+        raise SystemExit
+    for name in arguments.sets.split(","):
+        data = read(arguments.data, name)
+        for method in arguments.methods.split(";"):
+            for record in records(name, method, data, arguments.frames):
+                print(json.dumps(record), flush=True)
+                if arguments.out:
+                    with arguments.out.open("a") as file:
+                        file.write(json.dumps(record) + "\n")

@@ -1,0 +1,194 @@
+"""Bits flipped until rows are rebuilt best, and the dictionary fitted to them."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.metrics.pairwise import cosine_similarity
+
+from antipodal import HammingIndex, LinfHash, load
+from antipodal.descent import RIDGE, bit_descent, refit_dictionary, stretched
+
+DIGITS = load_digits(return_X_y=True)[0]
+
+
+def problem(seed, m=6, n=5, n_bits=9):
+    rng = np.random.default_rng(seed)
+    Y = rng.standard_normal((m, n))
+    Y /= np.linalg.norm(Y, axis=1, keepdims=True)
+    D, offset = rng.standard_normal((n, n_bits)) / n, 0.3 * rng.standard_normal(n)
+    return Y, D, offset, rng.choice([-1.0, 1.0], (m, n_bits))
+
+
+def objective(y, D, offset, b, weight):
+    v = offset + D @ b
+    return np.sum((y - v) ** 2) + weight * (v @ v - 1) ** 2
+
+
+def descend_by_loops(y, D, offset, b, weight):
+    b = b.copy()
+    while True:
+        flipped = [np.where(np.arange(len(b)) == j, -b, b) for j in range(len(b))]
+        values = [objective(y, D, offset, c, weight) for c in flipped]
+        if not min(values) < objective(y, D, offset, b, weight) - 1e-6:
+            return b
+        b = flipped[int(np.argmin(values))]
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+@pytest.mark.parametrize("seed", range(8))
+def test_descent_takes_the_steps_that_loops_over_rows_and_bits_take(seed, weight):
+    Y, D, offset, signs = problem(seed)
+    ours = bit_descent(*map(torch.from_numpy, (Y, D, offset, signs.copy())), weight).numpy()
+    for y, b, found in zip(Y, signs, ours, strict=True):
+        np.testing.assert_array_equal(found, descend_by_loops(y, D, offset, b, weight))
+
+
+def test_the_best_code_of_all_is_left_as_it_is():
+    Y, D, offset, _ = problem(0, m=3, n_bits=8)
+    corners = [np.array(c, float) for c in itertools.product([-1, 1], repeat=8)]
+    best = [min(corners, key=lambda b, y=y: objective(y, D, offset, b, 1.0)) for y in Y]
+    found = bit_descent(*map(torch.from_numpy, (Y, D, offset, np.array(best))))
+    np.testing.assert_array_equal(found, best)
+
+
+def test_small_blocks_change_nothing(monkeypatch):
+    Y, D, offset, signs = (torch.from_numpy(a) for a in problem(1, m=50))
+    whole = bit_descent(Y, D, offset, signs.clone())
+    monkeypatch.setattr("antipodal.descent._BLOCK_BYTES", 200)
+    assert torch.equal(bit_descent(Y, D, offset, signs.clone()), whole)
+
+
+def test_the_dictionary_is_that_of_ridge_regression_and_vectors_have_length_one():
+    Y, _, offset, signs = problem(2, m=200)
+    D = refit_dictionary(*map(torch.from_numpy, (Y, offset, signs))).numpy()
+    ridge = np.linalg.solve(signs.T @ signs + 200 * RIDGE * np.eye(9), signs.T @ (Y - offset)).T
+    np.testing.assert_allclose(D, ridge)
+    D = stretched(*map(torch.from_numpy, (D, offset, signs))).numpy()
+    np.testing.assert_allclose(D / ridge, (D / ridge)[0, 0])
+    np.testing.assert_allclose(np.square(offset + signs @ D.T).sum(axis=1).mean(), 1.0)
+
+
+def share_found(hasher, X, Q):
+    index = HammingIndex(hasher.n_bits)
+    index.add(hasher.encode(X))
+    nearest = np.argsort(-cosine_similarity(Q, X), axis=1)[:, :10]
+    found = index.search(vectors=hasher.query(Q), k=10).ids
+    return np.mean([np.isin(f, n).mean() for f, n in zip(found, nearest, strict=True)])
+
+
+def test_more_neighbours_are_found_by_the_setting_made_for_it():
+    train, X, Q = DIGITS[:800], DIGITS[800:1600], DIGITS[1600:]
+    shares = {
+        name: share_found(hasher.fit(train), X, Q)
+        for name, hasher in {
+            "asymmetric": LinfHash.asymmetric(128, random_state=0),
+            "random frame": LinfHash.asymmetric(128, random_state=0).set_params(n_refits=0),
+            "Hamming": LinfHash(128, random_state=0),
+        }.items()
+    }
+    assert shares["asymmetric"] > shares["random frame"] + 0.02 > shares["Hamming"] + 0.02
+    assert shares["asymmetric"] > 0.8
+
+
+@pytest.mark.parametrize("n_bits", [16, 64, 128])
+def test_scores_estimate_the_cosine_and_codes_rebuild_the_direction(n_bits):
+    hasher = LinfHash.asymmetric(n_bits, random_state=0).fit(DIGITS)
+    units = DIGITS / np.linalg.norm(DIGITS, axis=1, keepdims=True)
+    rebuilt = hasher.reconstruct(hasher.encode(DIGITS))
+    assert abs(np.linalg.norm(rebuilt, axis=1).mean() - 1) < 0.02
+    signs = 2.0 * hasher.transform(DIGITS) - 1
+    scores = hasher.query(DIGITS[:50]) @ signs.T + units[:50] @ hasher.mean_[:, None]
+    np.testing.assert_allclose(scores, units[:50] @ rebuilt.T, atol=1e-4)
+    error = np.sqrt(np.mean((scores - units[:50] @ units.T) ** 2))
+    assert error < {16: 0.1, 64: 0.05, 128: 0.03}[n_bits]
+
+
+def test_length_and_company_of_a_row_and_its_kind_of_number_do_not_change_its_bits(tmp_path):
+    X = DIGITS.astype(np.float16)
+    hasher = LinfHash.asymmetric(48, random_state=0).fit(X)
+    codes = hasher.encode(X)
+    np.testing.assert_array_equal(hasher.encode(DIGITS), codes)
+    np.testing.assert_array_equal(hasher.encode(4 * DIGITS), codes)
+    np.testing.assert_array_equal(hasher.encode(X[5:6]), codes[5:6])
+    hasher.save(tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.encode(X), codes)
+    np.testing.assert_array_equal(loaded.query(X[:9]), hasher.query(X[:9]))
+    again = LinfHash.asymmetric(48, random_state=0).fit(DIGITS)
+    np.testing.assert_array_equal(again.encode(X), codes)
+
+
+def test_rows_that_do_not_vary_and_rows_of_zeros_have_codes():
+    for X in (np.ones((20, 4)), np.zeros((20, 4))):
+        hasher = LinfHash.asymmetric(8, random_state=0).fit(X)
+        assert np.isfinite(hasher.query(X)).all()
+        assert len(np.unique(hasher.encode(X))) == 1
+
+
+def test_query_is_the_product_with_what_codes_rebuild():
+    hasher = LinfHash(100, random_state=0).fit(DIGITS)
+    signs = 2.0 * hasher.transform(DIGITS[:30]) - 1
+    rebuilt = hasher.reconstruct(hasher.encode(DIGITS[:30])) - hasher.mean_
+    expected = (DIGITS[:30] - hasher.mean_) @ rebuilt.T
+    np.testing.assert_allclose(hasher.query(DIGITS[:30]) @ signs.T, expected, rtol=1e-3, atol=0.5)
+
+
+@pytest.mark.parametrize(
+    ("setting", "error"), [({"n_refits": -1}, ValueError), ({"descent": "yes"}, TypeError)]
+)
+def test_settings_that_cannot_work_are_refused(setting, error):
+    with pytest.raises(error, match=next(iter(setting))):
+        LinfHash(8, **setting).fit(DIGITS)
+
+
+def test_a_prefix_is_a_hasher_of_the_first_bits(tmp_path):
+    hasher = LinfHash.asymmetric(150, nested=(24, 48), random_state=0).fit(DIGITS)
+    assert hasher.levels_ == [24, 48, 112, 150]  # no step is longer than the 64 features
+    bits = hasher.transform(DIGITS)
+    for n_bits in (24, 48, 112):
+        short = hasher.prefix(n_bits)
+        np.testing.assert_array_equal(short.transform(DIGITS), bits[:, :n_bits])
+        short.save(tmp_path / "short")
+        loaded = load(tmp_path / "short")
+        np.testing.assert_array_equal(loaded.transform(DIGITS), bits[:, :n_bits])
+        np.testing.assert_array_equal(loaded.query(DIGITS), short.query(DIGITS))
+        assert loaded.get_params()["nested"] == tuple(n for n in (24, 48) if n < n_bits)
+    np.testing.assert_array_equal(
+        hasher.prefix(112).prefix(48).transform(DIGITS), hasher.prefix(48).transform(DIGITS)
+    )
+    errors = [
+        np.square(
+            DIGITS / np.linalg.norm(DIGITS, axis=1)[:, None] - h.reconstruct(h.encode(DIGITS))
+        )
+        for h in (hasher.prefix(24), hasher.prefix(48), hasher.prefix(112), hasher)
+    ]
+    assert all(np.diff([e.mean() for e in errors]) < 0)
+    hasher.save(tmp_path / "model")
+    np.testing.assert_array_equal(
+        load(tmp_path / "model").prefix(48).transform(DIGITS), bits[:, :48]
+    )
+
+
+def test_the_shortest_prefix_is_the_code_of_that_length_and_more_bits_find_more():
+    train, X, Q = DIGITS[:800], DIGITS[800:1600], DIGITS[1600:]
+    hasher = LinfHash.asymmetric(96, nested=(24, 48), random_state=0).fit(train)
+    alone = LinfHash.asymmetric(24, random_state=0).fit(train)
+    np.testing.assert_array_equal(hasher.prefix(24).transform(X), alone.transform(X))
+    shares = [share_found(h, X, Q) for h in (alone, hasher.prefix(48), hasher)]
+    assert all(np.diff(shares) > 0.05)
+
+
+def test_other_prefixes_and_lengths_that_cannot_be_nested_are_refused():
+    hasher = LinfHash.asymmetric(40, nested=(16,), random_state=0).fit(DIGITS)
+    with pytest.raises(ValueError, match=r"one of the lengths 16: got 20\. Name it in nested"):
+        hasher.prefix(20)
+    with pytest.raises(ValueError, match=r"one of the lengths \(none\): got 16"):
+        LinfHash(40, random_state=0).fit(DIGITS).prefix(16)
+    for nested in ((40,), (16, 8), (0,)):
+        with pytest.raises(ValueError, match="nested must be lengths in ascending order"):
+            LinfHash.asymmetric(40, nested=nested).fit(DIGITS)
+    with pytest.raises(ValueError, match="nested lengths need descent=True"):
+        LinfHash(40, nested=(16,)).fit(DIGITS)

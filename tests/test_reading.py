@@ -1,0 +1,658 @@
+"""Vectors come out of every kind of file as they went in; what is wrong is named."""
+
+import csv
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import feather, parquet
+
+import antipodal.reading.vectorfile
+from antipodal import LSH, AntipodalError, open_vectors
+from antipodal.reading import read_column
+from effort import examples
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((53, 4)).astype(np.float32)
+IDS = np.arange(53) * 3 + 1
+WORDS = [("zebra", "éclair", "日本")[i % 3] for i in range(53)]
+HOT = np.eye(3, dtype=np.int64)[IDS % 3]
+
+
+def table(rows=X, vectors=None):
+    """Return the rows as a table of Arrow: ids, words, vectors, and labels as lists."""
+    n = len(rows)
+    if vectors is None:
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
+    return pa.table(
+        {"id": IDS[:n], "word": WORDS[:n], "vector": vectors, "hot": HOT[:n].tolist()}
+    ).select(["id", "word", "vector"])
+
+
+def write_parquet(path, rows=X):
+    parquet.write_table(table(rows), path, row_group_size=20)
+
+
+def write_lists(path, rows=X):
+    lists = pa.array(rows.tolist(), pa.list_(pa.from_numpy_dtype(rows.dtype)))
+    parquet.write_table(table(rows, lists), path, row_group_size=20)
+
+
+def write_wide(path, rows=X):
+    columns = {f"f{i}": rows[:, i] for i in range(rows.shape[1])}
+    parquet.write_table(pa.table({"id": IDS, **columns, "word": WORDS}), path, row_group_size=20)
+
+
+def write_feather(path, rows=X):
+    feather.write_feather(table(rows), path, chunksize=20)
+
+
+def write_stream(path, rows=X):
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table(rows).schema) as out:
+        out.write_table(table(rows), max_chunksize=20)
+
+
+def write_lines(path, rows=X):
+    objects = [
+        {"id": int(i), "vector": row, "word": word}
+        for i, row, word in zip(IDS, rows.tolist(), WORDS, strict=False)
+    ]
+    text = "\n".join(map(json.dumps, objects)) + "\n\n"
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+def write_csv(path, rows=X):
+    """Write the vector into columns f0, f1, …."""
+    opener = gzip.open if str(path).endswith(".gz") else open
+    with opener(path, "wt", encoding="utf-8", newline="") as file:
+        tabs = ".tsv" in str(path)
+        out = csv.writer(file, delimiter="\t" if tabs else ",")
+        out.writerow(["id", *(f"f{i}" for i in range(rows.shape[1])), "word"])
+        out.writerows(
+            [i, *row, word] for i, row, word in zip(IDS, rows.tolist(), WORDS, strict=False)
+        )
+
+
+def write_text_csv(path, rows=X):
+    """Write the vector as text, in turn as JSON and as NumPy print it, on several lines."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["id", "vector", "word"])
+        for i, row, word in zip(IDS, rows, WORDS, strict=False):
+            numbers = [repr(float(x)) for x in row]
+            text = ", ".join(numbers) if i % 2 else "\n ".join(numbers)
+            out.writerow([i, f"[{text}]", word])
+
+
+def write_npz(path, rows=X):
+    np.savez_compressed(path, id=IDS[: len(rows)], vector=rows, word=np.array(WORDS[: len(rows)]))
+
+
+KINDS = {
+    "a.parquet": write_parquet,
+    "lists.pq": write_lists,
+    "wide.parquet:f*": write_wide,
+    "a.feather": write_feather,
+    "a.arrow": write_stream,
+    "a.jsonl": write_lines,
+    "a.ndjson.gz": write_lines,
+    "a.csv:f*": write_csv,
+    "b.csv:f0,f1,f2,f3": write_csv,
+    "a.csv.gz:f*": write_csv,
+    "a.tsv:f?": write_csv,
+    "text.csv": write_text_csv,
+    "a.npz": write_npz,
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(folder, source, rows=X):
+    KINDS[source](folder / source.partition(":")[0], rows)
+    return source
+
+
+@pytest.mark.parametrize("source", KINDS)
+def test_rows_ids_words_and_records_are_those_written(folder, source):
+    file = open_vectors(write(folder, source))
+    assert (file.n_rows, file.n_features, len(file), file.shape) == (53, 4, 53, (53, 4))
+    assert file.dtype == (np.float64 if "csv" in source or "json" in source else file.dtype)
+    blocks = list(file.blocks(7))
+    assert max(map(len, blocks)) <= 7
+    assert {block.dtype for block in blocks} == {file.dtype}
+    np.testing.assert_array_equal(np.concatenate(blocks), X)
+    np.testing.assert_array_equal(np.asarray(file), X)
+    rows = [0, 1, 1, 19, 20, 52]
+    np.testing.assert_array_equal(file.take(rows), X[rows])
+    np.testing.assert_array_equal(file.column("id"), IDS)
+    assert file.column("word").tolist() == WORDS
+    records = list(file.records(["word", "id"]))
+    assert records == [{"word": word, "id": i} for word, i in zip(WORDS, IDS.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int8, np.uint8])
+@pytest.mark.parametrize(
+    "source", ["a.parquet", "lists.pq", "wide.parquet:f*", "a.feather", "a.npz"]
+)
+def test_numbers_keep_their_type(folder, source, dtype):
+    rows = (X * 20).astype(dtype)
+    file = open_vectors(write(folder, source, rows))
+    assert file.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(file), rows)
+
+
+@examples(25)
+@given(
+    st.lists(
+        st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=3, max_size=3),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(1, 5),
+)
+def test_every_double_comes_through_text_as_it_is(tmp_path_factory, rows, size):
+    folder = tmp_path_factory.mktemp("doubles")
+    rows = np.array(rows)
+    for name, writer in (("a.jsonl", write_lines), ("a.csv", write_csv), ("t.csv", write_text_csv)):
+        writer(folder / name, rows)
+        file = open_vectors(folder / name, "f*" if name == "a.csv" else "vector")
+        np.testing.assert_array_equal(np.concatenate(list(file.blocks(size))), rows)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_of_npz_files_are_read_as_they_unpack(folder, order):
+    np.savez("a.npz", X=np.asarray(X, order=order), y=np.arange(53), words=np.array(WORDS))
+    file = open_vectors("a.npz")  # the only table in it
+    np.testing.assert_array_equal(np.concatenate(list(file.blocks(10))), X)
+    np.testing.assert_array_equal(np.asarray(file), X)
+    np.testing.assert_array_equal(file.column("y"), np.arange(53))
+
+
+def test_npy_files_are_mapped_and_nothing_is_unpacked(folder, monkeypatch):
+    monkeypatch.setattr(antipodal.reading.vectorfile, "TemporaryFile", None)
+    np.save("x.npy", X)
+    file = open_vectors("x.npy")
+    rows = np.asarray(file)
+    assert not rows.flags.owndata
+    assert not rows.flags.writeable
+    np.testing.assert_array_equal(rows, X)
+    np.testing.assert_array_equal(file.take([2, 50]), X[[2, 50]])
+
+
+def test_what_a_file_is_may_be_told_by_its_first_bytes(folder):
+    for name in ("a.parquet", "a.feather"):
+        write(folder, name)
+        os.rename(name, "nameless")
+        np.testing.assert_array_equal(np.asarray(open_vectors("nameless")), X)
+    np.save("x.npy", X)
+    os.rename("x.npy", "nameless")
+    np.testing.assert_array_equal(np.asarray(open_vectors("nameless")), X)
+
+
+def test_codes_may_be_bytes_of_fixed_or_any_length(folder):
+    codes = RNG.integers(0, 256, (53, 3), dtype=np.uint8)
+    for kind in (pa.binary(3), pa.binary(), pa.large_binary()):
+        column = pa.array([code.tobytes() for code in codes], kind)
+        parquet.write_table(pa.table({"id": IDS, "code": column}), "c.parquet", row_group_size=20)
+        file = open_vectors("c.parquet")
+        assert file.dtype == np.uint8
+        np.testing.assert_array_equal(np.concatenate(list(file.blocks(9))), codes)
+    parquet.write_table(pa.table({"code": [b"abc", b"de"]}), "c.parquet")
+    with pytest.raises(AntipodalError, match="row 0 has 3 values, row 1 has 2"):
+        np.asarray(open_vectors("c.parquet"))
+
+
+def test_codes_in_text_are_whole_numbers_of_a_byte(folder):
+    codes = RNG.integers(0, 256, (53, 4), dtype=np.uint8)
+    write_lines(folder / "c.jsonl", codes)
+    write_csv(folder / "c.csv", codes)
+    for source in ("c.jsonl", "c.csv:f*"):
+        file = open_vectors(source, text_dtype=np.uint8)
+        assert file.dtype == np.uint8
+        np.testing.assert_array_equal(np.asarray(file), codes)
+    for value in (256, 0.5, -1):
+        (folder / "c.jsonl").write_text(f'{{"c": [1, 2]}}\n{{"c": [1, {value}]}}')
+        (folder / "c.csv").write_text(f"a,b\n1,2\n1,{value}\n")
+        with pytest.raises(AntipodalError, match=r"c.jsonl, line 2: numbers must be uint8"):
+            np.asarray(open_vectors("c.jsonl", text_dtype=np.uint8))
+        with pytest.raises(AntipodalError, match=rf"c.csv: .*Row #3.*uint8.*'{value}'"):
+            np.asarray(open_vectors("c.csv", text_dtype=np.uint8))
+
+
+def test_a_tensor_of_arrow_is_a_vector(folder):
+    kind = pa.fixed_shape_tensor(pa.float32(), [2, 2])
+    storage = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), 4)
+    column = pa.ExtensionArray.from_storage(kind, storage)
+    parquet.write_table(pa.table({"image": column}), "t.parquet", row_group_size=20)
+    np.testing.assert_array_equal(np.asarray(open_vectors("t.parquet")), X)
+
+
+# Columns
+
+
+def test_columns_are_named_in_the_path_or_beside_it_and_may_be_patterns(folder):
+    write_wide(folder / "wide.parquet")
+    for column in ("f*", "f0,f1,f2,f3", "f[0-2], f3", ["f0", "f1", "f2", "f3"], ["f?"]):
+        file = open_vectors("wide.parquet", column)
+        assert file.vector_columns == ("f0", "f1", "f2", "f3")
+        np.testing.assert_array_equal(np.asarray(file), X)
+    np.testing.assert_array_equal(np.asarray(open_vectors("wide.parquet:f2,f0")), X[:, [2, 0]])
+    np.testing.assert_array_equal(
+        np.asarray(open_vectors("wide.parquet", leave_out=["id", "word"])), X
+    )
+    np.save("a:b.npy", X)  # a name with a colon
+    np.testing.assert_array_equal(np.asarray(open_vectors("a:b.npy")), X)
+    os.mkdir("data:1")
+    write_parquet(folder / "data:1" / "a.parquet")
+    np.testing.assert_array_equal(np.asarray(open_vectors("data:1:vector")), X)
+
+
+def test_a_csv_without_names_has_them_made(folder):
+    np.savetxt("a.csv", X, delimiter=",")
+    np.testing.assert_allclose(np.asarray(open_vectors("a.csv")), X, rtol=1e-7)
+    np.testing.assert_allclose(np.asarray(open_vectors("a.csv:f3,f1")), X[:, [3, 1]], rtol=1e-7)
+
+
+def test_numbers_and_words_of_csv_are_told_apart(folder):
+    (folder / "a.csv").write_text(
+        'v,code,n,mixed,hot\n"[1 2]",007,1,2.5,"[0, 1]"\n"(3;4)",8,-2,,"[1, 1]"\n'
+        '"[5,6]",9,3,true,"[1, 0]"\n'
+    )
+    file = open_vectors("a.csv:v")
+    np.testing.assert_array_equal(np.asarray(file), [[1, 2], [3, 4], [5, 6]])
+    assert file.column("code").tolist() == ["007", "8", "9"]  # 007 is no number
+    assert file.column("n").tolist() == [1, -2, 3]
+    np.testing.assert_array_equal(file.column("hot"), [[0, 1], [1, 1], [1, 0]])
+    records = list(file.records(["code", "n", "mixed"]))
+    assert records[0] == {"code": "007", "n": 1, "mixed": 2.5}
+    assert records[1] == {"code": 8, "n": -2, "mixed": None}
+    assert records[2]["mixed"] is True
+
+
+def test_dates_become_text_in_records(folder):
+    times = pa.array(np.array(["2024-01-02T03:04:05", "2025-01-01"], "datetime64[s]"))
+    parquet.write_table(pa.table({"v": [[1.0], [2.0]], "at": times}), "a.parquet")
+    records = list(open_vectors("a.parquet").records(["at"]))
+    assert records == [{"at": "2024-01-02T03:04:05"}, {"at": "2025-01-01T00:00:00"}]
+
+
+def test_labels_are_read_from_a_column_of_any_file(folder):
+    np.save("y.npy", IDS)
+    np.savez("y.npz", a=IDS, b=HOT)
+    for source in ("a.parquet", "a.feather", "a.jsonl", "a.csv:f*", "a.npz"):
+        name = write(folder, source).partition(":")[0]
+        np.testing.assert_array_equal(read_column(f"{name}:id"), IDS)
+        assert read_column(f"{name}:word").tolist() == WORDS
+        with pytest.raises(AntipodalError, match=r"several (columns|arrays) \(id, .*as .*:id"):
+            read_column(name)
+    np.testing.assert_array_equal(read_column("y.npy"), IDS)
+    np.testing.assert_array_equal(read_column("y.npz:b"), HOT)
+    (folder / "one.csv").write_text("y\n3\n4\n")
+    assert read_column("one.csv").tolist() == [3, 4]
+
+
+# Several files
+
+
+@pytest.mark.parametrize("source", KINDS)
+def test_files_of_a_folder_or_a_pattern_follow_each_other_by_name(folder, source):
+    name, _, column = source.partition(":")
+    os.mkdir("all")
+    for part in ("2", "10", "1"):
+        os.makedirs(f"all/{part}", exist_ok=True)
+        KINDS[source](folder / "all" / part / name, X)
+        np.save(f"all/{part}/_notes.npy", X)
+        (folder / "all" / part / ".hidden").touch()
+    suffix = f":{column}" if column else ""
+    for path in ("all", "all/*/" + name, "all/**/" + name):
+        file = open_vectors(path + suffix)
+        assert file.n_rows == 159
+        np.testing.assert_array_equal(np.asarray(file), np.tile(X, (3, 1)))
+        np.testing.assert_array_equal(file.column("id"), np.tile(IDS, 3))
+        np.testing.assert_array_equal(file.take([0, 60, 158]), X[[0, 7, 52]])
+        assert len(list(file.records(["id"]))) == 159
+
+
+def test_the_order_is_that_of_the_names(folder):
+    for part, rows in (("b", X[:20]), ("a", X[20:30]), ("c", X[30:])):
+        np.save(f"{part}.npy", rows)
+    expected = np.concatenate([X[20:30], X[:20], X[30:]])
+    np.testing.assert_array_equal(np.asarray(open_vectors("?.npy")), expected)
+
+
+def test_parts_without_rows_are_passed_over(folder):
+    write_lists(folder / "b.parquet")
+    write_lists(folder / "a.parquet", X[:0])
+    np.testing.assert_array_equal(np.asarray(open_vectors("*.parquet")), X)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (table(), table().rename_columns(["id", "words", "vector"]), "'word' is text in a.parquet "
+         "and missing in b.parquet"),
+        (table(), table(X.astype(np.float64)), "'vector' is .*float.* in a.parquet and .*double.* "
+         "in b.parquet"),
+        (pa.table({"v": [[1.0, 2.0]]}), pa.table({"v": [[1.0]]}), "a.parquet have 2 numbers, "
+         "float64, those of b.parquet 1"),
+    ],
+)  # fmt: skip
+def test_files_with_other_columns_are_refused_and_both_are_named(folder, first, second, message):
+    parquet.write_table(first, "a.parquet")
+    parquet.write_table(second, "b.parquet")
+    with pytest.raises(AntipodalError, match=message):
+        open_vectors("*.parquet")
+
+
+def test_files_of_several_kinds_are_refused_and_two_are_named(folder):
+    os.mkdir("all")
+    write_parquet(folder / "all" / "a.parquet")
+    write_lines(folder / "all" / "b.jsonl")
+    with pytest.raises(AntipodalError, match=r"a.parquet is a parquet file, .*b.jsonl is JSON lin"):
+        open_vectors("all")
+    with pytest.raises(AntipodalError, match=r"no-\*.npy: no file has such a name"):
+        open_vectors("no-*.npy")
+    os.mkdir("none")
+    with pytest.raises(AntipodalError, match="none: there is no file in this folder"):
+        open_vectors("none")
+
+
+# What is wrong
+
+
+def check_refused(source, message):
+    with pytest.raises(AntipodalError, match=message) as caught:
+        np.asarray(open_vectors(source))
+    assert source.partition(":")[0] in str(caught.value)
+
+
+LIST = pa.list_(pa.float32())
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.feather"])
+@pytest.mark.parametrize(
+    ("columns", "column", "message"),
+    [
+        ({"v": pa.array([[1, 2], None], LIST)}, "v", "'v' must have no gaps: .* row 1"),
+        ({"v": pa.array([[1, 2], [3, None]], LIST)}, "v", "'v' must have no gaps: .* row 1"),
+        ({"v": pa.array([[1, 2], [3]], LIST)}, "v", "row 0 has 2 values, row 1 has 1"),
+        ({"v": pa.array([[], []], LIST)}, "v", "the first vector .*'v' is empty"),
+        ({"v": pa.array([], LIST)}, "v", "it has no rows"),
+        ({"v": ["a", "b"]}, "v", "'v' must be of lists of numbers .* is of text"),
+        ({"v": [["a"], ["b"]]}, "v", "'v' must be of lists of numbers .* is of list<"),
+        ({"v": [1.0, 2.0]}, "v", "'v' must be of lists of numbers .* is of double"),
+        ({"v": [1.0, 2.0], "w": ["a", "b"]}, "v,w", "'w' must be of numbers to be part of one"),
+        ({"v": [1.0, None], "w": [1, 2]}, "v,w", "'v' must have no gaps: .* row 1"),
+        ({"v": [1.0, 2.0], "w": [1, 2]}, "v,v", "'v' is named more than once"),
+        ({"v": [[1.0]], "w": [[1.0]]}, None, "several columns of vectors .v, w.: name one, as"),
+        ({"v": [1.0], "w": ["a"]}, None, "no column of vectors: it has v of double, w of text"),
+        ({"v": [[1.0]], "w": ["a"]}, "x", "has no column 'x': it has v, w"),
+        ({f"c{i}": ["a"] for i in range(30)}, "x", "it has c0, .*c19 and 10 more$"),
+    ],
+)
+def test_columns_that_are_no_vectors_are_refused(folder, name, columns, column, message):
+    data = pa.table(columns)
+    (parquet.write_table if name == "a.parquet" else feather.write_feather)(data, name)
+    check_refused(f"{name}:{column}" if column else name, message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "it is empty"),
+        (b"\n \n", "it has no rows"),
+        (b"[1, 2]\n", "line 1 must be a JSON object: got "),
+        (b'{"v": [1, 2]}\n\n{"v": [1, 2]\n', "line 3 is not JSON"),
+        (b'{"v": [1, 2]}\n{"v": [1, 2], "w": "\xff"}\n', "line 2 is not JSON: .*utf-8"),
+        (b'{"v": [1, 2]}\n{"v": ' + b"[" * 100_000, "line 2 is not JSON: .*recursion"),
+        (b'{"v": [1, 2]}\n{"v": [1, ' + b"9" * 5000 + b"]}", "line 2 is not JSON: .*digits"),
+        (b'{"v": [1, 2]}\n{"v": [1, ' + b"9" * 400 + b"]}", "line 2: vectors must be of numbers"),
+        (b'{"v": [1, 2]}\n{"v": null}', "line 2: a vector must be a list of numbers: got None"),
+        (b'{"v": [1, 2]}\n{"v": "text"}', "line 2: a vector must be a list of numbers: got 'text'"),
+        (b'{"v": [1, 2]}\n{"v": [1, null]}', "line 2: vectors must be of numbers: got None"),
+        (b'{"v": [1, 2]}\n{"v": [1, "2"]}', "line 2: vectors must be of numbers: got '2'"),
+        (b'{"v": [1, 2]}\n{"v": [[1], [2]]}', "line 2: vectors must be of numbers: got .1."),
+        (b'{"v": [1, 2]}\n{"v": [1, 2, 3]}', "line 2: a vector must have 2 numbers, .*: got 3"),
+        (b'{"v": [1, 2]}\n{"w": [1, 2]}', "line 2 has no 'v': it has w"),
+        (b'{"w": 1}\n', "has no column 'v': it has w"),
+        (b'{"v": "text"}\n', "'v' must be of lists of numbers .* is of text"),
+        (b"[" * 100_000, "line 1 is not JSON: .*recursion"),
+    ],
+)
+def test_a_bad_line_is_named(folder, text, message):
+    (folder / "a.jsonl").write_bytes(text)
+    check_refused("a.jsonl:v", message)
+
+
+def test_integers_of_more_than_64_bits_are_numbers(folder):
+    (folder / "a.jsonl").write_text('{"v": [1, 36893488147419103232]}')
+    np.testing.assert_array_equal(np.asarray(open_vectors("a.jsonl")), [[1, 2.0**65]])
+
+
+def test_labels_of_lines_must_be_of_one_kind(folder):
+    for first, second, message in (
+        (1, "a", "'y' must be a number: got 'a'"),
+        ("a", 1, "'y' must be text: got 1"),
+        (1, None, "'y' must be a number: got None"),
+        (1, True, "'y' must be a number: got True"),
+        ([0, 1], [1], "a vector must have 2 numbers"),
+    ):
+        rows = [{"v": [1.0], "y": first}, {"v": [2.0], "y": second}]
+        (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        with pytest.raises(AntipodalError, match=f"a.jsonl, line 2: {message}"):
+            open_vectors("a.jsonl:v").column("y")
+    (folder / "a.jsonl").write_text('{"v": [1.0], "y": {"a": 1}}')
+    with pytest.raises(AntipodalError, match=r"a.jsonl, line 1: 'y' must be a number, text, true"):
+        open_vectors("a.jsonl:v").column("y")
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "message"),
+    [
+        (b"", "a", "it is empty"),
+        (b"a,b\n", "a,b", "no rows|has no column of|must be of"),
+        (b"a,b\n1,2\n3\n", "a,b", "Row #3: Expected 2 columns, got 1"),
+        (b"a,b\n1,2\n3,x\n", "a,b", "must be of numbers|Row #3: .*invalid value 'x'"),
+        (b"a,b\n1,2\n3,\n", "a,b", "'b' must have no gaps: .* row 1"),
+        (b"a,a\n1,2\n", "a", "several columns 'a'"),
+        (b"a,b\n1,x\n", "b", "'b' must be of lists of numbers .* is of text"),
+        (b"a,b\n1,x\n", "c", "has no column 'c': it has a, b"),
+        (b'a,b\n"[1, 2]",x\n"[1, q]",y\n', "a", r"such as .*: row 1 is '\[1, q\]'"),
+        (b'a,b\n"[1, 2]",x\n"[1]",y\n', "a", "row 0 has 2 values, row 1 has 1"),
+        (b'a,b\n"[1, 2]",x\n"[]",y\n', "a", r"row 1 is '\[\]'"),
+        (b'a,b\n"[1, 2]",x\n,y\n', "a", "'a' must have no gaps: .* row 1"),
+        (b'a,b\n"[1, 2]",x\n"[1, \xff]",y\n', "a", "Row #3: .*UTF8"),
+    ],
+)
+def test_a_bad_row_of_csv_is_named(folder, text, column, message):
+    (folder / "a.csv").write_bytes(text)
+    check_refused(f"a.csv:{column}", message)
+
+
+@pytest.mark.parametrize(
+    "source", ["a.parquet", "a.feather", "a.arrow", "a.ndjson.gz", "a.csv.gz:f*"]
+)
+def test_truncated_files_are_named_wherever_they_end(folder, source):
+    name = write(folder, source).partition(":")[0]
+    good = (folder / name).read_bytes()
+    for length in range(0, len(good) - 9, max(1, len(good) // 40)):
+        (folder / name).write_bytes(good[:length])
+        check_refused(source, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.parquet", b"text", "it begins with b'text', not with b'PAR1'. It was taken for a "
+         "parquet file by its name"),
+        ("a.parquet", b"PAR1" + bytes(50), "cannot read a.parquet: .* by its name"),
+        ("nameless", b"PAR1" + bytes(50), "cannot read nameless: .* by its first bytes"),
+        ("a.feather", b"FEA1" + bytes(50), "the first version of Feather"),
+        ("a.arrow", b"nonsense" * 9, "taken for an Arrow or Feather file by its name"),
+        ("a.csv.gz", b"a,b\n1,2\n", "its name ends in .gz, and it is not packed by gzip"),
+        ("a.jsonl.gz", b"\x1f\x8b" + bytes(20), "taken for JSON lines by its name"),
+        ("a.xlsx", b"PK\x03\x04", "it is a zip file: if it holds arrays"),
+        ("a.npy.gz", b"\x1f\x8b\x08", "packed by gzip, and its name does not say what"),
+        ("a.txt", b"1 2 3\n", r"neither its name nor its first bytes, b'1 2 3.n', say what it is. "
+         r"Names of files that can be read end in .npy, .npz, .parquet"),
+        ("empty", b"", "it is empty"),
+        ("x.npy", b"text", "x.npy: not a NumPy file"),
+    ],
+)  # fmt: skip
+def test_a_file_says_what_it_was_taken_for_and_why(folder, name, data, message):
+    (folder / name).write_bytes(data)
+    check_refused(name, message)
+
+
+def test_an_arrow_file_with_offsets_that_lead_out_of_it_is_refused(folder):
+    lists = pa.array(X.tolist(), LIST)
+    with pa.OSFile("a.arrow", "wb") as file, pa.ipc.new_file(file, table(X, lists).schema) as out:
+        out.write_table(table(X, lists))
+    data = bytearray((folder / "a.arrow").read_bytes())
+    offsets = np.arange(0, 53 * 4 + 1, 4, dtype=np.int32).tobytes()
+    place = data.index(offsets)
+    data[place + 40 : place + 44] = np.int32(10**9).tobytes()
+    (folder / "a.arrow").write_bytes(data)
+    check_refused("a.arrow:vector", "a.arrow")
+
+
+def test_arrays_of_other_shapes_and_columns_of_arrays_are_refused(folder):
+    np.save("y.npy", IDS)
+    check_refused("y.npy", "a row per item and a column per feature: got shape")
+    np.save("w.npy", np.array([["a"]]))
+    check_refused("w.npy", "w.npy must hold numbers: got <U1")
+    np.save("x.npy", X)
+    check_refused("x.npy:vector", "is one array and has no column 'vector'")
+    with pytest.raises(AntipodalError, match=r"x.npy has no column 'y': it has none"):
+        open_vectors("x.npy").column("y")
+    np.savez("a.npz", X=X, y=IDS[:5])
+    with pytest.raises(AntipodalError, match=r"one value of 'y' per vector: it has 53 .* 5 values"):
+        open_vectors("a.npz").column("y")
+
+
+def test_a_file_that_grows_while_it_is_read_is_noticed(folder):
+    write_lines(folder / "a.jsonl")
+    file = open_vectors("a.jsonl")
+    assert len(file) == 53
+    (folder / "a.jsonl").write_text((folder / "a.jsonl").read_text() * 2)
+    with pytest.raises(AntipodalError, match=r"a.jsonl changed .* it had 53 rows, and then 106"):
+        list(file.blocks())
+
+
+def test_rows_to_take_must_ascend_and_be_there(folder):
+    file = open_vectors(write(folder, "a.parquet"))
+    with pytest.raises(ValueError, match="rows must ascend"):
+        file.take([3, 2])
+    for rows in ([-1, 2], [0, 53]):
+        with pytest.raises(ValueError, match="rows must be from 0 to 52"):
+            file.take(rows)
+    assert file.take([]).shape == (0, 4)
+    with pytest.raises(ValueError, match="max_rows must be at least 1"):
+        next(file.blocks(0))
+
+
+def test_a_full_disk_is_named(folder, monkeypatch):
+    def full():
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(antipodal.reading.vectorfile, "TemporaryFile", full)
+    with pytest.raises(AntipodalError, match=r"cannot unpack a.parquet into .*: No space.*TMPDIR"):
+        np.asarray(open_vectors(write(folder, "a.parquet")))
+
+
+@pytest.mark.parametrize("source", ["a.parquet", "a.feather", "a.csv:f*"])
+def test_without_pyarrow_the_extra_is_named(folder, monkeypatch, source):
+    write(folder, source)
+    for name in [name for name in sys.modules if name.split(".")[0] == "pyarrow"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(AntipodalError, match=r"needs pyarrow, .*pip install '\.\[arrow\]'"):
+        open_vectors(source)
+
+
+def test_pyarrow_is_imported_only_for_files_that_need_it(folder):
+    for source in ("a.jsonl", "a.npz"):
+        write(folder, source)
+    code = (
+        "import sys, numpy as np\nfrom antipodal import open_vectors\n"
+        "for name in ('a.jsonl', 'a.npz'): np.asarray(open_vectors(name))\n"
+        "assert not {'pyarrow', 'torch', 'sklearn'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Memory
+
+
+def test_a_row_group_is_read_in_pieces(folder):
+    rows = RNG.standard_normal((20_000, 128), dtype=np.float32)  # 10 MB
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), 128)
+    parquet.write_table(pa.table({"v": lists}), "a.parquet", row_group_size=20_000)
+    code = (
+        "import pyarrow as pa\nfrom antipodal import open_vectors\n"
+        "rows = sum(len(block) for block in open_vectors('a.parquet').blocks(1000))\n"
+        "print(rows, pa.default_memory_pool().max_memory())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    n_rows, peak = map(int, done.stdout.split())
+    assert n_rows == 20_000
+    assert peak < 6e6
+
+
+def peak_of_reading(source, n_rows):
+    if source == "a.jsonl":
+        Path(source).write_text((json.dumps({"v": [0] * 4}) + "\n") * n_rows)
+    else:
+        (np.savez_compressed if source == "a.npz" else np.save)(source, np.zeros((n_rows, 4)))
+    file = open_vectors(source)
+    tracemalloc.start()
+    try:
+        assert sum(len(block) for block in file.blocks(500)) == n_rows
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("source", ["a.jsonl", "a.npz", "a.npy"])
+def test_memory_does_not_grow_with_the_file(folder, source):
+    peak_of_reading(source, 10)  # what is imported
+    assert peak_of_reading(source, 8_000) < 1.1 * peak_of_reading(source, 2_000) + 2e4
+
+
+# Hashers
+
+
+@pytest.mark.parametrize("source", ["a.parquet", "a.csv:f*", "a.jsonl", "a.npz"])
+def test_a_hasher_takes_a_file_for_rows(folder, source):
+    write(folder, source)
+    file = open_vectors(source)
+    rows = np.asarray(file)
+    hasher = LSH(16, random_state=0).fit(file)
+    expected = LSH(16, random_state=0).fit(rows)
+    np.testing.assert_array_equal(hasher.project(rows), expected.project(rows))
+    codes = expected.encode(rows)
+    np.testing.assert_array_equal(hasher.encode(file), codes)
+    np.testing.assert_array_equal(np.concatenate(list(hasher.encode_blocks(file))), codes)
+
+
+def test_the_row_that_is_not_finite_is_named_by_its_place_in_the_files(folder):
+    rows = X.copy()
+    rows[17, 2] = np.nan
+    write_parquet(folder / "b.parquet", rows)
+    write_parquet(folder / "a.parquet")
+    hasher = LSH(8, random_state=0).fit(X)
+    with pytest.raises(ValueError, match="first in row 70: features must be finite"):
+        list(hasher.encode_blocks(open_vectors("*.parquet")))
