@@ -225,14 +225,16 @@ def audit(
         rows = np.asarray(rows[numbers])
     seen = survey(rows)
     judgements = None
+    drawable = np.ones(len(rows), bool)
+    drawable[seen.zero] = False
     if len(seen.not_finite):
         if relevance is not None:
             raise ValueError(f"X must be finite where rows are judged: {seen.remarks()[0]}")
         rows, numbers = without(rows, seen.not_finite), np.delete(numbers, seen.not_finite)
+        drawable = np.delete(drawable, seen.not_finite)
     own: Ids | None = None
     if queries is None:
-        drawable = np.setdiff1d(np.arange(len(rows)), seen.zero)
-        own = np.sort(rng.permutation(drawable)[:n_queries])
+        own = np.sort(rng.permutation(np.flatnonzero(drawable))[:n_queries])
         Q = np.asarray(rows[own])
     else:
         Q = np.asarray(_check_vectors(queries, "queries"))

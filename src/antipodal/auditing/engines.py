@@ -16,7 +16,8 @@ from antipodal.auditing.truth import prepared
 from antipodal.hashers import BaseHasher
 from antipodal.hashers.parts.rows import draw_rows, row_blocks
 from antipodal.index import HammingIndex
-from antipodal.index.scan import load_faiss
+from antipodal.index.scan import load_faiss, threads_for
+from antipodal.threads import one_thread
 
 Ids = NDArray[np.int64]
 Rows = NDArray[Any]
@@ -102,16 +103,21 @@ class FaissCodes:
         """Train on some rows, then add all."""
         rng = np.random.RandomState(self.seed)
         began = time.perf_counter()
-        chosen = draw_rows(len(X), _TRAINING_ROWS, rng)
-        self.index.train(self._rows(X[chosen]))
+        sample = self._rows(X[draw_rows(len(X), _TRAINING_ROWS, rng)])
+        with one_thread():  # many small products, for which threads wait longer than they work
+            self.index.train(sample)
         trained = time.perf_counter()
         for block in row_blocks(X):
-            self.index.add(self._rows(X[block]))
+            rows = self._rows(X[block])
+            with threads_for(len(rows), rows.nbytes):
+                self.index.add(rows)
         self.fit_seconds, self.encode_seconds = trained - began, time.perf_counter() - trained
 
     def search(self, queries: Rows, k: int, way: str) -> Ids:
         """Return the rows of the k best of each query."""
-        found: Ids = self.index.search(self._rows(queries), k)[1]
+        rows = self._rows(queries)
+        with threads_for(len(rows), len(rows) * self.index.ntotal * self.bytes):
+            found: Ids = self.index.search(rows, k)[1]
         return found
 
     def _rows(self, rows: Rows) -> NDArray[np.float32]:
