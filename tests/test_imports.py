@@ -25,7 +25,7 @@ ORDER = [
     "index",
     "stores",
     "datasets",
-    "benchmark service",
+    "auditing benchmark service",
     "cli",
     "__main__",
 ]

@@ -11,6 +11,7 @@ __version__ = "0.4.0"
 
 if TYPE_CHECKING:
     from antipodal import datasets as datasets
+    from antipodal.auditing import audit as audit
     from antipodal.codes import pack as pack
     from antipodal.codes import unpack as unpack
     from antipodal.dictionary import ksvd as ksvd
@@ -95,6 +96,7 @@ _HOME = {
     "Vectors": "index",
     "Vocabulary": "features",
     "bag_of_words": "features",
+    "audit": "auditing",
     "create_app": "service",
     "evaluate": "evaluation",
     "gist": "features",

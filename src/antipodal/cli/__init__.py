@@ -9,11 +9,22 @@ import re
 import sys
 from typing import NoReturn
 
-from antipodal.cli import bench, datasets, demo, hashing, indexing, searching, serve
+from antipodal.cli import auditing, bench, datasets, demo, hashing, indexing, searching, serve
 from antipodal.cli.app import app
 from antipodal.errors import AntipodalError
 
-__all__ = ["app", "bench", "datasets", "demo", "hashing", "indexing", "main", "searching", "serve"]
+__all__ = [
+    "app",
+    "auditing",
+    "bench",
+    "datasets",
+    "demo",
+    "hashing",
+    "indexing",
+    "main",
+    "searching",
+    "serve",
+]
 
 # What the data or the machine can cause. Anything else is a fault of ours, and shows where it is.
 _EXPECTED = (AntipodalError, OSError, ValueError, TypeError, FloatingPointError, MemoryError)

@@ -1,5 +1,6 @@
 """Small charts as SVG inside HTML: text alone, so that a report needs no library and no network."""
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from math import ceil
@@ -35,6 +36,40 @@ def line_chart(
     described = f"{', '.join(curves)}: {y_axis} against {x_axis}"
     chart = _frame(drawn, labels, x_axis, y_axis, described)
     return chart if len(curves) == 1 else f'<p class="legend">{legend}</p>{chart}'
+
+
+def log_chart(
+    curves: Mapping[str, Sequence[tuple[float, float]]], *, x_axis: str, y_axis: str
+) -> str:
+    """Draw curves through points (x, y), x on a scale of powers of two and y in percent.
+
+    Every other curve is dashed, so that two of one method may share a colour.
+    """
+    places = [math.log2(x) for points in curves.values() for x, _ in points]
+    low, high = math.floor(min(places)), max(math.ceil(max(places)), math.floor(min(places)) + 1)
+    across = (WIDTH - LEFT - RIGHT) / (high - low)
+
+    def point(x: float, y: float) -> str:
+        return f"{LEFT + across * (math.log2(x) - low):.1f} {_height(y):.1f}"
+
+    drawn, keys = [], []
+    for number, (name, points) in enumerate(curves.items()):
+        look = f"c{number // 2 % 8}" + " dashed" * (number % 2)
+        path = "M" + "L".join(point(x, y) for x, y in points)
+        drawn.append(
+            f'<path class="line {look}" d="{path}" marker-mid="url(#dot)" marker-start="url(#dot)" '
+            f'marker-end="url(#dot)"><title>{escape(name)}</title></path>'
+        )
+        keys.append(f'<span class="key c{number // 2 % 8}">{escape(name)}</span> ')
+    dot = (
+        '<marker id="dot" viewBox="0 0 6 6" refX="3" refY="3" markerWidth="3" markerHeight="3">'
+        '<circle class="dot" cx="3" cy="3" r="3"/></marker>'
+    )
+    labels = [(LEFT + across * (e - low), f"{2**e:,}") for e in range(low, high + 1)]
+    described = f"{', '.join(curves)}: {y_axis} against {x_axis}"
+    return f'<p class="legend">{"".join(keys)}</p>' + _frame(
+        [dot, *drawn], labels, x_axis, y_axis, described
+    )
 
 
 def bar_chart(values: Sequence[float], *, x_axis: str, y_axis: str, level: float) -> str:

@@ -5,54 +5,19 @@ The file holds everything it shows. It needs no network, no script and no librar
 
 import os
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from antipodal import __version__
 from antipodal.codes import Codes, check_codes, unpack
 from antipodal.evaluation.charts import bar_chart, bit_strip, line_chart, range_chart
+from antipodal.evaluation.htmlpage import html_page, html_table, text
 from antipodal.evaluation.metrics import Evaluation, bit_correlations, evaluate
 from antipodal.evaluation.ranking import hamming_distances
 from antipodal.storage.files import replacing
 
 _MOST_CONCEPTS = 8  # of an item that are written out
-
-_STYLE = """
-:root { --ink: #1c2126; --soft: #566069; --paper: #fff; --line: #d5dade; --fill: #8ba6c1;
-  --c0: #004488; --c1: #b3203c; --c2: #8a6400; font: 15px/1.5 system-ui, sans-serif; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8ebee; --soft: #a5b0ba; --paper: #14181c;
-  --line: #3a434c; --fill: #4d6f92; --c0: #8cbcf2; --c1: #ff8296; --c2: #e5b94e; } }
-body { max-width: 70rem; margin: 0 auto; padding: 1rem; color: var(--ink);
-  background: var(--paper); }
-h1 { font-size: 1.5rem; margin: .5rem 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .3rem; }
-p, .soft { color: var(--soft); margin: .3rem 0; max-width: 46rem; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr));
-  gap: 1rem 2rem; }
-.examples { grid-template-columns: repeat(auto-fit, minmax(min(31rem, 100%), 1fr)); }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .8rem .25rem 0; text-align: right; border-bottom: 1px solid var(--line); }
-th { font-weight: 600; }
-th:first-child, td:first-child, .examples th:last-child { text-align: left; }
-caption { text-align: left; color: var(--soft); padding: .3rem 0; }
-svg { display: block; } .chart { width: 100%; max-width: 34rem; height: auto; }
-text { fill: var(--soft); font-size: 12px; }
-.grid { stroke: var(--line); } .axis { stroke: var(--soft); fill: none; }
-.line { fill: none; stroke-width: 2; stroke-linejoin: round; }
-.line.c0 { stroke: var(--c0); } .line.c1 { stroke: var(--c1); stroke-dasharray: 7 3; }
-.line.c2 { stroke: var(--c2); stroke-dasharray: 2 3; }
-.key.c0 { color: var(--c0); } .key.c1 { color: var(--c1); } .key.c2 { color: var(--c2); }
-.key::before { content: "— "; } .key.c1::before { content: "- - "; }
-.key.c2::before { content: "··· "; }
-.bar { fill: var(--fill); } .level { stroke: var(--c1); stroke-dasharray: 4 3; }
-.value { stroke: var(--ink); stroke-width: 2; } .range { width: 14rem; height: 1rem; }
-.strip { background: #fff; border: 1px solid var(--soft); shape-rendering: crispEdges;
-  min-width: 8rem; } .one { fill: #000; } .off { fill: #c40f36; }
-.hit { color: var(--c0); font-weight: 600; }
-"""
 
 
 class Bits(NamedTuple):
@@ -109,16 +74,8 @@ def write_report(
         _health(macro, bits_of(database, n_bits)),
         _examples(query, database, labels, n_bits, n_examples, n_nearest),
     ]
-    body = "\n".join(sections)
-    page = (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        f"<title>Retrieval report</title><style>{_STYLE}</style></head>\n<body>"
-        f"<h1>Retrieval report</h1>\n{body}\n"
-        f"<p>Written by antipodal {__version__}.</p></body></html>\n"
-    )
     with replacing(path) as file:
-        file.write(page.encode())
+        file.write(html_page("Retrieval report", sections).encode())
     wanted = {r: macro.radius[r] for r in radii}
     return Evaluation(**{**vars(macro), "radius": wanted})
 
@@ -134,31 +91,15 @@ def bits_of(codes: Codes, n_bits: int) -> Bits:
     return Bits(100 * p, 100 * correlation.sum(axis=1) / max(n_bits - 1, 1))
 
 
-def _text(value: object) -> str:
-    """Make any text safe inside HTML; characters that cannot be printed are replaced."""
-    return escape("".join(c if c.isprintable() else "\ufffd" for c in str(value)))
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
-    """Make a table of cells that are HTML already."""
-    head = "".join(f"<th>{heading}</th>" for heading in headings)
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>\n" for row in rows)
-    title = f"<caption>{caption}</caption>" if caption else ""
-    return (
-        f'<div class="wide"><table>{title}<thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
 def _about(about: Mapping[str, str], result: Evaluation) -> str:
-    rows = [[_text(name), _text(value)] for name, value in about.items()]
+    rows = [[text(name), text(value)] for name, value in about.items()]
     rows += [
         ["queries", f"{result.queries:,}"],
         ["queries without a relevant item, left out", f"{result.queries_without_relevant:,}"],
         ["items in the database", f"{result.database:,}"],
         ["relevant items, the precision of chance", f"{result.chance:.2f} %"],
     ]
-    return _table(["what was scored", ""], rows)
+    return html_table(["what was scored", ""], rows)
 
 
 def _ranking(result: Evaluation) -> str:
@@ -177,7 +118,7 @@ def _ranking(result: Evaluation) -> str:
     return (
         "<h2>Ranking</h2><p>Items at the same distance are tied. The score is the mean over all "
         "orders of the ties; the worst and the best order show how much the ties leave open. "
-        "Dashed: chance.</p>" + _table(["percent", "mean", "worst", "best", "0 to 100"], rows)
+        "Dashed: chance.</p>" + html_table(["percent", "mean", "worst", "best", "0 to 100"], rows)
     )
 
 
@@ -208,7 +149,7 @@ def _balls(result: Evaluation, radii: Sequence[int]) -> str:
     rows = [
         [f"≤ {r}", *(f"{value:.2f}" for value in result.radius[r])] for r in dict.fromkeys(radii)
     ]
-    return _table(["radius", "precision", "recall", "F1", "empty balls"], rows, "percent")
+    return html_table(["radius", "precision", "recall", "F1", "empty balls"], rows, "percent")
 
 
 def _health(result: Evaluation, bits: Bits) -> str:
@@ -220,7 +161,7 @@ def _health(result: Evaluation, bits: Bits) -> str:
     ]
     return (
         "<h2>Bit health</h2>"
-        + _table(["of the database", ""], rows)
+        + html_table(["of the database", ""], rows)
         + '<div class="pair"><div>'
         + bar_chart(bits.ones.tolist(), x_axis="bit", y_axis="share of ones, %", level=50)
         + "</div><div>"
@@ -262,7 +203,7 @@ def _examples(
                 ]
             )
         caption = f"query {row}, label {_label(mine)} {bit_strip(bits)}"
-        parts.append(_table(["item", "label", "distance", "code"], rows, caption))
+        parts.append(html_table(["item", "label", "distance", "code"], rows, caption))
     return (
         "<h2>Examples</h2><p>Items are row numbers. Below a code, a mark where it differs from "
         f'the query\'s.</p><div class="pair examples">{"".join(parts)}</div>'
@@ -272,7 +213,7 @@ def _examples(
 def _label(label: Any) -> str:
     """Write a class, or the numbers of an item's concepts."""
     if np.ndim(label) == 0:
-        return _text(label)
+        return text(label)
     concepts = np.flatnonzero(label)
     more = ", …" if len(concepts) > _MOST_CONCEPTS else ""
     return (", ".join(map(str, concepts[:_MOST_CONCEPTS])) or "none") + more

@@ -66,6 +66,7 @@ HASHERS: dict[str, type[BaseHasher]] = {
 NAMED_SETTINGS: dict[str, Callable[..., BaseHasher]] = {
     "DeepLinf.lookup": DeepLinf.lookup,
     "DeepLinf.paper": DeepLinf.paper,
+    "LinfHash.asymmetric": LinfHash.asymmetric,
     "AGH1": partial(AGH, layers=1),
     "AGH2": partial(AGH, layers=2),
 }

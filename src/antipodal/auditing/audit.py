@@ -1,0 +1,390 @@
+"""Measure what codes keep of the neighbours that vectors have: every code, every way to search."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_random_state
+
+from antipodal.auditing.engines import Contender, FaissCodes, HasherCodes, faiss_peers
+from antipodal.auditing.int8 import Int8Vectors
+from antipodal.auditing.judgements import Judgements
+from antipodal.auditing.setting import (
+    OVERSAMPLES,
+    SHARES,
+    Cost,
+    Setting,
+    mean_and_error,
+    ranks,
+    without_own,
+)
+from antipodal.auditing.survey import Survey, survey, without
+from antipodal.auditing.truth import METRICS, Ids, Metric, Rows, true_neighbours
+from antipodal.checks import check_whole
+from antipodal.hashers import BaseHasher
+from antipodal.hashers.methods import make_hasher
+from antipodal.hashers.parts.rows import draw_rows
+
+Progress = Callable[[str, int, int], None]
+
+_INT8_OVERSAMPLES = (
+    16  # candidates for each result that are put in order by rounded vectors, at most
+)
+_TIMED_QUERIES = 200
+_SHOWN = (4, 16)  # candidates per result that the table has a column for
+_OTHERS = 100  # rows that are no neighbours of a query, for the histogram of distances
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What `audit` measured.
+
+    Attributes
+    ----------
+    survey : Survey
+        Rows that are zero, equal or not finite.
+    settings : list of Setting
+        A code and a way to search it, and what they keep.
+    query_rows : (q,), optional
+        Which rows the queries are, where they were drawn.
+    ndcg, judged_recall : float, optional
+        Of the vectors themselves, against judgements.
+    """
+
+    survey: Survey
+    metric: Metric
+    k: int
+    n_queries: int
+    itemsize: int
+    settings: list[Setting]
+    query_rows: Ids | None = None
+    ndcg: float | None = None
+    judged_recall: float | None = None
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a record per setting, as JSON has them."""
+        about: dict[str, Any] = {
+            "rows": self.survey.rows - len(self.survey.not_finite),
+            "features": self.survey.features,
+            "metric": self.metric,
+            "queries": self.n_queries,
+        }
+        if self.ndcg is not None:
+            about |= {"ndcg_of_vectors": self.ndcg, "judged_recall_of_vectors": self.judged_recall}
+        n, size = self.survey.features, self.itemsize
+        return [about | setting.to_dict(n, size) for setting in self.settings]
+
+    def table(self) -> list[list[str]]:
+        """Return headings, and a row per setting as text."""
+        judged = ["nDCG"] if self.ndcg is not None else []
+        rescored = [f"×{r}, floats" for r in _SHOWN] + ["×4, int8"]
+        rows = [
+            ["code", "bytes", "times smaller", "search", "recall", *rescored,
+             *(f"candidates for {share:g}" for share in SHARES), *judged,
+             "fit, s", "encoded per s", "queries per s"]
+        ]  # fmt: skip
+        for setting in self.settings:
+            cost = setting.cost
+            shown = [setting.with_floats.get(r) for r in _SHOWN] + [setting.with_int8.get(4)]
+            needed = [setting.floats_needed[share] for share in SHARES]
+            rows.append(
+                [setting.method, str(cost.bytes),
+                 f"{self.survey.features * self.itemsize / cost.bytes:.0f}", setting.search,
+                 f"{setting.recall:.3f} ± {setting.recall_error:.3f}",
+                 *("–" if value is None else f"{value:.3f}" for value in shown),
+                 *("–" if r is None else f"×{r}" for r in needed),
+                 *([] if setting.ndcg is None else [f"{setting.ndcg:.3f}"]),
+                 f"{cost.fit_seconds:.1f}", f"{cost.encoded_per_second:,.0f}",
+                 f"{cost.queries_per_second:,.0f}"]
+            )  # fmt: skip
+        return rows
+
+    def cheapest(self, keep: float, *, rescored: bool) -> tuple[Setting, int] | None:
+        """Return the setting of fewest bytes that keeps this share, and its candidates per result.
+
+        Without `rescored` results come as the codes have them, one candidate for each.
+        """
+        found = [
+            (setting.cost.bytes, r, -setting.recall, i)
+            for i, setting in enumerate(self.settings)
+            for r, recall in setting.with_floats.items()
+            if recall >= keep and (rescored or r == 1)
+        ]
+        if not found:
+            return None
+        _, r, _, i = min(found)
+        return self.settings[i], r
+
+    def advice(self, keep: float) -> str:
+        """Say in a sentence or two which setting keeps the share that is asked for."""
+        wanted = f"{100 * keep:g} % of the {self.k} true neighbours"
+        plain = self.cheapest(keep, rescored=False)
+        rescored = self.cheapest(keep, rescored=True)
+        if rescored is None:
+            best = max(self.settings, key=lambda setting: max(setting.with_floats.values()))
+            r, recall = max(best.with_floats.items(), key=lambda item: item[1])
+            return (
+                f"No setting keeps {wanted}. {_described(best)} comes nearest, with "
+                f"{100 * recall:.1f} % of {r} candidates per result."
+            )
+        setting, r = rescored
+        said = [f"To keep {wanted} in the fewest bytes, take {_described(setting)}"]
+        said[0] += (
+            f", and put {r} candidates per result in order by their vectors." if r > 1 else "."
+        )
+        if r > 1 and plain is not None:
+            said.append(f"Without the vectors, take {_described(plain[0])}.")
+        elif r > 1:
+            said.append("Without the vectors no setting keeps as much.")
+        return " ".join(said)
+
+
+def _described(setting: Setting) -> str:
+    way = "by Hamming distance" if setting.search == "hamming" else "with real queries"
+    return f"{setting.method} at {setting.cost.bytes} bytes per vector, searched {way}"
+
+
+def audit(
+    X: ArrayLike,
+    bits: Sequence[int] = (64, 128, 256),
+    *,
+    queries: ArrayLike | None = None,
+    n_queries: int = 1000,
+    k: int = 10,
+    metric: Metric = "cosine",
+    methods: Sequence[str] | None = None,
+    models: Sequence[BaseHasher] = (),
+    peers: bool = True,
+    relevance: ArrayLike | None = None,
+    sample: int | None = None,
+    random_state: Any = 0,
+    progress: Progress = lambda what, done, total: None,
+) -> Audit:
+    """Measure what codes of vectors keep of their true neighbours; no labels are needed.
+
+    Neighbours are found exactly, among all rows. Each code is searched by Hamming distance and with
+    queries that stay real, and its candidates are put in order by their vectors as well.
+
+    Parameters
+    ----------
+    X : (m, n)
+        Vectors: an array, a memory map, or what `antipodal.open_vectors` gives.
+    bits : sequence of int
+        Lengths of the codes.
+    queries : (q, n), optional
+        By default so many rows of X are drawn; the row itself then does not count as its neighbour.
+    n_queries : int
+        How many to draw, at most.
+    k : int
+        Neighbours of a query.
+    metric : {"cosine", "dot", "euclidean"}
+        What makes rows neighbours.
+    methods : sequence of str, optional
+        Hashers with their settings, as `antipodal bench` names them. By default those that need no
+        labels and make codes of that length.
+    models : sequence of hashers
+        Fitted ones, such as `antipodal.load` gives, audited as they are.
+    peers : bool
+        Whether to audit RaBitQ, TurboQuant and product quantisation of Faiss as well.
+    relevance : (p, 2) or (p, 3), optional
+        Judgements: row of a query, row of X, and a grade.
+    sample : int, optional
+        Look at so many rows alone, drawn by the seed: a first answer in seconds.
+    random_state : int
+        Seed of all that is drawn.
+    progress : callable
+        Called with what is being done, how much of it is, and of how much.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, _ = load_digits(return_X_y=True)
+    >>> found = audit(X, bits=(32,), methods=["ITQ"], peers=False, n_queries=100)
+    >>> [setting.search for setting in found.settings]
+    ['hamming', 'asymmetric']
+    """
+    rng = check_random_state(random_state)
+    seed = int(rng.randint(2**31 - 1))
+    rows = _check_vectors(X, "X")
+    check_whole(k, "k", 1)
+    check_whole(n_queries, "n_queries", 1)
+    if metric not in METRICS:
+        raise ValueError(f"metric must be one of {METRICS}: got {metric!r}")
+    if relevance is not None and queries is None:
+        raise ValueError("relevance needs queries: it names their rows")
+    if relevance is not None and sample is not None:
+        raise ValueError("relevance names rows of all of X: leave sample out")
+    numbers: Ids = np.arange(len(rows))
+    if sample is not None:
+        check_whole(sample, "sample", 2)
+        numbers = np.sort(draw_rows(len(rows), sample, rng))
+        rows = np.asarray(rows[numbers])
+    seen = survey(rows)
+    judgements = None
+    drawable = np.ones(len(rows), bool)
+    drawable[seen.zero] = False
+    if len(seen.not_finite):
+        if relevance is not None:
+            raise ValueError(f"X must be finite where rows are judged: {seen.remarks()[0]}")
+        rows, numbers = without(rows, seen.not_finite), np.delete(numbers, seen.not_finite)
+        drawable = np.delete(drawable, seen.not_finite)
+    own: Ids | None = None
+    if queries is None:
+        own = np.sort(rng.permutation(np.flatnonzero(drawable))[:n_queries])
+        Q = np.asarray(rows[own])
+    else:
+        Q = np.asarray(_check_vectors(queries, "queries"))
+        if Q.shape[1] != rows.shape[1]:
+            raise ValueError(
+                f"queries must have the {rows.shape[1]} features of X: got {Q.shape[1]}"
+            )
+        if not np.isfinite(Q).all():
+            raise ValueError("queries must be finite: some are NaN or infinite")
+        if relevance is not None:
+            judgements = Judgements.of(relevance, len(Q), len(rows))
+    if k > len(rows) - (own is not None):
+        raise ValueError(
+            f"k must be at most the {len(rows) - (own is not None)} rows that a query can find: "
+            f"got {k}"
+        )
+    truth = true_neighbours(rows, Q, k, metric, own=own, progress=partial(progress, "neighbours"))
+    trial = Trial(rows, Q, own, truth, k, metric, judgements, Int8Vectors(rows, metric), rng)
+    contenders = list(_contenders(rows.shape[1], tuple(bits), methods, models, peers, metric, seed))
+    settings: list[Setting] = []
+    for i, make in enumerate(contenders):
+        progress("codes", i, len(contenders))
+        settings += trial.of(make())
+    progress("codes", len(contenders), len(contenders))
+    judged = trial.judged(truth)
+    return Audit(
+        seen, metric, k, len(Q), rows.dtype.itemsize, settings,
+        None if own is None else numbers[own], *judged,
+    )  # fmt: skip
+
+
+def _check_vectors(X: ArrayLike, name: str) -> NDArray[Any]:
+    rows = np.asarray(X)
+    if rows.ndim != 2 or rows.dtype.kind not in "fiu" or rows.size == 0:
+        raise ValueError(
+            f"{name} must be a table of numbers, a row per vector: got {rows.dtype} of shape "
+            f"{rows.shape}"
+        )
+    return rows
+
+
+def default_methods(n_bits: int, n_features: int) -> list[str]:
+    """Return the hashers that need no labels and make codes of that length."""
+    if n_bits > n_features:
+        return ["LSH", "LinfHash", "LinfHash.asymmetric"]
+    signs = ["SignHash:rotate=false", "SignHash", "ITQ"]
+    return [*signs, "LinfHash.asymmetric"] if n_bits == n_features else signs
+
+
+def _contenders(
+    n_features: int,
+    bits: tuple[int, ...],
+    methods: Sequence[str] | None,
+    models: Sequence[BaseHasher],
+    peers: bool,
+    metric: Metric,
+    seed: int,
+) -> Iterator[Callable[[], Contender]]:
+    """Yield what makes each code; nothing is fitted yet, but wrong names are found out."""
+    for n_bits in bits:
+        for method in default_methods(n_bits, n_features) if methods is None else methods:
+            hasher = make_hasher(method, n_bits, seed)
+            if hasher.uses_labels:
+                raise ValueError(
+                    f"{method} learns from labels, and an audit has none: fit it first, and give "
+                    "it as a model"
+                )
+            yield partial(HasherCodes, method, hasher)
+    for model in models:
+        name = f"{type(model).__name__} (yours)"
+        yield partial(HasherCodes, name, model, fitted=True)
+    if peers:
+        yield from faiss_peers(n_features, bits, metric, seed)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Queries and their true neighbours, by which codes are judged."""
+
+    X: Rows
+    queries: Rows
+    own: Ids | None
+    truth: Ids
+    k: int
+    metric: Metric
+    judgements: Judgements | None
+    int8: Int8Vectors
+    rng: np.random.RandomState
+
+    def of(self, contender: Contender) -> Iterator[Setting]:
+        """Build a code and yield what each way to search it keeps."""
+        contender.build(self.X)
+        n_own = int(self.own is not None)
+        n_found = min(self.k * OVERSAMPLES[-1], len(self.X) - n_own)
+        for way in contender.searches:
+            candidates = without_own(
+                contender.search(self.queries, n_found + n_own, way), self.own, n_found
+            )
+            places = ranks(candidates, self.truth)
+            # Vectors put true neighbours first, so that those among the candidates are all found.
+            tried = [r for r in OVERSAMPLES if r == 1 or self.k * r <= n_found]
+            with_floats = {r: float((places < self.k * r).mean()) for r in tried}
+            by_query = (places < self.k).mean(axis=1)
+            recall, error = mean_and_error(by_query)
+            judged = self.judged(candidates[:, : self.k])
+            yield Setting(
+                contender.name, contender.bits, way, self.k, recall, error,
+                with_floats, self._with_int8(candidates, tried) if way == "hamming" else {},
+                {share: next((r for r in tried if with_floats[r] >= share), None)
+                 for share in SHARES},
+                self._cost(contender, way), by_query, judged[0], judged[1],
+                self._distances(contender) if way == "hamming" else None,
+            )  # fmt: skip
+
+    def judged(self, found: Ids) -> tuple[float, float] | tuple[None, None]:
+        """Return nDCG and recall of the documents found, the mean over queries with judgements."""
+        if self.judgements is None:
+            return None, None
+        asked = self.judgements.judged()
+        documents = found[asked]
+        ndcg = self.judgements.ndcg(asked, documents).mean()
+        return float(ndcg), float(self.judgements.recall(asked, documents).mean())
+
+    def _with_int8(self, candidates: Ids, tried: list[int]) -> dict[int, float]:
+        """Return the recall once candidates are put in order by vectors of one byte per feature."""
+        tried = [r for r in tried if r <= _INT8_OVERSAMPLES]
+        near = candidates[:, : self.k * tried[-1]]
+        scores = self.int8.scores(self.queries, near)
+        found = {}
+        for r in tried:
+            part = slice(None, self.k * r)
+            order = np.lexsort((near[:, part], -scores[:, part]), axis=1)[:, : self.k]
+            kept = np.take_along_axis(near, order, axis=1)
+            found[r] = float((ranks(kept, self.truth) < self.k).mean())
+        return found
+
+    def _cost(self, contender: Contender, way: str) -> Cost:
+        some = self.queries[:_TIMED_QUERIES]
+        began = time.perf_counter()
+        contender.search(some, self.k, way)
+        seconds = max(time.perf_counter() - began, 1e-9)
+        return Cost(
+            contender.bytes, contender.fit_seconds,
+            len(self.X) / max(contender.encode_seconds, 1e-9), len(some) / seconds,
+        )  # fmt: skip
+
+    def _distances(self, contender: Contender) -> NDArray[np.int64] | None:
+        """Return how many neighbours, and how many others, are at each Hamming distance."""
+        if isinstance(contender, FaissCodes):
+            return None
+        assert isinstance(contender, HasherCodes)
+        others = self.rng.randint(0, len(self.X), (len(self.queries), _OTHERS))
+        return np.stack([contender.distances(self.queries, ids) for ids in (self.truth, others)])

@@ -1,0 +1,130 @@
+"""An audit as one HTML file: recall against bytes, distances, worst queries, every number."""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+
+from antipodal import __version__
+from antipodal.auditing.audit import Audit
+from antipodal.auditing.setting import Setting
+from antipodal.evaluation.charts import line_chart, log_chart
+from antipodal.evaluation.htmlpage import html_page, html_table, text
+from antipodal.index.scan import load_faiss
+from antipodal.storage.files import replacing
+
+_WORST = 10
+
+
+def write_audit_report(
+    path: str | os.PathLike[str],
+    audit: Audit,
+    *,
+    keep: float = 0.95,
+    names: Sequence[str] | None = None,
+    about: Mapping[str, str] | None = None,
+) -> None:
+    """Write what an audit measured as one HTML file.
+
+    Parameters
+    ----------
+    path : path
+        Where it goes.
+    audit : Audit
+        What `antipodal.audit` returned.
+    keep : float
+        Share of the neighbours that the advice is for.
+    names : sequence of str, optional
+        What the queries are called, by default their numbers.
+    about : mapping, optional
+        More to say at the top, such as the command.
+    """
+    sections = [
+        f"<p>{text(audit.advice(keep))}</p>",
+        *(f"<p>{text(remark)}</p>" for remark in audit.survey.remarks()),
+        _about(audit, about or {}),
+        _recall(audit),
+        _numbers(audit),
+        _distances(audit),
+        _worst(audit, keep, names),
+    ]
+    with replacing(path) as file:
+        file.write(html_page("What codes keep of these vectors", sections).encode())
+
+
+def _about(audit: Audit, about: Mapping[str, str]) -> str:
+    rows = [[text(name), text(value)] for name, value in about.items()]
+    rows += [
+        ["vectors", f"{audit.survey.rows:,} of {audit.survey.features:,} numbers"],
+        ["queries", f"{audit.n_queries:,}"],
+        ["neighbours of a query", f"{audit.k}, by {audit.metric}"],
+        ["made", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"],
+        ["versions", f"antipodal {__version__}, Faiss {load_faiss().__version__}, "
+                     f"NumPy {np.__version__}, Python {platform.python_version()}"],
+    ]  # fmt: skip
+    if audit.ndcg is not None:
+        rows.append(["nDCG of the vectors themselves", f"{audit.ndcg:.3f}"])
+    return html_table(["what was measured", ""], rows)
+
+
+def _recall(audit: Audit) -> str:
+    """Draw recall against bytes: a curve for each method and way to search."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for setting in audit.settings:
+        name = f"{setting.method.partition(',')[0]}, {setting.search}"
+        curves.setdefault(name, []).append((setting.cost.bytes, 100 * setting.recall))
+    by_bytes = {name: sorted(points) for name, points in curves.items()}
+    return (
+        "<h2>Neighbours that are found</h2><p>Share of the true neighbours among as many results, "
+        "against the bytes that a code takes. Asymmetric: queries stay real.</p>"
+        + log_chart(by_bytes, x_axis="bytes per vector", y_axis="found, %")
+    )
+
+
+def _numbers(audit: Audit) -> str:
+    headings, *rows = audit.table()
+    return html_table([text(h) for h in headings], [[text(cell) for cell in row] for row in rows])
+
+
+def _distances(audit: Audit) -> str:
+    """Draw how far neighbours and others are, for each length by the code that finds most."""
+    best: dict[int, Setting] = {}
+    for setting in audit.settings:
+        known = best.get(setting.bits)
+        if setting.distances is not None and (known is None or setting.recall > known.recall):
+            best[setting.bits] = setting
+    charts = []
+    for setting in best.values():
+        assert setting.distances is not None
+        shares = 100 * setting.distances / setting.distances.sum(axis=1, keepdims=True)
+        curves = {
+            name: list(enumerate(map(float, share)))
+            for name, share in zip(("neighbours", "others"), shares, strict=True)
+        }
+        chart = line_chart(curves, x_axis="bits that differ", y_axis="%", x_max=setting.bits)
+        charts.append(f"<div><h3>{text(setting.method)}, {setting.bits} bits</h3>{chart}</div>")
+    if not charts:
+        return ""
+    return (
+        "<h2>Hamming distances</h2><p>Of queries to their true neighbours and to other rows. Where "
+        "the two overlap, codes cannot tell them apart.</p>"
+        f'<div class="pair">{"".join(charts)}</div>'
+    )
+
+
+def _worst(audit: Audit, keep: float, names: Sequence[str] | None) -> str:
+    """List the queries that lose most, in the setting that the advice is about."""
+    chosen = audit.cheapest(keep, rescored=True)
+    setting = chosen[0] if chosen else max(audit.settings, key=lambda s: s.recall)
+    order = np.argsort(setting.by_query, kind="stable")[:_WORST]
+    rows = [
+        [text(i if names is None else names[i]), f"{100 * setting.by_query[i]:.0f} %"]
+        for i in order.tolist()
+    ]
+    return (
+        f"<h2>Queries that lose most</h2><p>With {text(setting.method)} at {setting.cost.bytes} "
+        f"bytes, {text(setting.search)}, before any vectors are looked at.</p>"
+        + html_table(["query", "found"], rows)
+    )

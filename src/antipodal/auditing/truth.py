@@ -1,0 +1,111 @@
+"""The true neighbours of queries among all rows: found exactly, a block of rows at a time."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from antipodal.hashers.parts.rows import unit_rows
+
+Metric = Literal["cosine", "dot", "euclidean"]
+Ids = NDArray[np.int64]
+Rows = NDArray[Any]
+
+METRICS: tuple[str, ...] = get_args(Metric)
+_SPARE = 8  # rows to score again in double precision beyond those asked for
+_SCORES_AT_ONCE = 2**23
+_VALUES_AT_ONCE = 2**24
+
+
+def prepared(rows: Rows, metric: Metric) -> NDArray[np.float32]:
+    """Return rows as float32, for the cosine at length 1."""
+    floats = np.ascontiguousarray(rows, dtype=np.float32)
+    return unit_rows(torch.from_numpy(floats)).numpy() if metric == "cosine" else floats
+
+
+def true_neighbours(
+    X: Rows,
+    queries: Rows,
+    k: int,
+    metric: Metric,
+    *,
+    own: Ids | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Ids:
+    """Find the k rows of X nearest to each query, (q, k), in the order (score, row).
+
+    Scores are the cosine, the inner product, or minus the squared Euclidean distance.
+
+    Parameters
+    ----------
+    own : (q,), optional
+        The row that each query is itself; it does not count.
+    progress : callable
+        Called with the number of rows seen and of all.
+    """
+    Q = prepared(queries, metric)
+    n_kept = min(k + _SPARE, len(X) - (own is not None))
+    best = np.full((len(Q), 0), -np.inf, np.float32)
+    ids = np.empty((len(Q), 0), np.int64)
+    size = max(1, _SCORES_AT_ONCE // len(Q))
+    for start in range(0, len(X), size):
+        rows = prepared(X[start : start + size], metric)
+        scores = _products(Q, rows, metric)
+        if own is not None:
+            mine = np.flatnonzero((own >= start) & (own < start + len(rows)))
+            scores[mine, own[mine] - start] = -np.inf
+        numbers = np.broadcast_to(np.arange(start, start + len(rows)), scores.shape)
+        best, ids = _largest(
+            np.concatenate([best, scores], axis=1), np.concatenate([ids, numbers], axis=1), n_kept
+        )
+        progress(start + len(rows), len(X))
+    return _in_order(X, queries, ids, metric)[:, :k]
+
+
+def _products(Q: Rows, rows: Rows, metric: Metric) -> NDArray[np.float32]:
+    """Return scores in single precision, (q, m); -‖q - x‖² without ‖q‖², which is all the same."""
+    scores: NDArray[np.float32] = Q @ rows.T
+    if metric == "euclidean":
+        scores *= 2
+        scores -= np.einsum("mn,mn->m", rows, rows)
+    return scores
+
+
+def _largest(scores: NDArray[np.float32], ids: Ids, n: int) -> tuple[NDArray[np.float32], Ids]:
+    """Return the n largest scores of every row and their ids, in any order."""
+    if scores.shape[1] <= n:
+        return scores, ids
+    place = np.argpartition(scores, -n, axis=1)[:, -n:]
+    return np.take_along_axis(scores, place, axis=1), np.take_along_axis(ids, place, axis=1)
+
+
+def _in_order(X: Rows, queries: Rows, ids: Ids, metric: Metric) -> Ids:
+    """Sort the candidates of each query by scores in double precision, equal ones by row."""
+    ordered = np.empty_like(ids)
+    for part in query_blocks(ids, X.shape[1]):
+        scores = exact_scores(X, queries[part], ids[part], metric)
+        order = np.lexsort((ids[part], -scores), axis=1)
+        ordered[part] = np.take_along_axis(ids[part], order, axis=1)
+    return ordered
+
+
+def query_blocks(ids: Ids, n_features: int) -> Iterator[slice]:
+    """Cut queries into blocks whose candidates' vectors fit into memory."""
+    size = max(1, _VALUES_AT_ONCE // max(1, ids.shape[1] * n_features))
+    return (slice(start, start + size) for start in range(0, len(ids), size))
+
+
+def exact_scores(X: Rows, queries: Rows, ids: Ids, metric: Metric) -> NDArray[np.float64]:
+    """Score each query's own candidates, (q, m), in double precision."""
+    rows = X[ids].astype(np.float64)
+    Q = queries.astype(np.float64)
+    if metric == "euclidean":
+        distances: NDArray[np.float64] = -np.square(rows - Q[:, None]).sum(axis=2)
+        return distances
+    scores: NDArray[np.float64] = np.einsum("qn,qmn->qm", Q, rows)
+    if metric == "cosine":
+        lengths = np.linalg.norm(rows, axis=2) * np.linalg.norm(Q, axis=1)[:, None]
+        scores /= np.where(lengths > 0, lengths, 1)
+    return scores

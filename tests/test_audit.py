@@ -1,0 +1,206 @@
+"""Audits: neighbours and shares as brute force has them, judgements, advice, bad input."""
+
+import json
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+from sklearn.metrics import ndcg_score
+from sklearn.neighbors import NearestNeighbors
+from typer.testing import CliRunner
+
+from antipodal import ITQ, audit
+from antipodal.auditing.int8 import Int8Vectors
+from antipodal.auditing.judgements import Judgements
+from antipodal.auditing.report import write_audit_report
+from antipodal.auditing.setting import ranks, without_own
+from antipodal.auditing.survey import survey
+from antipodal.auditing.truth import true_neighbours
+from antipodal.cli import app
+
+X = load_digits(return_X_y=True)[0]
+QUICK = {"bits": (32,), "methods": ["ITQ"], "peers": False, "n_queries": 50}
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean", "dot"])
+@pytest.mark.parametrize("blocks", [1, 7])
+def test_true_neighbours_are_those_of_brute_force(metric, blocks, monkeypatch):
+    monkeypatch.setattr("antipodal.auditing.truth._SCORES_AT_ONCE", 20 * len(X) // blocks)
+    rows = X + np.random.default_rng(0).random(X.shape)  # without ties
+    queries = rows[:20] + 0.25
+    found = true_neighbours(rows, queries, 10, metric)
+    if metric == "dot":
+        expected = np.argsort(-(queries @ rows.T), axis=1, kind="stable")[:, :10]
+    else:
+        search = NearestNeighbors(n_neighbors=10, metric=metric, algorithm="brute").fit(rows)
+        expected = search.kneighbors(queries, return_distance=False)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_query_that_is_a_row_does_not_find_itself_but_its_copies():
+    rows = np.concatenate([X[:50], X[:1]])
+    own = np.array([0, 7])
+    found = true_neighbours(rows, rows[own], 3, "cosine", own=own)
+    assert found[0, 0] == 50
+    assert not (found == own[:, None]).any()
+
+
+def test_the_recall_is_the_share_of_true_neighbours_among_the_results():
+    found = audit(X, random_state=3, **QUICK)
+    hasher = ITQ(32, random_state=int(np.random.RandomState(3).randint(2**31 - 1))).fit(X)
+    codes, own = hasher.transform(X).astype(int), found.query_rows
+    truth = true_neighbours(X, X[own], 10, "cosine", own=own)
+    for setting in found.settings:
+        if setting.search == "hamming":
+            far = (codes[own][:, None] != codes).sum(axis=2).astype(float)
+        else:
+            far = -hasher.project(X[own]).astype(float) @ (2 * codes - 1).T
+        far[np.arange(len(own)), own] = np.inf
+        order = np.argsort(far, axis=1, kind="stable")
+        for r, recall in setting.with_floats.items():
+            hits = [len(set(a) & set(b)) for a, b in zip(truth, order[:, : 10 * r], strict=True)]
+            assert recall == pytest.approx(np.mean(hits) / 10, abs=0.003)
+        shares = setting.by_query
+        assert setting.recall == pytest.approx(shares.mean())
+        assert setting.recall_error == pytest.approx(1.96 * shares.std(ddof=1) / np.sqrt(50))
+        assert list(setting.with_floats.values()) == sorted(setting.with_floats.values())
+    hamming, _ = found.settings
+    assert hamming.distances.sum(axis=1).tolist() == [50 * 10, 50 * 100]
+    assert hamming.with_int8[4] == pytest.approx(hamming.with_floats[4], abs=0.02)
+
+
+def test_rounded_vectors_are_off_by_half_a_step():
+    rounded = Int8Vectors(X, "euclidean")[np.arange(len(X))]
+    assert (np.abs(rounded - X) <= X.max(axis=0) / 254 + 1e-6).all()
+
+
+def test_ranks_and_own_rows():
+    found = np.array([[4, 2, 9, 1]])
+    np.testing.assert_array_equal(ranks(found, np.array([[9, 7]])), [[2, 4]])
+    np.testing.assert_array_equal(without_own(found, np.array([2]), 3), [[4, 9, 1]])
+    np.testing.assert_array_equal(without_own(found, np.array([7]), 3), [[4, 2, 9]])
+
+
+def test_gains_are_those_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    grades = rng.integers(0, 4, (6, 30)) * (rng.random((6, 30)) < 0.3)
+    query, document = np.nonzero(grades)
+    judged = Judgements.of(np.stack([query, document, grades[query, document]], axis=1), 6, 30)
+    scores = rng.random((6, 30))
+    order = np.argsort(-scores, axis=1)[:, :10]
+    asked = judged.judged()
+    expected = [ndcg_score(grades[[q]], scores[[q]], k=10) for q in asked]
+    np.testing.assert_allclose(judged.ndcg(asked, order[asked]), expected)
+    hits = [(grades[q, order[q]] > 0).sum() / (grades[q] > 0).sum() for q in asked]
+    np.testing.assert_allclose(judged.recall(asked, order[asked]), hits)
+
+
+def test_judged_results_of_the_vectors_and_of_codes():
+    queries, documents = X[:40], X[40:400]
+    truth = true_neighbours(documents, queries, 1, "cosine")
+    relevance = np.stack([np.arange(40), truth[:, 0]], axis=1)
+    found = audit(documents, queries=queries, relevance=relevance, **QUICK)
+    assert found.ndcg == 1
+    assert all(0 < setting.ndcg < 1 for setting in found.settings)
+    assert found.records()[0]["ndcg_of_vectors"] == 1
+
+
+def test_rows_that_deserve_a_second_look_are_counted_and_named():
+    rows = X[:60].copy()
+    rows[3], rows[8], rows[20] = np.nan, 0, rows[19]
+    seen = survey(rows)
+    assert (seen.not_finite.tolist(), seen.zero.tolist(), seen.equal) == ([3], [8], 1)
+    found = audit(rows, bits=(16,), methods=["LSH"], peers=False, n_queries=60, k=3)
+    assert found.query_rows.tolist() == [i for i in range(60) if i not in (3, 8)]
+    said = " ".join(found.survey.remarks())
+    assert "not finite, left out: 1 (3)" in said
+    assert "zeros, which have no direction: 1 (8)" in said
+    assert "1 of 60" in said
+
+
+def test_peers_count_all_their_bytes_and_find_most():
+    found = audit(X, bits=(20,), methods=["LSH"], n_queries=30)  # PQ is for whole bytes alone
+    peers = {s.method: s for s in found.settings if s.search == "asymmetric" and s.method != "LSH"}
+    assert {name: s.cost.bytes for name, s in peers.items()} == {
+        "RaBitQ, 1 per feature": 16, "TurboQuant, 1 per feature": 8,
+        "RaBitQ, 2 per feature": 36, "TurboQuant, 2 per feature": 16,
+        "RaBitQ, 4 per feature": 52, "TurboQuant, 4 per feature": 32,
+    }  # fmt: skip
+    assert peers["RaBitQ, 4 per feature"].recall > 0.85
+
+
+def test_the_advice_is_the_cheapest_setting_that_keeps_enough():
+    found = audit(X, bits=(16, 64), methods=["ITQ"], peers=False, n_queries=100)
+    setting, r = found.cheapest(0.9, rescored=True)
+    assert setting.with_floats[r] >= 0.9
+    assert setting.cost.bytes == min(
+        s.cost.bytes for s in found.settings if max(s.with_floats.values()) >= 0.9
+    )
+    assert f"at {setting.cost.bytes} bytes" in found.advice(0.9)
+    assert "No setting keeps 100 %" in found.advice(1.0) or found.cheapest(1, rescored=True)
+
+
+def test_models_of_ones_own_are_audited_as_they_are():
+    model = ITQ(24, random_state=0).fit(X[:500])
+    found = audit(X, bits=(), models=[model], peers=False, n_queries=50)
+    assert {s.method for s in found.settings} == {"ITQ (yours)"}
+
+
+def test_the_report_is_one_page_that_holds_everything(tmp_path):
+    found = audit(X, random_state=0, **QUICK)
+    names = [f"item <{row}>" for row in found.query_rows]
+    write_audit_report(tmp_path / "r.html", found, names=names, about={"vectors": "digits & co"})
+    page = (tmp_path / "r.html").read_text()
+    ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>"))
+    assert "digits &amp; co" in page
+    assert "item &lt;" in page
+    assert "<script" not in page
+    assert "http" not in page
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 1797}, "k must be at most the 1796 rows"),
+        ({"queries": X[:3, :5]}, "must have the 64 features of X: got 5"),
+        ({"queries": np.full((2, 64), np.nan)}, "queries must be finite"),
+        ({"relevance": [[0, 1]]}, "relevance needs queries"),
+        ({"queries": X[:3], "relevance": [[0, 5000]]}, "names a document that is not there: 5000"),
+        ({"queries": X[:3], "relevance": [[3, 5]]}, "names a query that is not there: 3"),
+        ({"queries": X[:3], "relevance": [[1, 5, -1]]}, "not negative"),
+        ({"queries": X[:3], "relevance": [1, 5]}, "a row per judgement"),
+        ({"metric": "hamming"}, "metric must be one of"),
+        ({"methods": ["KSH"]}, "KSH learns from labels"),
+        ({"methods": ["Nothing"]}, "unknown method"),
+    ],
+)
+def test_what_cannot_be_audited_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        audit(X, **(QUICK | options))
+    with pytest.raises(ValueError, match="table of numbers"):
+        audit(["text"], **QUICK)
+
+
+def test_one_row_has_no_neighbours():
+    with pytest.raises(ValueError, match="k must be at most the 0 rows"):
+        audit(X[:1], **QUICK)
+
+
+def test_the_command_prints_a_table_records_or_a_report(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("X.npy", X[:300].astype(np.float16))
+    options = ["--bits", "16,32", "--methods", "LSH", "--no-peers", "--n-queries", "20"]
+    run = CliRunner().invoke(app, ["audit", "X.npy", *options, "--html", "r.html"])
+    assert run.exit_code == 0, run.output
+    assert "LSH" in run.stdout
+    assert "To keep 95 %" in run.stdout or "No setting keeps 95 %" in run.stdout
+    assert (tmp_path / "r.html").exists()
+    run = CliRunner().invoke(app, ["audit", "X.npy", *options, "--json", "--sample", "100"])
+    records = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+    assert [(r["bits"], r["search"]) for r in records] == [
+        (16, "hamming"), (16, "asymmetric"), (32, "hamming"), (32, "asymmetric"),
+    ]  # fmt: skip
+    assert {r["rows"] for r in records} == {100}
+    wrong = CliRunner().invoke(app, ["audit", "X.npy", "--bits", "many"])
+    assert wrong.exit_code == 2
