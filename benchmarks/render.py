@@ -65,6 +65,9 @@ def by_length(runs: list[Record]) -> str:
         cells = []
         for bits in lengths:
             mine = [r for r in runs if r["method"] == method and r["bits"] in (bits, 0)]
+            if not mine:
+                cells += ["–", ""]
+                continue
             paper = published_scores(mine[0]).get("map")
             cells += [spread([r["map"] for r in mine]), "" if paper is None else f"{paper:.2f}"]
         rows.append([named(method), *cells])

@@ -11,9 +11,9 @@ from sklearn.neighbors import NearestNeighbors
 from typer.testing import CliRunner
 
 from antipodal import ITQ, audit
+from antipodal.auditing.auditreport import write_audit_report
 from antipodal.auditing.int8 import Int8Vectors
 from antipodal.auditing.judgements import Judgements
-from antipodal.auditing.report import write_audit_report
 from antipodal.auditing.setting import ranks, without_own
 from antipodal.auditing.survey import survey
 from antipodal.auditing.truth import true_neighbours

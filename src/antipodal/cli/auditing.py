@@ -81,7 +81,7 @@ def audit(
             sample=sample, random_state=seed, progress=progress, **options,
         )  # fmt: skip
     if html is not None:
-        from antipodal.auditing.report import write_audit_report
+        from antipodal.auditing.auditreport import write_audit_report
 
         names = None
         if found.query_rows is not None:
