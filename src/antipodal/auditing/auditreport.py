@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from antipodal import __version__
-from antipodal.auditing.audit import Audit
+from antipodal.auditing.measure import Audit
 from antipodal.auditing.setting import Setting
 from antipodal.evaluation.charts import line_chart, log_chart
 from antipodal.evaluation.htmlpage import html_page, html_table, text
