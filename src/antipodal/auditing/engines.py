@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.auditing.truth import prepared
+from antipodal.checks import Ids
 from antipodal.hashers import BaseHasher
 from antipodal.hashers.parts.rows import draw_rows, row_blocks
 from antipodal.index import HammingIndex
 from antipodal.index.scan import load_faiss, threads_for
 from antipodal.threads import one_thread
 
-Ids = NDArray[np.int64]
 Rows = NDArray[Any]
 
 _TRAINING_ROWS = 20_000  # that a quantiser of Faiss learns from
@@ -89,8 +89,7 @@ class FaissCodes:
         self.name, self.metric, self.seed = name, metric, seed
         kind = faiss.METRIC_L2 if metric == "euclidean" else faiss.METRIC_INNER_PRODUCT
         self.index = faiss.index_factory(n_features, factory, kind)
-        inner = faiss.downcast_index(self.index.index) if "," in factory else self.index
-        inner = faiss.downcast_index(inner)
+        inner = faiss.downcast_index(self.index.index if "," in factory else self.index)
         if hasattr(inner, "qb"):
             inner.qb = 0  # queries stay real
         if hasattr(inner, "pq"):

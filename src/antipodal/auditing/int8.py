@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.auditing.truth import Ids, Metric, Rows, exact_scores, prepared, query_blocks
+from antipodal.auditing.truth import Metric, Rows, candidate_scores, prepared
+from antipodal.checks import Ids
 from antipodal.hashers.parts.rows import row_blocks
 
 
@@ -28,11 +29,4 @@ class Int8Vectors:
 
     def scores(self, queries: Rows, candidates: Ids) -> NDArray[np.float64]:
         """Score each query's own candidates, (q, m)."""
-        found = np.empty(candidates.shape)
-        for part in query_blocks(candidates, self.X.shape[1]):
-            ids = candidates[part]
-            # the rows of a table of the candidates alone
-            table = self[ids].reshape(-1, self.X.shape[1])
-            own = np.arange(ids.size).reshape(ids.shape)
-            found[part] = exact_scores(table, queries[part], own, self.metric)
-        return found
+        return candidate_scores(self, queries, candidates, self.metric)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Ids = NDArray[np.int64]
+from antipodal.checks import Ids
 
 
 @dataclass(frozen=True)

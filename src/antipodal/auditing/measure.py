@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 
-from antipodal.auditing.engines import Contender, FaissCodes, HasherCodes, faiss_peers
+from antipodal.auditing.engines import Contender, HasherCodes, faiss_peers
 from antipodal.auditing.int8 import Int8Vectors
 from antipodal.auditing.judgements import Judgements
 from antipodal.auditing.setting import (
@@ -23,11 +23,12 @@ from antipodal.auditing.setting import (
     without_own,
 )
 from antipodal.auditing.survey import Survey, survey, without
-from antipodal.auditing.truth import METRICS, Ids, Metric, Rows, true_neighbours
-from antipodal.checks import check_whole
+from antipodal.auditing.truth import METRICS, Metric, Rows, true_neighbours
+from antipodal.checks import Ids, check_whole
 from antipodal.hashers import BaseHasher
 from antipodal.hashers.methods import make_hasher
 from antipodal.hashers.parts.rows import draw_rows
+from antipodal.index.rescore import best_first
 
 Progress = Callable[[str, int, int], None]
 
@@ -218,6 +219,8 @@ def audit(
         raise ValueError("relevance needs queries: it names their rows")
     if relevance is not None and sample is not None:
         raise ValueError("relevance names rows of all of X: leave sample out")
+    # now: a wrong name should not show after minutes
+    contenders = list(_contenders(rows.shape[1], tuple(bits), methods, models, peers, metric, seed))
     numbers: Ids = np.arange(len(rows))
     if sample is not None:
         check_whole(sample, "sample", 2)
@@ -253,7 +256,6 @@ def audit(
         )
     truth = true_neighbours(rows, Q, k, metric, own=own, progress=partial(progress, "neighbours"))
     trial = Trial(rows, Q, own, truth, k, metric, judgements, Int8Vectors(rows, metric), rng)
-    contenders = list(_contenders(rows.shape[1], tuple(bits), methods, models, peers, metric, seed))
     settings: list[Setting] = []
     for i, make in enumerate(contenders):
         progress("codes", i, len(contenders))
@@ -346,7 +348,8 @@ class Trial:
                 {share: next((r for r in tried if with_floats[r] >= share), None)
                  for share in SHARES},
                 self._cost(contender, way), by_query, judged[0], judged[1],
-                self._distances(contender) if way == "hamming" else None,
+                self._distances(contender)
+                if isinstance(contender, HasherCodes) and way == "hamming" else None,
             )  # fmt: skip
 
     def judged(self, found: Ids) -> tuple[float, float] | tuple[None, None]:
@@ -366,7 +369,7 @@ class Trial:
         found = {}
         for r in tried:
             part = slice(None, self.k * r)
-            order = np.lexsort((near[:, part], -scores[:, part]), axis=1)[:, : self.k]
+            order = best_first(scores[:, part], near[:, part], self.k)
             kept = np.take_along_axis(near, order, axis=1)
             found[r] = float((ranks(kept, self.truth) < self.k).mean())
         return found
@@ -381,10 +384,7 @@ class Trial:
             len(self.X) / max(contender.encode_seconds, 1e-9), len(some) / seconds,
         )  # fmt: skip
 
-    def _distances(self, contender: Contender) -> NDArray[np.int64] | None:
+    def _distances(self, contender: HasherCodes) -> NDArray[np.int64]:
         """Return how many neighbours, and how many others, are at each Hamming distance."""
-        if isinstance(contender, FaissCodes):
-            return None
-        assert isinstance(contender, HasherCodes)
         others = self.rng.randint(0, len(self.X), (len(self.queries), _OTHERS))
         return np.stack([contender.distances(self.queries, ids) for ids in (self.truth, others)])

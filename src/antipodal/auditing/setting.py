@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Ids = NDArray[np.int64]
+from antipodal.checks import Ids
 
 OVERSAMPLES = (1, 2, 4, 8, 16, 32, 64)  # candidates for each result, then rescored
 SHARES = (0.95, 0.99)

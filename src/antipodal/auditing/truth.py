@@ -1,22 +1,22 @@
 """The true neighbours of queries among all rows: found exactly, a block of rows at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from antipodal.checks import Ids
 from antipodal.hashers.parts.rows import unit_rows
+from antipodal.index.rescore import best_first, query_blocks, vector_scores
 
 Metric = Literal["cosine", "dot", "euclidean"]
-Ids = NDArray[np.int64]
 Rows = NDArray[Any]
 
 METRICS: tuple[str, ...] = get_args(Metric)
 _SPARE = 8  # rows to score again in double precision beyond those asked for
 _SCORES_AT_ONCE = 2**23
-_VALUES_AT_ONCE = 2**24
 
 
 def prepared(rows: Rows, metric: Metric) -> NDArray[np.float32]:
@@ -83,29 +83,15 @@ def _largest(scores: NDArray[np.float32], ids: Ids, n: int) -> tuple[NDArray[np.
 
 def _in_order(X: Rows, queries: Rows, ids: Ids, metric: Metric) -> Ids:
     """Sort the candidates of each query by scores in double precision, equal ones by row."""
-    ordered = np.empty_like(ids)
-    for part in query_blocks(ids, X.shape[1]):
-        scores = exact_scores(X, queries[part], ids[part], metric)
-        order = np.lexsort((ids[part], -scores), axis=1)
-        ordered[part] = np.take_along_axis(ids[part], order, axis=1)
-    return ordered
+    scores = candidate_scores(X, queries, ids, metric)
+    order = best_first(scores, ids, ids.shape[1])
+    return np.take_along_axis(ids, order, axis=1)
 
 
-def query_blocks(ids: Ids, n_features: int) -> Iterator[slice]:
-    """Cut queries into blocks whose candidates' vectors fit into memory."""
-    size = max(1, _VALUES_AT_ONCE // max(1, ids.shape[1] * n_features))
-    return (slice(start, start + size) for start in range(0, len(ids), size))
-
-
-def exact_scores(X: Rows, queries: Rows, ids: Ids, metric: Metric) -> NDArray[np.float64]:
-    """Score each query's own candidates, (q, m), in double precision."""
-    rows = X[ids].astype(np.float64)
+def candidate_scores(X: Any, queries: Rows, ids: Ids, metric: Metric) -> NDArray[np.float64]:
+    """Score each query's own candidates, (q, m), in double precision; X gives rows by number."""
+    scores = np.empty(ids.shape)
     Q = queries.astype(np.float64)
-    if metric == "euclidean":
-        distances: NDArray[np.float64] = -np.square(rows - Q[:, None]).sum(axis=2)
-        return distances
-    scores: NDArray[np.float64] = np.einsum("qn,qmn->qm", Q, rows)
-    if metric == "cosine":
-        lengths = np.linalg.norm(rows, axis=2) * np.linalg.norm(Q, axis=1)[:, None]
-        scores /= np.where(lengths > 0, lengths, 1)
+    for part in query_blocks(len(ids), ids.shape[1] * Q.shape[1]):
+        scores[part] = vector_scores(Q[part], X[ids[part]].astype(np.float64), metric)
     return scores

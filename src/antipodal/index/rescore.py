@@ -48,16 +48,10 @@ class Vectors:
         if self.metric not in ("cosine", "euclidean"):
             raise ValueError(f"metric must be cosine or euclidean: got {self.metric!r}")
         scores = np.empty(ids.shape)
-        for part in _blocks(len(ids), ids.shape[1] * queries.shape[1]):
+        for part in query_blocks(len(ids), ids.shape[1] * queries.shape[1]):
             vectors = self._fetch(ids[part].ravel(), queries.shape[1])
             vectors = vectors.reshape(*ids[part].shape, queries.shape[1])
-            if self.metric == "cosine":
-                lengths = np.linalg.norm(queries[part], axis=1)[:, None]
-                lengths = lengths * np.linalg.norm(vectors, axis=2)
-                product = np.einsum("qd,qcd->qc", queries[part], vectors)
-                scores[part] = product / np.where(lengths > 0, lengths, 1)
-            else:
-                scores[part] = -np.linalg.norm(vectors - queries[part][:, None], axis=2)
+            scores[part] = vector_scores(queries[part], vectors, self.metric)
         return scores
 
     def _fetch(self, ids: Ids, n_features: int) -> Floats:
@@ -79,6 +73,20 @@ class Vectors:
                 f"as queries have: got shape {vectors.shape}"
             )
         return vectors
+
+
+def vector_scores(
+    queries: Floats, vectors: Floats, metric: Literal["cosine", "dot", "euclidean"]
+) -> Floats:
+    """Score each query (q, d) against its own candidates (q, c, d), larger for nearer: (q, c)."""
+    if metric == "euclidean":
+        distances: Floats = np.linalg.norm(vectors - queries[:, None], axis=2)
+        return -distances
+    product: Floats = np.einsum("qd,qcd->qc", queries, vectors)
+    if metric == "dot":
+        return product
+    lengths = np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(vectors, axis=2)
+    return product / np.where(lengths > 0, lengths, 1)
 
 
 def rescored(
@@ -146,7 +154,7 @@ def best_first(scores: Floats, ids: Ids, k: int) -> NDArray[np.intp]:
     return np.lexsort((ids, -scores), axis=1)[:, :k]
 
 
-def _blocks(n_queries: int, n_values: int) -> Iterator[slice]:
+def query_blocks(n_queries: int, n_values: int) -> Iterator[slice]:
     """Cut the queries, of which each takes n_values, into blocks that fit into memory."""
     size = max(1, _VALUES_AT_ONCE // max(1, n_values))
     return (slice(start, start + size) for start in range(0, n_queries, size))
