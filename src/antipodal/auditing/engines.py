@@ -18,7 +18,6 @@ from antipodal.hashers import BaseHasher
 from antipodal.hashers.parts.rows import draw_rows, row_blocks
 from antipodal.index import HammingIndex
 from antipodal.index.scan import load_faiss, threads_for
-from antipodal.threads import one_thread
 
 Rows = NDArray[Any]
 
@@ -103,8 +102,7 @@ class FaissCodes:
         rng = np.random.RandomState(self.seed)
         began = time.perf_counter()
         sample = self._rows(X[draw_rows(len(X), _TRAINING_ROWS, rng)])
-        with one_thread():  # many small products, for which threads wait longer than they work
-            self.index.train(sample)
+        self.index.train(sample)
         trained = time.perf_counter()
         for block in row_blocks(X):
             rows = self._rows(X[block])
