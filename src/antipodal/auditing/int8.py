@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.auditing.truth import Metric, Rows, candidate_scores, prepared
+from antipodal.auditing.truth import Metric, Rows, prepared
 from antipodal.checks import Ids
 from antipodal.hashers.parts.rows import row_blocks
 
@@ -26,7 +26,3 @@ class Int8Vectors:
         step = np.where(self.largest > 0, self.largest, 1) / 127
         rounded: NDArray[Any] = (np.round(rows / step) * step).reshape(*ids.shape, -1)
         return rounded
-
-    def scores(self, queries: Rows, candidates: Ids) -> NDArray[np.float64]:
-        """Score each query's own candidates, (q, m)."""
-        return candidate_scores(self, queries, candidates, self.metric)

@@ -84,3 +84,9 @@ class Judgements:
         hits = (self.grades_of(queries, found) > 0).sum(axis=1)
         shares: NDArray[np.float64] = hits / counts[queries]
         return shares
+
+    def scores(self, found: Ids) -> tuple[float, float]:
+        """Return nDCG and recall of what was found for all queries, the mean over judged ones."""
+        asked = self.judged()
+        ndcg, recall = self.ndcg(asked, found[asked]), self.recall(asked, found[asked])
+        return float(ndcg.mean()), float(recall.mean())

@@ -18,12 +18,11 @@ from antipodal.auditing.setting import (
     SHARES,
     Cost,
     Setting,
-    mean_and_error,
     ranks,
     without_own,
 )
 from antipodal.auditing.survey import Survey, survey, without
-from antipodal.auditing.truth import METRICS, Metric, Rows, true_neighbours
+from antipodal.auditing.truth import METRICS, Metric, Rows, candidate_scores, true_neighbours
 from antipodal.checks import Ids, check_whole
 from antipodal.hashers import BaseHasher
 from antipodal.hashers.methods import make_hasher
@@ -32,9 +31,7 @@ from antipodal.index.rescore import best_first
 
 Progress = Callable[[str, int, int], None]
 
-_INT8_OVERSAMPLES = (
-    16  # candidates for each result that are put in order by rounded vectors, at most
-)
+_REORDERED = (1, 2, 4, 8, 16)  # candidates per result that are put in order one by one
 _TIMED_QUERIES = 200
 _SHOWN = (4, 16)  # candidates per result that the table has a column for
 _OTHERS = 100  # rows that are no neighbours of a query, for the histogram of distances
@@ -72,6 +69,7 @@ class Audit:
             "rows": self.survey.rows - len(self.survey.not_finite),
             "features": self.survey.features,
             "metric": self.metric,
+            "k": self.k,
             "queries": self.n_queries,
         }
         if self.ndcg is not None:
@@ -81,7 +79,7 @@ class Audit:
 
     def table(self) -> list[list[str]]:
         """Return headings, and a row per setting as text."""
-        judged = ["nDCG"] if self.ndcg is not None else []
+        judged = ["nDCG", "nDCG, ×4, floats"] if self.ndcg is not None else []
         rescored = [f"×{r}, floats" for r in _SHOWN] + ["×4, int8"]
         rows = [
             ["code", "bytes", "times smaller", "search", "recall", *rescored,
@@ -91,14 +89,14 @@ class Audit:
         for setting in self.settings:
             cost = setting.cost
             shown = [setting.with_floats.get(r) for r in _SHOWN] + [setting.with_int8.get(4)]
-            needed = [setting.floats_needed[share] for share in SHARES]
+            needed = [setting.candidates_for(share) for share in SHARES]
             rows.append(
                 [setting.method, str(cost.bytes),
                  f"{self.survey.features * self.itemsize / cost.bytes:.0f}", setting.search,
                  f"{setting.recall:.3f} ± {setting.recall_error:.3f}",
-                 *("–" if value is None else f"{value:.3f}" for value in shown),
+                 *map(_share, shown),
                  *("–" if r is None else f"×{r}" for r in needed),
-                 *([] if setting.ndcg is None else [f"{setting.ndcg:.3f}"]),
+                 *(_share(setting.ndcg.get(r)) for r in (1, 4) if judged),
                  f"{cost.fit_seconds:.1f}", f"{cost.encoded_per_second:,.0f}",
                  f"{cost.queries_per_second:,.0f}"]
             )  # fmt: skip
@@ -144,9 +142,14 @@ class Audit:
         return " ".join(said)
 
 
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
 def _described(setting: Setting) -> str:
     way = "by Hamming distance" if setting.search == "hamming" else "with real queries"
-    return f"{setting.method} at {setting.cost.bytes} bytes per vector, searched {way}"
+    size = f"{setting.cost.bytes} byte{'s' * (setting.cost.bytes != 1)}"
+    return f"{setting.method} at {size} per vector, searched {way}"
 
 
 def audit(
@@ -261,7 +264,7 @@ def audit(
         progress("codes", i, len(contenders))
         settings += trial.of(make())
     progress("codes", len(contenders), len(contenders))
-    judged = trial.judged(truth)
+    judged = (None, None) if judgements is None else judgements.scores(truth)
     return Audit(
         seen, metric, k, len(Q), rows.dtype.itemsize, settings,
         None if own is None else numbers[own], *judged,
@@ -339,40 +342,39 @@ class Trial:
             # Vectors put true neighbours first, so that those among the candidates are all found.
             tried = [r for r in OVERSAMPLES if r == 1 or self.k * r <= n_found]
             with_floats = {r: float((places < self.k * r).mean()) for r in tried}
-            by_query = (places < self.k).mean(axis=1)
-            recall, error = mean_and_error(by_query)
-            judged = self.judged(candidates[:, : self.k])
             yield Setting(
-                contender.name, contender.bits, way, self.k, recall, error,
-                with_floats, self._with_int8(candidates, tried) if way == "hamming" else {},
-                {share: next((r for r in tried if with_floats[r] >= share), None)
-                 for share in SHARES},
-                self._cost(contender, way), by_query, judged[0], judged[1],
+                contender.name, contender.bits, way, (places < self.k).mean(axis=1), with_floats,
+                self._with_int8(candidates) if way == "hamming" else {},
+                self._cost(contender, way), *self._judged(candidates),
                 self._distances(contender)
                 if isinstance(contender, HasherCodes) and way == "hamming" else None,
             )  # fmt: skip
 
-    def judged(self, found: Ids) -> tuple[float, float] | tuple[None, None]:
-        """Return nDCG and recall of the documents found, the mean over queries with judgements."""
-        if self.judgements is None:
-            return None, None
-        asked = self.judgements.judged()
-        documents = found[asked]
-        ndcg = self.judgements.ndcg(asked, documents).mean()
-        return float(ndcg), float(self.judgements.recall(asked, documents).mean())
-
-    def _with_int8(self, candidates: Ids, tried: list[int]) -> dict[int, float]:
+    def _with_int8(self, candidates: Ids) -> dict[int, float]:
         """Return the recall once candidates are put in order by vectors of one byte per feature."""
-        tried = [r for r in tried if r <= _INT8_OVERSAMPLES]
+        return {
+            r: float((ranks(kept, self.truth) < self.k).mean())
+            for r, kept in self._reordered(candidates, self.int8)
+        }
+
+    def _judged(self, candidates: Ids) -> tuple[dict[int, float], float | None]:
+        """Return nDCG by candidates per result, in order by vectors past one, and recall."""
+        if self.judgements is None:
+            return {}, None
+        ndcg, recall = self.judgements.scores(candidates[:, : self.k])
+        reordered = dict(self._reordered(candidates, self.X))
+        by_candidates = {r: self.judgements.scores(kept)[0] for r, kept in reordered.items()}
+        return by_candidates | {1: ndcg}, recall
+
+    def _reordered(self, candidates: Ids, vectors: Any) -> Iterator[tuple[int, Ids]]:
+        """Yield the k best by their vectors, of so many candidates per result."""
+        tried = [r for r in _REORDERED if r == 1 or self.k * r <= candidates.shape[1]]
         near = candidates[:, : self.k * tried[-1]]
-        scores = self.int8.scores(self.queries, near)
-        found = {}
+        scores = candidate_scores(vectors, self.queries, near, self.metric)
         for r in tried:
             part = slice(None, self.k * r)
             order = best_first(scores[:, part], near[:, part], self.k)
-            kept = np.take_along_axis(near, order, axis=1)
-            found[r] = float((ranks(kept, self.truth) < self.k).mean())
-        return found
+            yield r, np.take_along_axis(near, order, axis=1)
 
     def _cost(self, contender: Contender, way: str) -> Cost:
         some = self.queries[:_TIMED_QUERIES]

@@ -35,20 +35,16 @@ class Setting:
         Of a code; of other quantisers, 8 times their bytes.
     search : {"hamming", "asymmetric"}
         Whether queries become bits too, or stay real.
-    recall : float
-        Mean share of the true neighbours among as many results.
-    recall_error : float
-        1.96 standard errors of it, over queries.
+    by_query : (q,)
+        Share of the true neighbours among as many results, for every query.
     with_floats, with_int8 : dict
         Recall for so many candidates per result, put in order by their vectors as they are or
         in one byte per feature.
-    floats_needed : dict
-        For 0.95 and 0.99, how many candidates per result keep that share once they are put in order
-        by their vectors; None if none of those tried does.
-    ndcg, judged_recall : float, optional
-        Of the results, against judgements.
-    by_query : (q,)
-        Recall of every query.
+    ndcg : dict
+        Where there are judgements, nDCG of the results for so many candidates per result, put in
+        order by their vectors where they are more than one.
+    judged_recall : float, optional
+        Share of the relevant rows among the results.
     distances : (2, bits + 1), optional
         How many neighbours, and how many other rows, are at each Hamming distance.
     """
@@ -56,32 +52,48 @@ class Setting:
     method: str
     bits: int
     search: str
-    k: int
-    recall: float
-    recall_error: float
+    by_query: NDArray[np.float64] = field(repr=False)
     with_floats: dict[int, float]
     with_int8: dict[int, float]
-    floats_needed: dict[float, int | None]
     cost: Cost
-    by_query: NDArray[np.float64] = field(repr=False)
-    ndcg: float | None = None
+    ndcg: dict[int, float] = field(default_factory=dict)
     judged_recall: float | None = None
     distances: NDArray[np.int64] | None = field(default=None, repr=False)
+
+    @property
+    def recall(self) -> float:
+        """The mean share over queries."""
+        return float(self.by_query.mean())
+
+    @property
+    def recall_error(self) -> float:
+        """1.96 standard errors of the recall, over queries."""
+        if len(self.by_query) == 1:
+            return 0.0
+        return float(1.96 * self.by_query.std(ddof=1) / np.sqrt(len(self.by_query)))
+
+    def candidates_for(self, share: float) -> int | None:
+        """Return how many candidates per result keep that share once vectors put them in order.
+
+        None if none of the numbers that were tried does.
+        """
+        return next((r for r, recall in self.with_floats.items() if recall >= share), None)
 
     def to_dict(self, n_features: int, itemsize: int) -> dict[str, Any]:
         """Return everything but what is of single queries, flat, as JSON has it."""
         record = {
             name: getattr(self, name)
-            for name in ("method", "bits", "search", "k", "recall", "recall_error")
+            for name in ("method", "bits", "search", "recall", "recall_error")
         }
         record |= asdict(self.cost)
         record["compression"] = n_features * itemsize / self.cost.bytes
         record |= {f"bytes_{name}": n * self.cost.bytes for name, n in _SIZES.items()}
         record |= {f"recall_x{r}": value for r, value in self.with_floats.items() if r > 1}
         record |= {f"recall_int8_x{r}": value for r, value in self.with_int8.items() if r > 1}
-        record |= {f"candidates_for_{s}": needed for s, needed in self.floats_needed.items()}
-        if self.ndcg is not None:
-            record |= {"ndcg": self.ndcg, "judged_recall": self.judged_recall}
+        record |= {f"candidates_for_{share}": self.candidates_for(share) for share in SHARES}
+        if self.ndcg:
+            record |= {f"ndcg_x{r}" if r > 1 else "ndcg": value for r, value in self.ndcg.items()}
+            record["judged_recall"] = self.judged_recall
         return {n: round(v, 6) if isinstance(v, float) else v for n, v in record.items()}
 
 
@@ -102,9 +114,3 @@ def without_own(found: Ids, own: Ids | None, m: int) -> Ids:
     mine = found == own[:, None]
     order = np.argsort(mine, axis=1, kind="stable")
     return np.take_along_axis(found, order, axis=1)[:, :m]
-
-
-def mean_and_error(shares: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the mean over queries, and 1.96 standard errors of it."""
-    error = 1.96 * shares.std(ddof=1) / np.sqrt(len(shares)) if len(shares) > 1 else 0.0
-    return float(shares.mean()), float(error)

@@ -1,13 +1,13 @@
 """Look through all rows once: which are not finite, which are zero, which are there twice."""
 
 from dataclasses import dataclass
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.hashers.parts.rows import row_blocks
+from antipodal.storage.scratch import mapped_rows
 
 _NAMED = 5  # rows that are named, of each kind
 
@@ -68,13 +68,8 @@ def _digests(rows: NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def without(X: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
-    """Return X without some rows, in a temporary file that is mapped and has no name."""
-    if not len(rows):
-        return X
+    """Return X without some rows, which are copied to a temporary file and mapped."""
     kept = np.ones(len(X), bool)
     kept[rows] = False
-    with TemporaryFile() as file:
-        for block in row_blocks(X):
-            file.write(np.ascontiguousarray(X[block][kept[block]]).data)
-        file.flush()
-        return np.memmap(file, X.dtype, "r", shape=(int(kept.sum()), X.shape[1]))
+    blocks = (X[block][kept[block]] for block in row_blocks(X))
+    return mapped_rows(blocks, (int(kept.sum()), X.shape[1]), X.dtype, "the rows that are finite")

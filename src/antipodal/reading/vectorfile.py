@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from tempfile import TemporaryFile, gettempdir
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from antipodal.errors import AntipodalError
 from antipodal.reading.columns import check_column
 from antipodal.reading.numpytables import NpyTable
 from antipodal.reading.table import Table, VectorType
+from antipodal.storage.scratch import mapped_rows
 
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 2**24  # of a block: fewer rows where they are long
@@ -141,20 +141,8 @@ class VectorFile:
 
     @cached_property
     def _unpacked(self) -> NDArray[Any]:
-        """The rows in a temporary file, which has no name and goes with the map of it."""
-        if not self.n_rows:
-            return np.empty(self.shape, self.dtype)
-        try:
-            with TemporaryFile() as file:
-                for block in self.blocks():
-                    file.write(np.ascontiguousarray(block).data)
-                file.flush()
-                return np.memmap(file, self.dtype, "r", shape=self.shape)
-        except OSError as error:
-            raise AntipodalError(
-                f"cannot unpack {self.name} into {gettempdir()}: {error.strerror or error}. "
-                "The variable TMPDIR names another folder"
-            ) from error
+        """The rows in a temporary file."""
+        return mapped_rows(self.blocks(), self.shape, self.dtype, self.name)
 
 
 def read_values(tables: Sequence[Table], name: str) -> NDArray[Any]:
