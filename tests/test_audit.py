@@ -165,7 +165,7 @@ def test_the_report_is_one_page_that_holds_everything(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"k": 1797}, "k must be at most the 1796 rows"),
+        ({"k": 1797}, "k must be at most the 1,796 rows"),
         ({"queries": X[:3, :5]}, "must have the 64 features of X: got 5"),
         ({"queries": np.full((2, 64), np.nan)}, "queries must be finite"),
         ({"relevance": [[0, 1]]}, "relevance needs queries"),
@@ -207,3 +207,29 @@ def test_the_command_prints_a_table_records_or_a_report(tmp_path, monkeypatch):
     assert {r["rows"] for r in records} == {100}
     wrong = CliRunner().invoke(app, ["audit", "X.npy", "--bits", "many"])
     assert wrong.exit_code == 2
+
+
+def test_codes_that_exist_are_audited_beside_their_vectors(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    queries, rows = X[:40], X[40:640]
+    hasher = ITQ(32, random_state=0).fit(rows)
+    for name, part in (("q", queries), ("x", rows)):
+        np.save(f"{name}.npy", part)
+        np.save(f"{name}-codes.npy", hasher.encode(part))
+    options = ["evaluate", "q-codes.npy", "x-codes.npy", "--bits", "32"]
+    run = CliRunner().invoke(app, [*options, "--neighbours", "q.npy", "x.npy", "-k", "5", "--json"])
+    assert run.exit_code == 0, run.output
+    found = audit(rows, queries=queries, k=5, models=[hasher], methods=[], peers=False)
+    [audited] = [setting for setting in found.settings if setting.search == "hamming"]
+    result = json.loads(run.stdout)
+    assert result["recall"] == pytest.approx(audited.recall)
+    assert result["recall_x4"] == pytest.approx(audited.with_floats[4])
+    assert result["recall_int8_x4"] == pytest.approx(audited.with_int8[4])
+    shown = CliRunner().invoke(app, [*options, "--neighbours", "q.npy", "x.npy", "-k", "5"])
+    assert f"{audited.recall:.4g}" in shown.stdout
+    fewer = CliRunner().invoke(app, [*options, "--neighbours", "x.npy", "x.npy"])
+    assert "a code per query: got 40 codes and 600 vectors" in str(fewer.exception)
+    both = CliRunner().invoke(
+        app, [*options, "--neighbours", "q.npy", "x.npy", "--labels-column", "y"]
+    )
+    assert both.exit_code == 2

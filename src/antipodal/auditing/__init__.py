@@ -1,6 +1,6 @@
 """What codes lose of a set of vectors: their true neighbours, how many of them each code keeps."""
 
-from antipodal.auditing.measure import Audit, audit
+from antipodal.auditing.measure import Audit, audit, audit_codes
 from antipodal.auditing.setting import Setting
 
-__all__ = ["Audit", "Setting", "audit"]
+__all__ = ["Audit", "Setting", "audit", "audit_codes"]

@@ -1,6 +1,5 @@
 """Measure what codes keep of the neighbours that vectors have: every code, every way to search."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,31 +9,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 
-from antipodal.auditing.engines import Contender, HasherCodes, faiss_peers
+from antipodal.auditing.engines import Contender, GivenCodes, HasherCodes, faiss_peers
 from antipodal.auditing.int8 import Int8Vectors
 from antipodal.auditing.judgements import Judgements
-from antipodal.auditing.setting import (
-    OVERSAMPLES,
-    SHARES,
-    Cost,
-    Setting,
-    ranks,
-    without_own,
-)
+from antipodal.auditing.setting import SHARES, Setting
 from antipodal.auditing.survey import Survey, survey, without
-from antipodal.auditing.truth import METRICS, Metric, Rows, candidate_scores, true_neighbours
+from antipodal.auditing.trial import Trial
+from antipodal.auditing.truth import METRICS, Metric, true_neighbours
 from antipodal.checks import Ids, check_whole
+from antipodal.codes import check_codes
 from antipodal.hashers import BaseHasher
 from antipodal.hashers.methods import make_hasher
-from antipodal.hashers.parts.rows import draw_rows
-from antipodal.index.rescore import best_first
+from antipodal.hashers.parts.rows import draw_rows, row_blocks
 
 Progress = Callable[[str, int, int], None]
 
-_REORDERED = (1, 2, 4, 8, 16)  # candidates per result that are put in order one by one
-_TIMED_QUERIES = 200
 _SHOWN = (4, 16)  # candidates per result that the table has a column for
-_OTHERS = 100  # rows that are no neighbours of a query, for the histogram of distances
 
 
 @dataclass(frozen=True)
@@ -214,10 +204,8 @@ def audit(
     rng = check_random_state(random_state)
     seed = int(rng.randint(2**31 - 1))
     rows = _check_vectors(X, "X")
-    check_whole(k, "k", 1)
     check_whole(n_queries, "n_queries", 1)
-    if metric not in METRICS:
-        raise ValueError(f"metric must be one of {METRICS}: got {metric!r}")
+    _check_metric(metric)
     if relevance is not None and queries is None:
         raise ValueError("relevance needs queries: it names their rows")
     if relevance is not None and sample is not None:
@@ -230,7 +218,6 @@ def audit(
         numbers = np.sort(draw_rows(len(rows), sample, rng))
         rows = np.asarray(rows[numbers])
     seen = survey(rows)
-    judgements = None
     drawable = np.ones(len(rows), bool)
     drawable[seen.zero] = False
     if len(seen.not_finite):
@@ -243,20 +230,9 @@ def audit(
         own = np.sort(rng.permutation(np.flatnonzero(drawable))[:n_queries])
         Q = np.asarray(rows[own])
     else:
-        Q = np.asarray(_check_vectors(queries, "queries"))
-        if Q.shape[1] != rows.shape[1]:
-            raise ValueError(
-                f"queries must have the {rows.shape[1]} features of X: got {Q.shape[1]}"
-            )
-        if not np.isfinite(Q).all():
-            raise ValueError("queries must be finite: some are NaN or infinite")
-        if relevance is not None:
-            judgements = Judgements.of(relevance, len(Q), len(rows))
-    if k > len(rows) - (own is not None):
-        raise ValueError(
-            f"k must be at most the {len(rows) - (own is not None)} rows that a query can find: "
-            f"got {k}"
-        )
+        Q = _check_queries(queries, rows)
+    _check_k(k, len(rows) - (own is not None))
+    judgements = None if relevance is None else Judgements.of(relevance, len(Q), len(rows))
     truth = true_neighbours(rows, Q, k, metric, own=own, progress=partial(progress, "neighbours"))
     trial = Trial(rows, Q, own, truth, k, metric, judgements, Int8Vectors(rows, metric), rng)
     settings: list[Setting] = []
@@ -269,6 +245,65 @@ def audit(
         seen, metric, k, len(Q), rows.dtype.itemsize, settings,
         None if own is None else numbers[own], *judged,
     )  # fmt: skip
+
+
+def audit_codes(
+    query_codes: ArrayLike,
+    database_codes: ArrayLike,
+    queries: ArrayLike,
+    X: ArrayLike,
+    *,
+    n_bits: int,
+    k: int = 10,
+    metric: Metric = "cosine",
+) -> Setting:
+    """Measure what codes that exist already keep of the true neighbours of their vectors.
+
+    Parameters
+    ----------
+    query_codes, database_codes : uint8 (q, ⌈n_bits / 8⌉) and (m, ⌈n_bits / 8⌉)
+        Packed codes.
+    queries, X : (q, n) and (m, n)
+        Vectors of the same rows.
+    """
+    _check_metric(metric)
+    rows = _check_vectors(X, "X")
+    Q = _check_queries(queries, rows)
+    _check_k(k, len(rows))
+    codes = [check_codes(c, n_bits) for c in (query_codes, database_codes)]
+    for mine, theirs, name in ((codes[0], Q, "query"), (codes[1], rows, "row")):
+        if len(mine) != len(theirs):
+            raise ValueError(
+                f"there must be a code per {name}: got {len(mine):,} codes and {len(theirs):,} "
+                "vectors"
+            )
+    if not all(np.isfinite(rows[block]).all() for block in row_blocks(rows)):
+        raise ValueError("X must be finite: some rows are NaN or infinite")
+    truth = true_neighbours(rows, Q, k, metric)
+    rng = check_random_state(0)
+    trial = Trial(rows, Q, None, truth, k, metric, None, Int8Vectors(rows, metric), rng)
+    [setting] = trial.of(GivenCodes(codes[1], codes[0], n_bits))
+    return setting
+
+
+def _check_metric(metric: str) -> None:
+    if metric not in METRICS:
+        raise ValueError(f"metric must be one of {METRICS}: got {metric!r}")
+
+
+def _check_k(k: int, n_rows: int) -> None:
+    check_whole(k, "k", 1)
+    if k > n_rows:
+        raise ValueError(f"k must be at most the {n_rows:,} rows that a query can find: got {k}")
+
+
+def _check_queries(queries: ArrayLike, X: NDArray[Any]) -> NDArray[Any]:
+    Q = _check_vectors(queries, "queries")
+    if Q.shape[1] != X.shape[1]:
+        raise ValueError(f"queries must have the {X.shape[1]} features of X: got {Q.shape[1]}")
+    if not np.isfinite(Q).all():
+        raise ValueError("queries must be finite: some are NaN or infinite")
+    return Q
 
 
 def _check_vectors(X: ArrayLike, name: str) -> NDArray[Any]:
@@ -313,80 +348,3 @@ def _contenders(
         yield partial(HasherCodes, name, model, fitted=True)
     if peers:
         yield from faiss_peers(n_features, bits, metric, seed)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Queries and their true neighbours, by which codes are judged."""
-
-    X: Rows
-    queries: Rows
-    own: Ids | None
-    truth: Ids
-    k: int
-    metric: Metric
-    judgements: Judgements | None
-    int8: Int8Vectors
-    rng: np.random.RandomState
-
-    def of(self, contender: Contender) -> Iterator[Setting]:
-        """Build a code and yield what each way to search it keeps."""
-        contender.build(self.X)
-        n_own = int(self.own is not None)
-        n_found = min(self.k * OVERSAMPLES[-1], len(self.X) - n_own)
-        for way in contender.searches:
-            candidates = without_own(
-                contender.search(self.queries, n_found + n_own, way), self.own, n_found
-            )
-            places = ranks(candidates, self.truth)
-            # Vectors put true neighbours first, so that those among the candidates are all found.
-            tried = [r for r in OVERSAMPLES if r == 1 or self.k * r <= n_found]
-            with_floats = {r: float((places < self.k * r).mean()) for r in tried}
-            yield Setting(
-                contender.name, contender.bits, way, (places < self.k).mean(axis=1), with_floats,
-                self._with_int8(candidates) if way == "hamming" else {},
-                self._cost(contender, way), *self._judged(candidates),
-                self._distances(contender)
-                if isinstance(contender, HasherCodes) and way == "hamming" else None,
-            )  # fmt: skip
-
-    def _with_int8(self, candidates: Ids) -> dict[int, float]:
-        """Return the recall once candidates are put in order by vectors of one byte per feature."""
-        return {
-            r: float((ranks(kept, self.truth) < self.k).mean())
-            for r, kept in self._reordered(candidates, self.int8)
-        }
-
-    def _judged(self, candidates: Ids) -> tuple[dict[int, float], float | None]:
-        """Return nDCG by candidates per result, in order by vectors past one, and recall."""
-        if self.judgements is None:
-            return {}, None
-        ndcg, recall = self.judgements.scores(candidates[:, : self.k])
-        reordered = dict(self._reordered(candidates, self.X))
-        by_candidates = {r: self.judgements.scores(kept)[0] for r, kept in reordered.items()}
-        return by_candidates | {1: ndcg}, recall
-
-    def _reordered(self, candidates: Ids, vectors: Any) -> Iterator[tuple[int, Ids]]:
-        """Yield the k best by their vectors, of so many candidates per result."""
-        tried = [r for r in _REORDERED if r == 1 or self.k * r <= candidates.shape[1]]
-        near = candidates[:, : self.k * tried[-1]]
-        scores = candidate_scores(vectors, self.queries, near, self.metric)
-        for r in tried:
-            part = slice(None, self.k * r)
-            order = best_first(scores[:, part], near[:, part], self.k)
-            yield r, np.take_along_axis(near, order, axis=1)
-
-    def _cost(self, contender: Contender, way: str) -> Cost:
-        some = self.queries[:_TIMED_QUERIES]
-        began = time.perf_counter()
-        contender.search(some, self.k, way)
-        seconds = max(time.perf_counter() - began, 1e-9)
-        return Cost(
-            contender.bytes, contender.fit_seconds,
-            len(self.X) / max(contender.encode_seconds, 1e-9), len(some) / seconds,
-        )  # fmt: skip
-
-    def _distances(self, contender: HasherCodes) -> NDArray[np.int64]:
-        """Return how many neighbours, and how many others, are at each Hamming distance."""
-        others = self.rng.randint(0, len(self.X), (len(self.queries), _OTHERS))
-        return np.stack([contender.distances(self.queries, ids) for ids in (self.truth, others)])

@@ -22,7 +22,9 @@ _SCORES_AT_ONCE = 2**23
 def prepared(rows: Rows, metric: Metric) -> NDArray[np.float32]:
     """Return rows as float32, for the cosine at length 1."""
     floats = np.ascontiguousarray(rows, dtype=np.float32)
-    return unit_rows(torch.from_numpy(floats)).numpy() if metric == "cosine" else floats
+    if metric != "cosine":
+        return floats
+    return unit_rows(torch.tensor(floats)).numpy()  # a copy: torch warns of rows it may not write
 
 
 def true_neighbours(

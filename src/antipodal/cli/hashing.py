@@ -1,4 +1,4 @@
-"""`antipodal fit`, `encode` and `evaluate`."""
+"""`antipodal fit` and `encode`."""
 
 import time
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from antipodal.cli.app import TABLE, TABLES, AsJson, Bits, Seed, app, print_json, print_table
+from antipodal.cli.app import TABLE, TABLES, AsJson, Bits, Seed, app, print_json
 from antipodal.cli.progress import bar, training_progress
 from antipodal.storage.files import check_writable
 
@@ -192,69 +192,3 @@ def encode(
         )
     else:
         typer.echo(f"{out}: {len(rows):,} codes of {hasher.n_bits} bits in {seconds:.1f} s")
-
-
-@app.command()
-def evaluate(
-    queries: Annotated[str, typer.Argument(help=f"Packed codes of the queries: {TABLES}.")],
-    database: Annotated[str, typer.Argument(help=f"Packed codes of the database: {TABLES}.")],
-    bits: Bits,
-    query_labels: Annotated[
-        str | None, typer.Option(help=f"Labels of the queries: {TABLE}.")
-    ] = None,
-    database_labels: Annotated[
-        str | None, typer.Option(help=f"Labels of the database: {TABLE}.")
-    ] = None,
-    labels_column: Annotated[
-        str | None, typer.Option(help="Or a column of both files of codes.")
-    ] = None,
-    radius: Annotated[list[int] | None, typer.Option(min=0, help="May be repeated.")] = None,
-    top: Annotated[
-        list[int] | None, typer.Option(min=1, help="Also mAP@k and MP@k; may be repeated.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Also write a report with charts and examples, one file.")
-    ] = None,
-    examples: Annotated[int, typer.Option(min=0, help="Queries that the report shows.")] = 5,
-    as_json: AsJson = False,
-) -> None:
-    """Score how well codes retrieve: mAP under every tie order, balls, bit health."""
-    import numpy as np
-
-    from antipodal.evaluation.metrics import evaluate as score
-    from antipodal.reading import open_vectors, read_column
-
-    named = [labels for labels in (query_labels, database_labels) if labels is not None]
-    if len(named) != (0 if labels_column is not None else 2):
-        raise typer.BadParameter("give --query-labels and --database-labels, or --labels-column")
-    if html is not None:
-        check_writable(html)
-    others = [] if labels_column is None else [labels_column]
-    files = [
-        open_vectors(name, leave_out=others, text_dtype=np.uint8) for name in (queries, database)
-    ]
-    arrays = [np.asarray(file) for file in files]
-    arrays += [read_column(name) for name in named]
-    arrays += [file.column(name) for name in others for file in files]
-    options: dict[str, Any] = {
-        "n_bits": bits,
-        "radii": tuple(radius or (0, 2)),
-        "top": tuple(top or ()),
-    }
-    if html is None:
-        result = score(*arrays, **options).to_dict()
-    else:
-        from antipodal.evaluation.report import write_report
-
-        about = {"codes of the queries": queries, "codes of the database": database}
-        result = write_report(html, *arrays, **options, n_examples=examples, about=about).to_dict()
-    if as_json:
-        print_json(result)
-        return
-    rows = [
-        [name, f"{value:,}" if isinstance(value, int) else f"{value:.4g}"]
-        for name, value in result.items()
-    ]
-    print_table("values in percent, counts where whole", ["measure", "value"], rows)
-    if html is not None:
-        typer.echo(f"The report is in {html}.")
