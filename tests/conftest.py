@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from browsers import chromium
 from effort import CAMPAIGN
 
 settings.register_profile("usual", derandomize=not CAMPAIGN, deadline=None, print_blob=True)
@@ -31,3 +32,10 @@ def fresh_rng():
     seed = int(os.environ.get("ANTIPODAL_TEST_SEED") or np.random.SeedSequence().entropy % 2**32)
     print(f"ANTIPODAL_TEST_SEED={seed}")
     return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Return a browser that a module's tests share."""
+    with chromium() as browser:
+        yield browser

@@ -18,6 +18,7 @@ from antipodal.auditing.setting import ranks, without_own
 from antipodal.auditing.survey import survey
 from antipodal.auditing.truth import true_neighbours
 from antipodal.cli import app
+from browsers import tab
 
 X = load_digits(return_X_y=True)[0]
 QUICK = {"bits": (32,), "methods": ["ITQ"], "peers": False, "n_queries": 50}
@@ -160,6 +161,24 @@ def test_the_report_is_one_page_that_holds_everything(tmp_path):
     assert "item &lt;" in page
     assert "<script" not in page
     assert "http" not in page
+
+
+def test_the_report_shows_its_charts_in_a_browser_and_fits_a_phone(tmp_path, browser):
+    found = audit(X[:500], bits=(16, 64), methods=["LSH", "ITQ"], n_queries=50)
+    write_audit_report(tmp_path / "r.html", found)
+    for width in (1180, 390):
+        with tab(browser, viewport={"width": width, "height": 800}) as page:
+            page.goto(f"file://{tmp_path}/r.html")
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            assert page.get_by_text(found.advice(0.95)).is_visible()
+            charts = page.get_by_role("img", name="found, % against bytes per vector")
+            assert charts.count() == 4  # two searches, with and without vectors
+            curves = charts.nth(0).locator("path.line").all()
+            assert [line.locator("title").text_content() for line in curves] == ["LSH", "ITQ"]
+            colours = {line.evaluate("line => getComputedStyle(line).stroke") for line in curves}
+            assert len(colours) == 2
+            rows = page.get_by_role("row").filter(has_text="asymmetric")
+            assert rows.count() == sum(s.search == "asymmetric" for s in found.settings)
 
 
 @pytest.mark.parametrize(

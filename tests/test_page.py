@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,30 +17,18 @@ import numpy as np
 import pytest
 import uvicorn
 from PIL import Image
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from antipodal import LSH, load, open_store
 from antipodal.benchmark.demo import Demo, data_url, png
 from antipodal.codes import unpack
 from antipodal.datasets import digits
 from antipodal.service import Engine, Keys, create_app
+from browsers import tab
 
-CHROMIUM = "/usr/bin/chromium"
 BITS = 20
 HOSTILE = 5000  # the id of an item whose metadata attack the page
 ATTACK = "<img src=x onerror=alert(1)>"
-
-
-def install_chromium():
-    """Get Debian's browser where it is missing, or say why it cannot be had."""
-    if os.path.exists(CHROMIUM):
-        return
-    if shutil.which("apt-get") is None or os.geteuid() != 0:
-        pytest.fail(f"the tests of the page need {CHROMIUM}: apt-get install chromium, as root")
-    for command in (["update", "-qq"], ["install", "-y", "-qq", "chromium"]):
-        done = subprocess.run(["apt-get", *command], capture_output=True, text=True)
-        if done.returncode:
-            pytest.fail(f"{CHROMIUM} is missing and cannot be installed: {done.stderr[-500:]}")
 
 
 class Data:
@@ -97,41 +84,11 @@ def address(data, tmp_path_factory):
         yield address
 
 
-@pytest.fixture(scope="module")
-def browser():
-    install_chromium()
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def page(browser):
     """A tab of its own; at the end, nothing may have gone wrong in its script or its rules."""
     with tab(browser) as page:
         yield page
-
-
-@contextmanager
-def tab(browser, **options):
-    wrong = []
-    context = browser.new_context(**options)
-    page = context.new_page()
-    page.set_default_timeout(10_000)
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on(
-        "console",
-        # An answer that is an error is logged by the browser itself.
-        lambda line: (
-            wrong.append(line.text)
-            if line.type == "error" and "Failed to load resource" not in line.text
-            else None
-        ),
-    )
-    yield page
-    context.close()
-    assert wrong == []
 
 
 def shown(page):

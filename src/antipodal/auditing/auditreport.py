@@ -16,6 +16,15 @@ from antipodal.index.scan import load_faiss
 from antipodal.storage.files import replacing
 
 _WORST = 10
+_WAYS = {  # what each chart of recall is of: search, and candidates per result
+    "By Hamming distance": ("hamming", 1),
+    "By Hamming distance, then 4 candidates per result by their vectors": ("hamming", 4),
+    "With real queries": ("asymmetric", 1),
+    "With real queries, then 4 candidates per result by their vectors": (
+        "asymmetric",
+        4,
+    ),
+}
 
 
 def write_audit_report(
@@ -70,16 +79,30 @@ def _about(audit: Audit, about: Mapping[str, str]) -> str:
 
 
 def _recall(audit: Audit) -> str:
-    """Draw recall against bytes: a curve for each method and way to search."""
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for setting in audit.settings:
-        name = f"{setting.method.partition(',')[0]}, {setting.search}"
-        curves.setdefault(name, []).append((setting.cost.bytes, 100 * setting.recall))
-    by_bytes = {name: sorted(points) for name, points in curves.items()}
+    """Draw recall against bytes: a chart for each way to search, a curve for each method."""
+    ways: dict[str, dict[str, list[tuple[float, float]]]] = {title: {} for title in _WAYS}
+    names: list[str] = []
+    for setting in sorted(audit.settings, key=lambda setting: setting.cost.bytes):
+        name = setting.method.partition(",")[0]
+        names += [name] * (name not in names)
+        for title, (search, candidates) in _WAYS.items():
+            found = setting.with_floats.get(candidates)
+            if setting.search == search and found is not None:
+                ways[title].setdefault(name, []).append((setting.cost.bytes, 100 * found))
+    sizes = [setting.cost.bytes for setting in audit.settings]
+    charts = [
+        f"<div><h3>{title}</h3>"
+        + log_chart(
+            curves, x_axis="bytes per vector", y_axis="found, %",
+            x_range=(min(sizes), max(sizes)), names=names,
+        )
+        + "</div>"
+        for title, curves in ways.items()
+        if curves
+    ]  # fmt: skip
     return (
         "<h2>Neighbours that are found</h2><p>Share of the true neighbours among as many results, "
-        "against the bytes that a code takes. Asymmetric: queries stay real.</p>"
-        + log_chart(by_bytes, x_axis="bytes per vector", y_axis="found, %")
+        f'against the bytes that a code takes.</p><div class="pair">{"".join(charts)}</div>'
     )
 
 
@@ -99,11 +122,15 @@ def _distances(audit: Audit) -> str:
     for setting in best.values():
         assert setting.distances is not None
         shares = 100 * setting.distances / setting.distances.sum(axis=1, keepdims=True)
+        farthest = int(np.flatnonzero(shares.any(axis=0))[-1])
         curves = {
-            name: list(enumerate(map(float, share)))
+            name: list(enumerate(map(float, share[: farthest + 1])))
             for name, share in zip(("neighbours", "others"), shares, strict=True)
         }
-        chart = line_chart(curves, x_axis="bits that differ", y_axis="%", x_max=setting.bits)
+        chart = line_chart(
+            curves, x_axis="bits that differ", y_axis="%",
+            x_max=max(farthest, 1), y_max=5 * np.ceil(shares.max() / 5),
+        )  # fmt: skip
         charts.append(f"<div><h3>{text(setting.method)}, {setting.bits} bits</h3>{chart}</div>")
     if not charts:
         return ""

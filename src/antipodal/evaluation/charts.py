@@ -11,18 +11,24 @@ from numpy.typing import NDArray
 WIDTH, HEIGHT = 520, 280
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 42
 
+_COLOURS = 8  # of the style sheet; further curves are dashed
 _ROW = 64  # bits of a code on one line
 _TICKS = range(0, 101, 20)  # percent, on the y axis
 
 
 def line_chart(
-    curves: Mapping[str, Sequence[tuple[float, float]]], *, x_axis: str, y_axis: str, x_max: float
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    x_axis: str,
+    y_axis: str,
+    x_max: float,
+    y_max: float = 100,
 ) -> str:
-    """Draw curves through points (x, y) with x in [0, x_max] and y in percent."""
+    """Draw curves through points (x, y) with x in [0, x_max] and y in percent, up to y_max."""
     across = (WIDTH - LEFT - RIGHT) / x_max
     drawn = []
     for number, (name, points) in enumerate(curves.items()):
-        places = [(LEFT + across * x, _height(y)) for x, y in points]
+        places = [(LEFT + across * x, _height(100 * y / y_max)) for x, y in points]
         path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
         drawn.append(
             f'<path class="line c{number}" d="{path}"><title>{escape(name)}</title></path>'
@@ -34,42 +40,42 @@ def line_chart(
         f'<span class="key c{number}">{escape(name)}</span> ' for number, name in enumerate(curves)
     )
     described = f"{', '.join(curves)}: {y_axis} against {x_axis}"
-    chart = _frame(drawn, labels, x_axis, y_axis, described)
+    chart = _frame(drawn, labels, x_axis, y_axis, described, y_max)
     return chart if len(curves) == 1 else f'<p class="legend">{legend}</p>{chart}'
 
 
 def log_chart(
-    curves: Mapping[str, Sequence[tuple[float, float]]], *, x_axis: str, y_axis: str
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    x_axis: str,
+    y_axis: str,
+    x_range: tuple[float, float],
+    names: Sequence[str],
 ) -> str:
     """Draw curves through points (x, y), x on a scale of powers of two and y in percent.
 
-    Every other curve is dashed, so that two of one method may share a colour.
+    A name has its colour by its place among `names`, the same in several charts.
     """
-    places = [math.log2(x) for points in curves.values() for x, _ in points]
-    low, high = math.floor(min(places)), max(math.ceil(max(places)), math.floor(min(places)) + 1)
+    low = math.floor(math.log2(x_range[0]))
+    high = max(math.ceil(math.log2(x_range[1])), low + 1)
     across = (WIDTH - LEFT - RIGHT) / (high - low)
-
-    def point(x: float, y: float) -> str:
-        return f"{LEFT + across * (math.log2(x) - low):.1f} {_height(y):.1f}"
-
     drawn, keys = [], []
-    for number, (name, points) in enumerate(curves.items()):
-        look = f"c{number // 2 % 8}" + " dashed" * (number % 2)
-        path = "M" + "L".join(point(x, y) for x, y in points)
-        drawn.append(
-            f'<path class="line {look}" d="{path}" marker-mid="url(#dot)" marker-start="url(#dot)" '
-            f'marker-end="url(#dot)"><title>{escape(name)}</title></path>'
-        )
-        keys.append(f'<span class="key c{number // 2 % 8}">{escape(name)}</span> ')
-    dot = (
-        '<marker id="dot" viewBox="0 0 6 6" refX="3" refY="3" markerWidth="3" markerHeight="3">'
-        '<circle class="dot" cx="3" cy="3" r="3"/></marker>'
-    )
+    for name, points in curves.items():
+        number = names.index(name)
+        look = f"c{number % _COLOURS}" + " dashed" * (number >= _COLOURS)
+        places = [(LEFT + across * (math.log2(x) - low), _height(y)) for x, y in points]
+        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        title = f"<title>{escape(name)}</title>"
+        drawn.append(f'<path class="line {look}" d="{path}">{title}</path>')
+        drawn += [
+            f'<circle class="dot {look}" cx="{x:.1f}" cy="{y:.1f}" r="3">{title}</circle>'
+            for x, y in places
+        ]
+        keys.append(f'<span class="key {look}">{escape(name)}</span> ')
     labels = [(LEFT + across * (e - low), f"{2**e:,}") for e in range(low, high + 1)]
     described = f"{', '.join(curves)}: {y_axis} against {x_axis}"
-    return f'<p class="legend">{"".join(keys)}</p>' + _frame(
-        [dot, *drawn], labels, x_axis, y_axis, described
-    )
+    frame = _frame(drawn, labels, x_axis, y_axis, described)
+    return f'{frame}<p class="legend">{"".join(keys)}</p>'
 
 
 def bar_chart(values: Sequence[float], *, x_axis: str, y_axis: str, level: float) -> str:
@@ -147,11 +153,13 @@ def _frame(
     x_axis: str,
     y_axis: str,
     described: str,
+    y_max: float = 100,
 ) -> str:
     """Put marks between axes."""
     grid = "".join(
         f'<path class="grid" d="M{LEFT} {_height(y):.1f}H{WIDTH - RIGHT}"/>'
-        f'<text x="{LEFT - 6}" y="{_height(y) + 4:.1f}" text-anchor="end">{y}</text>'
+        f'<text x="{LEFT - 6}" y="{_height(y) + 4:.1f}" text-anchor="end">'
+        f"{y * y_max / 100:g}</text>"
         for y in _TICKS
     )
     numbers = "".join(

@@ -22,24 +22,21 @@ p, .soft { color: var(--soft); margin: .3rem 0; max-width: 46rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .8rem .25rem 0; text-align: right; border-bottom: 1px solid var(--line); }
-th { font-weight: 600; }
+th { font-weight: 600; } td { white-space: nowrap; } td:first-child { white-space: normal; }
 th:first-child, td:first-child, .examples th:last-child { text-align: left; }
 caption { text-align: left; color: var(--soft); padding: .3rem 0; }
 svg { display: block; } .chart { width: 100%; max-width: 34rem; height: auto; }
 text { fill: var(--soft); font-size: 12px; }
 .grid { stroke: var(--line); } .axis { stroke: var(--soft); fill: none; }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
-.line.c0 { stroke: var(--c0); } .line.c1 { stroke: var(--c1); stroke-dasharray: 7 3; }
-.line.c2 { stroke: var(--c2); stroke-dasharray: 2 3; }
-.key.c0 { color: var(--c0); } .key.c1 { color: var(--c1); } .key.c2 { color: var(--c2); }
-.key::before { content: "— "; } .key.c1::before { content: "- - "; }
-.key.c2::before { content: "··· "; }
-.line.c3 { stroke: var(--c3); } .key.c3 { color: var(--c3); }
-.line.c4 { stroke: var(--c4); } .key.c4 { color: var(--c4); }
-.line.c5 { stroke: var(--c5); } .key.c5 { color: var(--c5); }
-.line.c6 { stroke: var(--c6); } .key.c6 { color: var(--c6); }
-.line.c7 { stroke: var(--c7); } .key.c7 { color: var(--c7); }
-.dashed { stroke-dasharray: 7 3; } .dot { fill: currentColor; }
+.c0 { --own: var(--c0); } .c1 { --own: var(--c1); } .c2 { --own: var(--c2); }
+.c3 { --own: var(--c3); }
+.c4 { --own: var(--c4); } .c5 { --own: var(--c5); } .c6 { --own: var(--c6); }
+.c7 { --own: var(--c7); }
+.line { stroke: var(--own); } .key { color: var(--own); } .dot { fill: var(--own); }
+.line.c1, .line.dashed { stroke-dasharray: 7 3; } .line.c2 { stroke-dasharray: 2 3; }
+.key { white-space: nowrap; } .key::before { content: "— "; }
+.key.c1::before, .key.dashed::before { content: "- - "; } .key.c2::before { content: "··· "; }
 .bar { fill: var(--fill); } .level { stroke: var(--c1); stroke-dasharray: 4 3; }
 .value { stroke: var(--ink); stroke-width: 2; } .range { width: 14rem; height: 1rem; }
 .strip { background: #fff; border: 1px solid var(--soft); shape-rendering: crispEdges;

@@ -1,0 +1,55 @@
+"""A real browser for the tests: Debian's Chromium."""
+
+import os
+import shutil
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+
+CHROMIUM = "/usr/bin/chromium"
+
+
+def install_chromium():
+    """Get Debian's browser where it is missing, or say why it cannot be had."""
+    if os.path.exists(CHROMIUM):
+        return
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        pytest.fail(f"the tests of the page need {CHROMIUM}: apt-get install chromium, as root")
+    for command in (["update", "-qq"], ["install", "-y", "-qq", "chromium"]):
+        done = subprocess.run(["apt-get", *command], capture_output=True, text=True)
+        if done.returncode:
+            pytest.fail(f"{CHROMIUM} is missing and cannot be installed: {done.stderr[-500:]}")
+
+
+@contextmanager
+def chromium():
+    """Start it, and end it."""
+    from playwright.sync_api import sync_playwright
+
+    install_chromium()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def tab(browser, **options):
+    wrong = []
+    context = browser.new_context(**options)
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on(
+        "console",
+        # An answer that is an error is logged by the browser itself.
+        lambda line: (
+            wrong.append(line.text)
+            if line.type == "error" and "Failed to load resource" not in line.text
+            else None
+        ),
+    )
+    yield page
+    context.close()
+    assert wrong == []
