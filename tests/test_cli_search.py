@@ -121,6 +121,19 @@ def test_rescored_results_are_the_best_of_four_times_as_many(files, rescore):
         np.testing.assert_allclose(record["scores"], scores[row, best], atol=2e-6)
 
 
+def test_real_queries_are_compared_with_all_codes(files):
+    folder, codes = files
+    url = f"sqlite:///{folder}/real.db"
+    run("index", folder / "codes.npy", "--store", url, "--model", folder / "model")
+    asked = ("search", folder / "X.npy", "--store", url, "--model", folder / "model", "-k", 5)
+    Z = LSH(12, random_state=0).fit(X).project(X).astype(np.float64)
+    scores = -np.sort(-(Z @ np.where(unpack(codes, 12) > 0, 1.0, -1.0).T), axis=1)[:, :5]
+    found = [record["scores"] for record in lines(run(*asked, "--asymmetric", "--json"))]
+    np.testing.assert_allclose(found, scores, atol=1e-4)
+    wrong = run(*asked, "--asymmetric", "--radius", 2, code=2)
+    assert "for the k nearest" in " ".join(wrong.stderr.replace("│", " ").split())
+
+
 def items_of(url):
     """Return what a store holds, as a dictionary."""
     with open_store(url) as store:

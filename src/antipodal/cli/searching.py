@@ -57,6 +57,13 @@ def search(
             f"the cosine of the features with those of the items, in the row of their id: {TABLE}."
         ),
     ] = None,
+    asymmetric: Annotated[
+        bool,
+        typer.Option(
+            "--asymmetric",
+            help="Compare the query's real values with all codes, in place of its bits: --model.",
+        ),
+    ] = False,
     with_metadata: Annotated[
         bool, typer.Option("--metadata", help="Print the items' metadata too.")
     ] = False,
@@ -68,6 +75,8 @@ def search(
         raise typer.BadParameter("--where and --metadata are for stores: a file has no metadata")
     if rescore is not None and (model is None or radius is not None):
         raise typer.BadParameter("--rescore needs --model, and is for the k nearest")
+    if asymmetric and (model is None or radius is not None or rescore is not None):
+        raise typer.BadParameter("--asymmetric needs --model, and is for the k nearest, in order")
     condition = None
     if where is not None:
         try:
@@ -98,17 +107,20 @@ def search(
         options: dict[str, Any] = {} if condition is None else {"where": condition}
         done = 0
         for block in rows.blocks(_QUERIES_AT_ONCE):
-            packed = block if hasher is None else hasher.encode(block)
+            packed = block if hasher is None or asymmetric else hasher.encode(block)
             if radius is not None:
                 ball = target.radius(packed, radius, **options)
                 cuts = list(zip(ball.offsets[:-1].tolist(), ball.offsets[1:].tolist(), strict=True))
                 found = [(ball.ids[a:b], ball.distances[a:b], None) for a, b in cuts]
             else:
-                if rescore is not None and hasher is not None:
-                    options["rescore"] = (
-                        hasher.query(block) if vectors is None else Vectors(block, vectors)
-                    )
-                near = target.search(packed, k, **options)
+                if hasher is not None and asymmetric:
+                    near = target.search(vectors=hasher.query(block), k=k, **options)
+                else:
+                    if hasher is not None and rescore is not None:
+                        options["rescore"] = (
+                            hasher.query(block) if vectors is None else Vectors(block, vectors)
+                        )
+                    near = target.search(packed, k, **options)
                 scores = [None] * len(near.ids) if near.scores is None else near.scores
                 found = list(zip(near.ids, near.distances, scores, strict=True))
             for row, hits in enumerate(found, start=done):
