@@ -50,7 +50,9 @@ def main() -> None:
         asked = ["audit", str(path), "--bits", options.bits, "--n-queries", options.n_queries]
         began = time.perf_counter()
         ran = subprocess.run(
-            [sys.executable, "-m", "antipodal", *asked, "--json"], check=True, stdout=subprocess.PIPE
+            [sys.executable, "-m", "antipodal", *asked, "--json"],
+            check=True,
+            stdout=subprocess.PIPE,
         )
         seconds = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20

@@ -63,7 +63,8 @@ class Audit:
             "queries": self.n_queries,
         }
         if self.ndcg is not None:
-            about |= {"ndcg_of_vectors": self.ndcg, "judged_recall_of_vectors": self.judged_recall}
+            about["ndcg_of_vectors"] = round(self.ndcg, 6)
+            about["judged_recall_of_vectors"] = round(self.judged_recall or 0.0, 6)
         n, size = self.survey.features, self.itemsize
         return [about | setting.to_dict(n, size) for setting in self.settings]
 
@@ -319,7 +320,7 @@ def _check_vectors(X: ArrayLike, name: str) -> NDArray[Any]:
 def default_methods(n_bits: int, n_features: int) -> list[str]:
     """Return the hashers that need no labels and make codes of that length."""
     if n_bits > n_features:
-        return ["LSH", "LinfHash", "LinfHash.asymmetric"]
+        return ["LSH", "LinfHash.quick", "LinfHash.asymmetric"]
     signs = ["SignHash:rotate=false", "SignHash", "ITQ"]
     return [*signs, "LinfHash.asymmetric"] if n_bits == n_features else signs
 

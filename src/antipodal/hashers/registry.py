@@ -67,6 +67,7 @@ NAMED_SETTINGS: dict[str, Callable[..., BaseHasher]] = {
     "DeepLinf.lookup": DeepLinf.lookup,
     "DeepLinf.paper": DeepLinf.paper,
     "LinfHash.asymmetric": LinfHash.asymmetric,
+    "LinfHash.quick": LinfHash.quick,
     "AGH1": partial(AGH, layers=1),
     "AGH2": partial(AGH, layers=2),
 }
