@@ -5,6 +5,7 @@ python benchmarks/render.py --check    # fail if a page is not what the records 
 """
 
 import argparse
+import json
 import math
 import re
 import sys
@@ -21,7 +22,10 @@ from antipodal.cli import app
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "method.md"]
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("results", "method", "audit")),
+]
 
 
 def markdown(rows: list[list[str]]) -> str:
@@ -236,7 +240,45 @@ def recipe(runs: list[Record]) -> str:
     return markdown(rows)
 
 
+def audited(settings: list[Record]) -> str:
+    """Lay out an audit, a row a code: what each way to search finds, with and without vectors."""
+    judged = "ndcg" in settings[0]
+    codes: dict[tuple[int, str], dict[str, Record]] = {}
+    for setting in settings:
+        codes.setdefault((setting["bytes"], setting["method"]), {})[setting["search"]] = setting
+    columns = {
+        "Hamming": ("hamming", "recall"), "then ×4 by vectors": ("hamming", "recall_x4"),
+        "real queries": ("asymmetric", "recall"),
+        "then ×4 by vectors ": ("asymmetric", "recall_x4"),
+    }  # fmt: skip
+    if judged:
+        columns |= {
+            "nDCG, Hamming": ("hamming", "ndcg"), "nDCG, Hamming ×4": ("hamming", "ndcg_x4"),
+            "nDCG, real queries": ("asymmetric", "ndcg"),
+        }  # fmt: skip
+    rows = [["bytes", "code", *columns]]
+    for (size, method), ways in sorted(codes.items()):
+        cells = []
+        for way, key in columns.values():
+            found = ways.get(way)
+            if found is None:
+                cells.append("–")
+            elif key == "recall":
+                cells.append(f"{found[key]:.3f} ± {found['recall_error']:.3f}")
+            else:
+                cells.append(f"{found[key]:.3f}")
+        rows.append([str(size), named(method) if ", " not in method else method, *cells])
+    return markdown(rows)
+
+
 TABLES = {
+    **{
+        f"audit-{name}": lambda name=name: audited(read_records(RESULTS / f"audit-{name}.jsonl"))
+        for name in ("scifact", "clinc150", "banking77", "cifar_effnet")
+    },
+    "audit-million": lambda: audited(
+        json.loads((RESULTS / "audit-million.json").read_text())["settings"]
+    ),
     "recipe": lambda: recipe(read_records(RESULTS / "paper-recipe.jsonl")),
     "ten-settings": against_the_best,
     "floats": beside_the_floats,
