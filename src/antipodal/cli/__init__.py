@@ -9,7 +9,17 @@ import re
 import sys
 from typing import NoReturn
 
-from antipodal.cli import auditing, bench, datasets, demo, hashing, indexing, searching, serve
+from antipodal.cli import (
+    auditing,
+    bench,
+    datasets,
+    demo,
+    hashing,
+    indexing,
+    searching,
+    serve,
+    store,
+)
 from antipodal.cli.app import app
 from antipodal.errors import AntipodalError
 
@@ -24,6 +34,7 @@ __all__ = [
     "main",
     "searching",
     "serve",
+    "store",
 ]
 
 # What the data or the machine can cause. Anything else is a fault of ours, and shows where it is.

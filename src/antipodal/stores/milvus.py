@@ -95,6 +95,13 @@ class MilvusStore(Store, Snapshot):
                 client.upsert(self._collection, rows[part])
         return len(known)
 
+    def _replace_all(self, batches: Iterator[Batch]) -> None:
+        before = {row["id"] for rows in self._pages("", ["id"]) for row in rows}
+        for batch in batches:
+            self._put(batch.ids, batch.codes, batch.texts, replace=True)
+            before.difference_update(batch.ids.tolist())
+        self._delete(np.array(sorted(before), np.int64))
+
     def _known(self, ids: Ids) -> Ids:
         return np.array([row["id"] for row in self._items(ids, ["id"])], np.int64)
 

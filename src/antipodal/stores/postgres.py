@@ -123,14 +123,12 @@ class PostgresStore(Store):
                 snapshot.is_over = True
 
     def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
-        texts = ["{}"] * len(ids) if metadata is None else metadata
-        rows = zip(ids.tolist(), to_bit_strings(codes, self.n_bits), texts, strict=True)
+        batch = Batch(ids, codes, ["{}"] * len(ids) if metadata is None else metadata)
         copy_in: LiteralString = "COPY pg_temp.antipodal_{n_bits} FROM STDIN"
         with self._transaction() as cursor:
             cursor.execute(self._sql(_INCOMING))
             with cursor.copy(self._sql(copy_in)) as copy:
-                for row in rows:
-                    copy.write_row(row)
+                self._write_rows(copy, batch)
             if replace:
                 changes = _ALL_BUT_METADATA if metadata is None else _ALL
                 written = cursor.execute(self._sql(_UPSERT.replace("{changes}", changes)))
@@ -141,6 +139,20 @@ class PostgresStore(Store):
             raise psycopg.Rollback  # ends the block: nothing is kept
         self._refuse(self._known(ids))
         raise StoreError(f"{self.place}: items were deleted while these were added: try again")
+
+    def _replace_all(self, batches: Iterator[Batch]) -> None:
+        with self._transaction() as cursor:
+            # Nobody else writes until the end; who reads sees the items as they were.
+            cursor.execute(self._sql("LOCK TABLE {items} IN EXCLUSIVE MODE"))
+            cursor.execute(self._sql("DELETE FROM {items}"))
+            with cursor.copy(self._sql("COPY {items} FROM STDIN")) as copy:
+                for batch in batches:
+                    self._write_rows(copy, batch)
+
+    def _write_rows(self, copy: psycopg.Copy, batch: Batch) -> None:
+        bits = to_bit_strings(batch.codes, self.n_bits)
+        for row in zip(batch.ids.tolist(), bits, batch.texts, strict=True):
+            copy.write_row(row)
 
     def _known(self, ids: Ids) -> Ids:
         select: LiteralString = "SELECT id FROM {items} WHERE id = ANY (%s::bigint[])"

@@ -11,7 +11,7 @@ same store, by its identity, and never by a call that began with the file before
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -77,11 +77,7 @@ class SqliteStore(Store):
             if not replace:
                 self._refuse(known)
             texts = self._kept(connection, ids, known) if metadata is None else metadata
-            sums = checksums(ids, rows, [text.encode() for text in texts])
-            connection.executemany(
-                "INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)",
-                zip(ids.tolist(), rows, texts, sums, strict=True),
-            )
+            _insert(connection, ids, rows, texts)
             self._note(connection, ids)
         return len(known)
 
@@ -147,13 +143,17 @@ class SqliteStore(Store):
 
     def copy_file(self, path: Path) -> None:
         """Copy the file as it is at one moment into an empty one, while others read and write."""
-        with self._read() as connection, self._file.errors():
+        with self._read() as connection:
             self._file.copy(connection, path)
 
-    def restore_file(self, path: Path) -> None:
-        """Put what another file holds in the place of all this: at once, or not at all."""
-        with self._alone() as connection:
-            self._file.fill(connection, path)
+    def _replace_all(self, batches: Iterator[Batch]) -> None:
+        with self._write() as connection:
+            connection.execute("DELETE FROM items")
+            for ids, codes, texts in batches:
+                _insert(connection, ids, to_bytes(codes, self.n_bits), texts)
+            self._note(connection, np.empty(0, np.int64))
+            version = self._file.version(connection)
+            connection.execute("DELETE FROM changes WHERE version < ?", (version,))  # read all
 
     # ----------------------------------------------------------------------------- reading
 
@@ -302,6 +302,17 @@ class _SqliteSnapshot(Snapshot):
         if where is None:
             return None
         return self._store._cache.passing(self._connection, self._version, where)
+
+
+def _insert(
+    connection: sqlite3.Connection, ids: Ids, rows: Sequence[bytes], texts: Sequence[str]
+) -> None:
+    """Write items, in the place of those with the same ids."""
+    sums = checksums(ids, rows, [text.encode() for text in texts])
+    connection.executemany(
+        "INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)",
+        zip(ids.tolist(), rows, texts, sums, strict=True),
+    )
 
 
 def _largest(connection: sqlite3.Connection) -> int | None:

@@ -156,27 +156,30 @@ class SqliteFile:
         target = sqlite3.connect(path, isolation_level=None)
         try:
             target.execute("PRAGMA journal_mode=OFF")
-            self._copy_pages(connection, target)
+            connection.backup(target)
         finally:
             target.close()
 
-    def fill(self, connection: sqlite3.Connection, path: Path) -> None:
-        """Copy a file into this one, in one transaction."""
-        source = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)
-        try:
-            self._copy_pages(source, connection)
-        finally:
-            source.close()
-
-    def _copy_pages(self, source: sqlite3.Connection, target: sqlite3.Connection) -> None:
-        last_moment = time.monotonic() + self._timeout
-
-        def give_up(status: int, remaining: int, total: int) -> None:
-            is_waiting = status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-            if is_waiting and time.monotonic() > last_moment:
-                raise self._busy()  # SQLite itself would wait for ever
-
-        source.backup(target, progress=give_up, sleep=0.05)
+    @contextmanager
+    def as_backup(self) -> Iterator[tuple[About, Iterator[Batch]]]:
+        """Open a file that nobody writes: what it says of its codes, and all of its items."""
+        with self.errors():
+            if self._path.stat().st_size < _LEAST_BYTES:
+                raise self.damaged("it is cut off, or empty")
+            if self._has_log():
+                raise StoreError(
+                    f"{self.place} has a log beside it, -wal: it is no backup, but a store that "
+                    "is open, or a part of one"
+                )
+            connection = self._connect("mode=ro&immutable=1")
+            try:
+                self._is_read_only = True
+                about = self._made(connection, None, None)
+                self.check_pages(connection)
+                cursor = connection.execute(f"{SELECT} ORDER BY id")
+                yield about, (self.batch(rows, about.n_bits) for rows in some_at_a_time(cursor))
+            finally:
+                connection.close()
 
     def _stamp(self) -> Stamp:
         status = self._path.stat()

@@ -5,7 +5,7 @@ arguments here, once; an engine implements the methods with an underscore.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ from antipodal.stores.loading import (
     check_length,
 )
 from antipodal.stores.metadata import Metadata, metadata_texts, same_metadata
-from antipodal.stores.reading import Reader
+from antipodal.stores.reading import Batch, Reader
 
 
 class Store(Reader):
@@ -253,6 +253,10 @@ class Store(Reader):
 
     @abstractmethod
     def _delete(self, ids: Ids) -> int: ...
+
+    @abstractmethod
+    def _replace_all(self, batches: Iterator[Batch]) -> None:
+        """Put items in the place of all there are: at once, in an engine with transactions."""
 
 
 def _check_keeping(keep_metadata: bool, metadata: object) -> None:
