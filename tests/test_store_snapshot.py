@@ -11,7 +11,7 @@ from antipodal import LSH, open_store
 from antipodal.errors import StoreError
 from antipodal.service.engine import Engine
 from antipodal.service.schemas import SearchRequest
-from antipodal.stores.reading import Reader, Snapshot
+from antipodal.stores.snapshot import Reader, Snapshot
 from effort import rounds
 from engines import engines  # noqa: F401
 

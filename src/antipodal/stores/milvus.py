@@ -27,7 +27,7 @@ from antipodal.stores.dialects import milvus_narrowing
 from antipodal.stores.hits import ItemHits, by_distance_and_id, nearest, within
 from antipodal.stores.loading import batches
 from antipodal.stores.metadata import clean, metadata_text
-from antipodal.stores.reading import Batch, Snapshot
+from antipodal.stores.snapshot import ItemBatch, Snapshot
 from antipodal.stores.store import Store
 from antipodal.stores.where import Where, matches
 
@@ -95,7 +95,7 @@ class MilvusStore(Store, Snapshot):
                 client.upsert(self._collection, rows[part])
         return len(known)
 
-    def _replace_all(self, batches: Iterator[Batch]) -> None:
+    def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
         before = {row["id"] for rows in self._pages("", ["id"]) for row in rows}
         for batch in batches:
             self._put(batch.ids, batch.codes, batch.texts, replace=True)
@@ -152,12 +152,12 @@ class MilvusStore(Store, Snapshot):
                 )
             yield from rows
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[ItemBatch]:
         """Yield all items, some at a time."""
         for rows in self._pages("", ["id", "code", "metadata"]):
             codes = from_bytes([bytes(row["code"][0]) for row in rows], self.n_bits)
             ids = np.array([row["id"] for row in rows], np.int64)
-            yield Batch(ids, codes, [metadata_text(row["metadata"]) for row in rows])
+            yield ItemBatch(ids, codes, [metadata_text(row["metadata"]) for row in rows])
 
     def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
         parts = [self._nearest(codes, k, expression) for expression in self._expressions(where)]

@@ -24,7 +24,7 @@ from antipodal.stores.address import Address
 from antipodal.stores.dialects import postgres_condition
 from antipodal.stores.hits import ItemHits, nearest, within
 from antipodal.stores.metadata import metadata_text, parse_metadata
-from antipodal.stores.reading import Batch, Snapshot
+from antipodal.stores.snapshot import ItemBatch, Snapshot
 from antipodal.stores.store import Store
 from antipodal.stores.where import And, Where
 
@@ -123,7 +123,7 @@ class PostgresStore(Store):
                 snapshot.is_over = True
 
     def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
-        batch = Batch(ids, codes, ["{}"] * len(ids) if metadata is None else metadata)
+        batch = ItemBatch(ids, codes, ["{}"] * len(ids) if metadata is None else metadata)
         copy_in: LiteralString = "COPY pg_temp.antipodal_{n_bits} FROM STDIN"
         with self._transaction() as cursor:
             cursor.execute(self._sql(_INCOMING))
@@ -140,7 +140,7 @@ class PostgresStore(Store):
         self._refuse(self._known(ids))
         raise StoreError(f"{self.place}: items were deleted while these were added: try again")
 
-    def _replace_all(self, batches: Iterator[Batch]) -> None:
+    def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
         with self._transaction() as cursor:
             # Nobody else writes until the end; who reads sees the items as they were.
             cursor.execute(self._sql("LOCK TABLE {items} IN EXCLUSIVE MODE"))
@@ -149,7 +149,7 @@ class PostgresStore(Store):
                 for batch in batches:
                     self._write_rows(copy, batch)
 
-    def _write_rows(self, copy: psycopg.Copy, batch: Batch) -> None:
+    def _write_rows(self, copy: psycopg.Copy, batch: ItemBatch) -> None:
         bits = to_bit_strings(batch.codes, self.n_bits)
         for row in zip(batch.ids.tolist(), bits, batch.texts, strict=True):
             copy.write_row(row)
@@ -289,7 +289,7 @@ class _PostgresSnapshot(Snapshot):
         self.place, self.n_bits = store.place, store.n_bits
         self._store, self._cursor = store, cursor
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[ItemBatch]:
         """Yield all items, some at a time."""
         select = self._store._sql(_ITEMS + "ORDER BY id")
         with self._cursor.connection.cursor("batches", binary=True) as cursor:
@@ -297,7 +297,7 @@ class _PostgresSnapshot(Snapshot):
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 ids, bits, texts = zip(*rows, strict=True)
                 codes = from_bit_strings(bits, self.n_bits)
-                yield Batch(np.array(ids, np.int64), codes, list(map(_as_kept, texts)))
+                yield ItemBatch(np.array(ids, np.int64), codes, list(map(_as_kept, texts)))
 
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
         return self._store._items_of(self._cursor, ids)

@@ -26,7 +26,7 @@ from antipodal.index import Ball, HammingIndex, Neighbours
 from antipodal.index.asymmetric import Floats
 from antipodal.stores.address import Address
 from antipodal.stores.metadata import parse_metadata
-from antipodal.stores.reading import Batch, Snapshot
+from antipodal.stores.snapshot import ItemBatch, Snapshot
 from antipodal.stores.sqlitecache import IndexCache
 from antipodal.stores.sqlitefile import (
     AMONG,
@@ -146,7 +146,7 @@ class SqliteStore(Store):
         with self._read() as connection:
             self._file.copy(connection, path)
 
-    def _replace_all(self, batches: Iterator[Batch]) -> None:
+    def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
         with self._write() as connection:
             connection.execute("DELETE FROM items")
             for ids, codes, texts in batches:
@@ -189,7 +189,7 @@ class SqliteStore(Store):
         except (ValueError, RecursionError) as error:  # with a checksum: not our writer
             raise self._file.damaged(f"metadata of an item cannot be read: {error}") from None
 
-    def _batches_of(self, connection: sqlite3.Connection, ids: Ids) -> Iterator[Batch]:
+    def _batches_of(self, connection: sqlite3.Connection, ids: Ids) -> Iterator[ItemBatch]:
         cursor = connection.execute(f"{SELECT} WHERE {AMONG}", [id_list(ids)])
         return (self._file.batch(rows, self.n_bits) for rows in some_at_a_time(cursor))
 
@@ -277,7 +277,7 @@ class _SqliteSnapshot(Snapshot):
         self._store, self._connection = store, connection
         self._index, self._version = index, version
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[ItemBatch]:
         """Yield all items, some at a time."""
         cursor = self._connection.execute(f"{SELECT} ORDER BY id")
         return (self._store._file.batch(rows, self.n_bits) for rows in some_at_a_time(cursor))

@@ -26,7 +26,7 @@ from antipodal.errors import StoreError
 from antipodal.stores.about import About
 from antipodal.stores.address import Address
 from antipodal.stores.dialects import EXACT_REAL
-from antipodal.stores.reading import Batch
+from antipodal.stores.snapshot import ItemBatch
 
 _FORMAT = 1
 _APPLICATION_ID = 0x616E7470  # "antp", in the header of the file
@@ -161,7 +161,7 @@ class SqliteFile:
             target.close()
 
     @contextmanager
-    def as_backup(self) -> Iterator[tuple[About, Iterator[Batch]]]:
+    def as_backup(self) -> Iterator[tuple[About, Iterator[ItemBatch]]]:
         """Open a file that nobody writes: what it says of its codes, and all of its items."""
         with self.errors():
             if self._path.stat().st_size < _LEAST_BYTES:
@@ -260,10 +260,10 @@ class SqliteFile:
         except ValueError as error:  # with a checksum: not our writer
             raise self.damaged(str(error)) from None
 
-    def batch(self, rows: list[tuple[Any, ...]], n_bits: int) -> Batch:
+    def batch(self, rows: list[tuple[Any, ...]], n_bits: int) -> ItemBatch:
         """Return the same with metadata as text."""
         ids, codes, texts = self.checked(rows, n_bits)
-        return Batch(ids, codes, [text.decode() for text in texts])
+        return ItemBatch(ids, codes, [text.decode() for text in texts])
 
     def check_pages(self, connection: sqlite3.Connection) -> None:
         """Let SQLite look for pages that are missing or out of place."""

@@ -1,4 +1,4 @@
-"""The contract of every store: what it keeps, and what it refuses. `reading` has what it answers.
+"""The contract of every store: what it keeps, and what it refuses. `snapshot` has what it answers.
 
 A store keeps items: an id, a code, and metadata, a JSON object. Public methods check their
 arguments here, once; an engine implements the methods with an underscore.
@@ -25,7 +25,7 @@ from antipodal.stores.loading import (
     check_length,
 )
 from antipodal.stores.metadata import Metadata, metadata_texts, same_metadata
-from antipodal.stores.reading import Batch, Reader
+from antipodal.stores.snapshot import ItemBatch, Reader
 
 
 class Store(Reader):
@@ -255,7 +255,7 @@ class Store(Reader):
     def _delete(self, ids: Ids) -> int: ...
 
     @abstractmethod
-    def _replace_all(self, batches: Iterator[Batch]) -> None:
+    def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
         """Put items in the place of all there are: at once, in an engine with transactions."""
 
 

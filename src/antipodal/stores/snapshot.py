@@ -31,7 +31,7 @@ class Items(NamedTuple):
     metadata: list[dict[str, Any]]
 
 
-class Batch(NamedTuple):
+class ItemBatch(NamedTuple):
     """Some of the items, each with its metadata as the JSON text that is kept."""
 
     ids: Ids
@@ -148,7 +148,7 @@ class Snapshot(Reader):
             raise StoreError(f"{self.place}: this snapshot is over: ask within its block")
 
     @abstractmethod
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[ItemBatch]:
         """Yield all items, some at a time."""
 
     @abstractmethod
