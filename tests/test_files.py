@@ -1,7 +1,10 @@
 """Writing files: what is there is replaced whole, and stays what it was."""
 
 import os
+import signal
 import stat
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -175,3 +178,58 @@ def test_a_check_leaves_the_file_as_it_is(tmp_path):
     assert path.read_bytes() == b"old"
     assert path.stat().st_mtime_ns == before.st_mtime_ns
     assert list(tmp_path.iterdir()) == [path]
+
+
+_KILLED_SAVE = """
+import os, signal, sys
+from antipodal.storage.files import replacing
+with replacing(sys.argv[1]) as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_save_left_is_removed_by_the_next_and_nothing_else(tmp_path):
+    path, others = tmp_path / "model", [".model.settings", ".model.abcdefgh", ".models.x", "model2"]
+    for name in others:
+        (tmp_path / name).write_bytes(b"mine")
+    for _ in range(2):
+        killed = subprocess.run([sys.executable, "-c", _KILLED_SAVE, path], timeout=60)
+        assert killed.returncode == -signal.SIGKILL
+    before = set(os.listdir(tmp_path)) - set(others)
+    assert before
+    write(tmp_path / "models")  # of another name
+    assert before <= set(os.listdir(tmp_path))
+    write(path)
+    assert set(os.listdir(tmp_path)) == {*others, "model", "models"}
+
+
+def test_a_save_that_goes_on_is_left_alone_by_others_of_the_name(tmp_path):
+    path = tmp_path / "model"
+    with replacing(path) as slow:
+        slow.write(b"slow")
+        write(path, b"fast")
+        assert path.read_bytes() == b"fast"
+    assert path.read_bytes() == b"slow"
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_many_saves_of_one_name_at_once_all_succeed(tmp_path):
+    path, failures = tmp_path / "model", []
+
+    def save(number):
+        try:
+            for _ in range(15):
+                write(path, bytes([number]) * 1000)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(set(path.read_bytes())) == 1
+    assert os.listdir(tmp_path) == ["model"]

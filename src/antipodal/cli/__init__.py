@@ -19,6 +19,7 @@ from antipodal.cli import (
     indexing,
     searching,
     serve,
+    store,
 )
 from antipodal.cli.app import app
 from antipodal.errors import AntipodalError
@@ -35,6 +36,7 @@ __all__ = [
     "main",
     "searching",
     "serve",
+    "store",
 ]
 
 # What the data or the machine can cause. Anything else is a fault of ours, and shows where it is.

@@ -155,6 +155,12 @@ class AGH(BaseHasher):
 
         return project
 
+    def check_restored(self) -> None:
+        """Refuse what was read from a file if it has not a row of the projection per anchor."""
+        if len(self.projection_) != len(self.anchors_):
+            raise ValueError("projection_ must have a row per anchor")
+        super().check_restored()
+
     def _check_parameters(self) -> None:
         if self.layers not in (1, 2):
             raise ValueError(f"layers must be 1 or 2: got {self.layers!r}")

@@ -6,7 +6,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
 import antipodal
-from antipodal.checks import check_finite, check_whole
+from antipodal.checks import check_finite, check_type, check_whole
 from antipodal.codes import Bits, Codes, code_width
 from antipodal.pairs import check_labels, function_name
 from antipodal.reading import VectorFile
@@ -154,12 +154,25 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self._remember_parameters()
 
     def check_restored(self) -> None:
-        """Refuse what was read from a file if it does not map n_features_in_ numbers to n_bits."""
-        rows = torch.zeros(1, 1).expand(_FEWEST_ROWS, self.n_features_in_)
+        """Refuse what was read from a file if it does not map n_features_in_ numbers to n_bits.
+
+        Names, kinds and shapes are those that encoding needs, tried on rows of zeros, which take
+        no memory whatever the file claims, and on random rows.
+        """
+        check_whole(self.n_bits, "n_bits", 1)
+        check_whole(self.n_features_in_, "n_features_in_", 1)
+        for name, kind in get_type_hints(type(self)).items():
+            if name.endswith("_") and name in vars(self):
+                _check_learned(getattr(self, name), name, kind)
+        zeros = torch.zeros(1, 1).expand(_FEWEST_ROWS, self.n_features_in_)
         with torch.inference_mode(), self._borrowed_projector(_FEWEST_ROWS) as project:
-            made = tuple(project(rows).shape)
+            made = tuple(project(zeros).shape)
         if made != (_FEWEST_ROWS, self.n_bits):
             raise ValueError(f"what it learned makes codes of {made[-1]} bits, not {self.n_bits}")
+        rows = np.random.default_rng(0).standard_normal((_FEWEST_ROWS, self.n_features_in_))
+        for values in (self.project(rows), self.query(rows)):
+            if values.shape != made or not np.isfinite(values).all():
+                raise ValueError("what it learned does not make finite values of finite rows")
 
     def check_fit(self, X: ArrayLike, *, min_samples: int = 2) -> NDArray[Any]:
         """Check the training rows and the number of bits; then forget what was learned before.
@@ -324,6 +337,17 @@ def map_blocks(
                 "too large to compute with in float32"
             )
         yield first + start, values.numpy()
+
+
+def _check_learned(value: Any, name: str, kind: object) -> None:
+    """Refuse what is not of the kind that a class declares, or not finite."""
+    is_array = get_origin(kind) is np.ndarray
+    if is_array and not isinstance(value, np.ndarray):
+        raise TypeError(f"{name} must be an array: got {type(value).__name__}")
+    if not is_array:
+        check_type(value, name, kind)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} must be finite: got {value}")
 
 
 def _first_not_finite(values: Tensor) -> int | None:

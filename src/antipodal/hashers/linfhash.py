@@ -24,6 +24,8 @@ from antipodal.threads import one_thread
 
 _LEAST_STEP = 64  # bits that are found at once, if there are fewer features
 
+_MOST_ITERATIONS = 100_000  # in a model file: some thousand times what a code needs
+
 
 class LinfHash(BaseHasher):
     """Signs of the solution of Eq. 1, without a network and without labels. [Jegou2012]
@@ -285,6 +287,13 @@ class LinfHash(BaseHasher):
     def read_parameters(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters of a saved model as this version has them."""
         return {**saved, "nested": tuple(saved.get("nested", ()))}  # JSON knows lists alone
+
+    def check_restored(self) -> None:
+        """Refuse what was read from a file if no `fit` leaves it, or encoding would not end."""
+        self._check_parameters()
+        if self.n_iter > _MOST_ITERATIONS:
+            raise ValueError(f"n_iter must be at most {_MOST_ITERATIONS:,}: got {self.n_iter}")
+        super().check_restored()
 
     def _check_parameters(self) -> None:
         for name in ("sparsity", "n_samples", "n_iter"):

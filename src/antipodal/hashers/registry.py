@@ -14,6 +14,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
+import numpy as np
+
 import antipodal
 from antipodal.errors import AntipodalError, ModelFileError
 from antipodal.hashers.agh import AGH
@@ -131,6 +133,18 @@ def hasher_names() -> list[str]:
     return list(dict.fromkeys([*HASHERS, *_registered, *plug_ins]))
 
 
+# What a hasher may raise that is made of things which no `save` wrote.
+_UNLIKE = (
+    KeyError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    AttributeError,
+    IndexError,
+    ArithmeticError,
+)
+
+
 def load(path: str | os.PathLike[str]) -> BaseHasher:
     """Read a hasher that `save` wrote; raise `AntipodalError` if the file is not as written.
 
@@ -143,9 +157,13 @@ def load(path: str | os.PathLike[str]) -> BaseHasher:
         raise ModelFileError(f"{path} holds a {name!r}, which {_how_to_know(name, header)}")
     try:
         hasher = kind(**kind.read_parameters(header["parameters"]))
+        for array_name, array in arrays.items():
+            # What encoding computes with is float32; float64 are reports of the fit.
+            if array.dtype == np.float32 and not np.isfinite(array).all():
+                raise ValueError(f"{array_name} must be finite")
         hasher.restore_state({**arrays, **header["fitted"]})
         hasher.check_restored()
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+    except _UNLIKE as error:
         raise ModelFileError(f"{path} does not describe a {name}: {error}") from error
     return hasher
 

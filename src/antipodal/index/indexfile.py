@@ -120,6 +120,7 @@ def _arrays(header: Header, data: memoryview) -> tuple[Codes, range | Ids, Bytes
         raise ValueError(f"{len(data)} bytes do not hold {n_items} items of {n_bits} bits")
     array = np.frombuffer(data, dtype=np.uint8)
     rows, engine_data = array[:rows_end].reshape(n_items, width), array[ids_end:]
+    _check_padding(rows, n_bits)
     if first_id is not None:
         if not -(2**63) <= first_id <= 2**63 - n_items:
             raise ValueError(f"its ids from {first_id} on do not fit into 64 bits")
@@ -128,3 +129,11 @@ def _arrays(header: Header, data: memoryview) -> tuple[Codes, range | Ids, Bytes
     if not (ids[1:] > ids[:-1]).all():
         raise ValueError("its ids are not in increasing order")
     return rows, without_gaps(ids), engine_data
+
+
+def _check_padding(rows: Codes, n_bits: int) -> None:
+    """Refuse bits behind the last one of a code: they would count as distance."""
+    behind = np.bitwise_or.reduce(rows[:, n_bits // 8 :], axis=0)
+    behind[:1] &= 0xFF >> n_bits % 8
+    if behind.any():
+        raise ValueError(f"its codes have bits behind the {n_bits} that they should have")

@@ -31,6 +31,8 @@ class NpyTable(Table):
                 f"{file.path} must have a row per item and a column per feature: got shape "
                 f"{self.array.shape}"
             )
+        if len(self.array) and not self.array.size:
+            raise AntipodalError(f"{file.path} has no columns: got shape {self.array.shape}")
         if self.array.dtype.kind not in _NUMBERS:
             raise AntipodalError(f"{file.path} must hold numbers: got {self.array.dtype}")
 

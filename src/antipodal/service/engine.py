@@ -19,8 +19,7 @@ from antipodal.service.limits import Limits
 from antipodal.service.problems import UnavailableError
 from antipodal.service.schemas import DeleteRequest, EncodeRequest, SearchRequest, UpsertRequest
 from antipodal.storage.modelfile import model_identity
-from antipodal.stores import Store, open_store
-from antipodal.stores.store import Items
+from antipodal.stores import Items, Snapshot, Store, open_store
 from antipodal.stores.where import matches, parse_where
 
 _TRIES = 20
@@ -112,7 +111,8 @@ class Engine:
         if code is None:
             return None
         for _ in range(_TRIES):
-            found = self._answer(request, k, code, values)
+            with self.store.snapshot() as now:
+                found = self._answer(now, request, k, code, values)
             if found is not None:
                 return {"code": self._hex(code)[0], **found}
         raise UnavailableError("the items found are being replaced too quickly: try again")
@@ -189,10 +189,15 @@ class Engine:
         return self.hasher.encode(rows), values
 
     def _answer(
-        self, request: SearchRequest, k: int, code: Codes, values: NDArray[np.float32] | None
+        self,
+        store: Snapshot,
+        request: SearchRequest,
+        k: int,
+        code: Codes,
+        values: NDArray[np.float32] | None,
     ) -> dict[str, Any] | None:
-        """Search once. None: what was found has changed before it could be fetched."""
-        where, store = request.where, self.store
+        """Search once. None: what was found has changed before it could be fetched, in Milvus."""
+        where = request.where
         answer: dict[str, Any] = {}
         n_wanted = k if values is None else k * OVERSAMPLE
         if request.histogram:

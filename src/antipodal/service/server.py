@@ -19,6 +19,7 @@ from fastapi import FastAPI
 
 from antipodal.errors import AntipodalError
 from antipodal.service.app import create_app
+from antipodal.service.connections import LimitedConnection
 from antipodal.service.engine import Engine
 from antipodal.service.keys import Keys
 from antipodal.service.limits import Limits
@@ -82,6 +83,7 @@ def serve(settings: Settings) -> None:
             proxy_headers=False,
             server_header=False,
             ws="none",
+            http=LimitedConnection,
             # A request may take the time for its body and that for its answer.
             timeout_graceful_shutdown=int(2 * settings.limits.seconds) + 5,
             timeout_worker_healthcheck=60,

@@ -4,10 +4,12 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from antipodal.errors import ModelFileError
@@ -56,15 +58,75 @@ def restore_checkpoint(
             f"{path} is a checkpoint of other data or settings. Remove it to start afresh, "
             "or name another file"
         )
+    weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
+    weights |= {f"best.{name}": value for name, value in encoder.state_dict().items()}
+    state = {
+        f"optimizer.{number}.{key}": value
+        for number, values in _state_after_a_step(optimizer).items()
+        for key, value in values.items()
+    }
+    _check_arrays(path, arrays, weights | state)
+    history = header.get("history")
+    _check_history(path, history)
     parts: dict[str, dict[str, Tensor]] = {"encoder": {}, "best": {}, "optimizer": {}}
     for name, array in arrays.items():
         part, _, rest = name.partition(".")
         parts[part][rest] = torch.from_numpy(array.copy())
     encoder.load_state_dict(parts["encoder"])
-    state: dict[int, dict[str, Tensor]] = {}
+    restored: dict[int, dict[str, Tensor]] = {}
     for name, value in parts["optimizer"].items():
         number, _, key = name.partition(".")
-        state.setdefault(int(number), {})[key] = value
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+        restored.setdefault(int(number), {})[key] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": restored})
     device = next(encoder.parameters()).device
-    return header["history"], {name: value.to(device) for name, value in parts["best"].items()}
+    return dict(history or {}), {name: value.to(device) for name, value in parts["best"].items()}
+
+
+def _state_after_a_step(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
+    """Return what an optimiser remembers of each weight, from a copy that has made a step."""
+    probe = deepcopy(optimizer)
+    for group in probe.param_groups:
+        for weight in group["params"]:
+            weight.grad = torch.zeros_like(weight)
+    probe.step()
+    state: dict[int, dict[str, Tensor]] = probe.state_dict()["state"]
+    return {
+        number: {key: value for key, value in values.items() if isinstance(value, Tensor)}
+        for number, values in state.items()
+    }
+
+
+def _check_arrays(
+    path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], expected: Tensors
+) -> None:
+    """Refuse a file without the very arrays of this run: names, shapes, kinds, finite values."""
+    if odd := sorted(arrays.keys() ^ expected.keys()):
+        raise ModelFileError(f"{path} is no checkpoint of this run: {odd[0]} is missing or unknown")
+    for name, array in arrays.items():
+        wanted = np.atleast_1d(expected[name].detach().cpu().numpy())  # as files have them
+        if array.shape != wanted.shape or array.dtype != wanted.dtype:
+            raise ModelFileError(
+                f"{path} is no checkpoint of this run: {name} is {array.dtype} {array.shape}, "
+                f"expected {wanted.dtype} {wanted.shape}"
+            )
+        if not np.isfinite(array).all():
+            raise ModelFileError(f"{path} cannot be gone on from: {name} must be finite")
+
+
+def _check_history(path: str | os.PathLike[str], history: Any) -> None:
+    """Refuse losses that no training leaves."""
+
+    def are_numbers(values: Any) -> bool:
+        return isinstance(values, list) and all(type(value) in (int, float) for value in values)
+
+    good = (
+        isinstance(history, dict)
+        and history.keys() == {"loss", "validation_loss", "best_epoch"}
+        and are_numbers(history["loss"])
+        and are_numbers(history["validation_loss"])
+        and len(history["validation_loss"]) in (0, len(history["loss"]))
+        and type(history["best_epoch"]) is int
+        and 0 <= history["best_epoch"] <= len(history["loss"])
+    )
+    if not good:
+        raise ModelFileError(f"{path} is no checkpoint: it does not say what the losses were")

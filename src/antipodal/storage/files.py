@@ -10,6 +10,12 @@ from typing import BinaryIO, NamedTuple
 
 from antipodal.errors import AntipodalError
 
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
+
+_SUFFIX = ".unfinished"
 _NAME_LENGTH = 40  # of a temporary name: the whole of a long one would be too long with more to it
 
 
@@ -20,7 +26,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     The data is on the disk before the name is. If anything goes wrong the temporary file is
     removed and what was at `path` before is still there. A link stays, and the file it leads to
     is replaced, or made; a file that is replaced keeps its mode, and its owner where the system
-    lets us. What is not a file (a device, a pipe with a name) is written to as it is.
+    lets us. What is not a file (a device, a pipe with a name) is written to as it is. What earlier
+    calls left because they were killed is removed.
     """
     with _naming(path):
         place = _find_place(path)
@@ -28,21 +35,73 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             with open(path, "wb") as stream:
                 yield stream
             return
-        target, old = place
-        prefix = f".{target.name[:_NAME_LENGTH]}."
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=prefix)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                yield file
-                file.flush()
+        with _replacing(place) as temporary, open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+
+@contextmanager
+def replacing_by_name(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Do the same for what writes to a name, as SQLite does: give the name of an empty file."""
+    with _naming(path):
+        place = _find_place(path)
+        if place is None:
+            raise AntipodalError(f"cannot write {path}: it is no file")
+        with _replacing(place) as temporary:
+            yield Path(temporary)
+            with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())
-            _set_mode(temporary, old)
-            os.replace(temporary, target)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
-        _sync_directory(target.parent)
+
+
+@contextmanager
+def _replacing(place: "_Place") -> Iterator[str]:
+    """Give the name of a temporary file, which takes its place when the block ends well."""
+    target, old = place
+    prefix = f".{target.name[:_NAME_LENGTH]}."
+    _remove_abandoned(target.parent, prefix)
+    temporary, lock = _make_locked(target.parent, prefix)
+    try:
+        yield temporary
+        _set_mode(temporary, old)
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    finally:
+        if lock is not None:
+            os.close(lock)  # not before it has its name: others would take it for abandoned
+    _sync_directory(target.parent)
+
+
+def _make_locked(folder: Path, prefix: str) -> tuple[str, int | None]:
+    """Make a temporary file, and lock it: the lock ends with the process that holds it."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=folder, prefix=prefix, suffix=_SUFFIX)
+        if fcntl is None:
+            os.close(handle)
+            return name, None
+        with suppress(OSError):  # a file system may have no locks: then nothing is cleared away
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return name, handle
+        os.close(handle)  # somebody took it for abandoned before it was locked
+
+
+def _remove_abandoned(folder: Path, prefix: str) -> None:
+    """Remove temporary files that nobody holds the lock of: their processes are dead."""
+    if fcntl is None:
+        return
+    for name in os.listdir(folder):
+        if name.startswith(prefix) and name.endswith(_SUFFIX):
+            with suppress(OSError):
+                handle = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(folder / name)
+                finally:
+                    os.close(handle)
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

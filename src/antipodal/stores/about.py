@@ -1,22 +1,43 @@
-"""What a store says of its codes: how long they are, and which model made them."""
+"""What a store says of itself: how long its codes are, which model made them, and who it is."""
 
-from typing import NamedTuple, Self
+import secrets
+from typing import Any, NamedTuple, Self
 
 from antipodal.errors import NoStoreError, StoreError
+from antipodal.index.scan import MAX_BITS
 
 
 class About(NamedTuple):
-    """What is kept beside the items, and never changes."""
+    """What is kept beside the items, and never changes.
+
+    The identity is drawn when a store is made: copies and backups of a store share it, any two
+    others differ. Stores made before there were identities have None.
+    """
 
     n_bits: int
     model: str | None
+    identity: str | None = None
 
     @classmethod
     def of_new(cls, place: str, n_bits: int | None, model: str | None) -> Self:
         """Return what a store that is about to be made will say."""
         if n_bits is None:
             raise NoStoreError(place)
-        return cls(n_bits, model)
+        if n_bits > MAX_BITS:
+            raise ValueError(f"n_bits must be at most {MAX_BITS}: got {n_bits}")
+        return cls(n_bits, model, secrets.token_hex(16))
+
+    @classmethod
+    def of_header(cls, header: Any) -> Self:
+        """Return what a header, as JSON has it, says; raise ValueError if no store says so."""
+        if not isinstance(header, dict):
+            raise ValueError(f"its header is no object: got {type(header).__name__}")
+        n_bits, model, identity = (header.get(name) for name in cls._fields)
+        if type(n_bits) is not int or not 1 <= n_bits <= MAX_BITS:
+            raise ValueError(f"it must say how many bits its codes have, 1 to {MAX_BITS}")
+        if not all(text is None or isinstance(text, str) for text in (model, identity)):
+            raise ValueError("the names of its model and of itself must be text")
+        return cls(n_bits, model, identity)
 
     def agree(self, place: str, n_bits: int | None, model: str | None) -> None:
         """Refuse to be opened for codes of another length or of another model."""

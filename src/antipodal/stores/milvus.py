@@ -17,7 +17,7 @@ from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
 from antipodal.checks import MAX_ID, Ids
-from antipodal.codes import Codes, code_width, to_bytes
+from antipodal.codes import Codes, code_width, from_bytes, to_bytes
 from antipodal.errors import StoreError
 from antipodal.index import Ball, Neighbours
 from antipodal.index.scan import Distances
@@ -26,7 +26,8 @@ from antipodal.stores.address import Address
 from antipodal.stores.dialects import milvus_narrowing
 from antipodal.stores.hits import ItemHits, by_distance_and_id, nearest, within
 from antipodal.stores.loading import batches
-from antipodal.stores.metadata import clean
+from antipodal.stores.metadata import clean, metadata_text
+from antipodal.stores.snapshot import ItemBatch, Snapshot
 from antipodal.stores.store import Store
 from antipodal.stores.where import Where, matches
 
@@ -40,8 +41,8 @@ _LEAST = -(2**63)
 _NO_PINGS = {"grpc.keepalive_time_ms": 2**31 - 1}
 
 
-class MilvusStore(Store):
-    """Items in a collection of Milvus."""
+class MilvusStore(Store, Snapshot):
+    """Items in a collection of Milvus, which has no snapshots: each call sees what is there."""
 
     def __init__(self, address: Address, *, n_bits: int | None, model: str | None) -> None:
         self._collection = address.options.get("collection", "codes")
@@ -65,7 +66,7 @@ class MilvusStore(Store):
         except BaseException:
             self.close()
             raise
-        self.n_bits, self.model = about
+        self.n_bits, self.model = about.n_bits, about.model
 
     def close(self) -> None:
         """Close the connection; the embedded server ends with the program."""
@@ -93,6 +94,13 @@ class MilvusStore(Store):
             with self._errors() as client:
                 client.upsert(self._collection, rows[part])
         return len(known)
+
+    def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
+        before = {row["id"] for rows in self._pages("", ["id"]) for row in rows}
+        for batch in batches:
+            self._put(batch.ids, batch.codes, batch.texts, replace=True)
+            before.difference_update(batch.ids.tolist())
+        self._delete(np.array(sorted(before), np.int64))
 
     def _known(self, ids: Ids) -> Ids:
         return np.array([row["id"] for row in self._items(ids, ["id"])], np.int64)
@@ -143,6 +151,13 @@ class MilvusStore(Store):
                     consistency_level="Strong",
                 )
             yield from rows
+
+    def batches(self) -> Iterator[ItemBatch]:
+        """Yield all items, some at a time."""
+        for rows in self._pages("", ["id", "code", "metadata"]):
+            codes = from_bytes([bytes(row["code"][0]) for row in rows], self.n_bits)
+            ids = np.array([row["id"] for row in rows], np.int64)
+            yield ItemBatch(ids, codes, [metadata_text(row["metadata"]) for row in rows])
 
     def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
         parts = [self._nearest(codes, k, expression) for expression in self._expressions(where)]
@@ -247,19 +262,27 @@ class MilvusStore(Store):
 
     def _passing(self, where: Where) -> Ids:
         """Return the ids of the items that pass: Milvus narrows them down, `matches` decides."""
-        ids = []
+        ids = [
+            row["id"]
+            for rows in self._pages(milvus_narrowing(where), ["id", "metadata"])
+            for row in rows
+            if matches(where, clean(row["metadata"]))
+        ]
+        return np.array(ids, np.int64)
+
+    def _pages(self, expression: str, fields: list[str]) -> Iterator[list[dict[str, Any]]]:
+        """Yield the items that an expression holds for, some at a time."""
         with self._errors() as client:
             pages = client.query_iterator(
                 self._collection,
-                filter=milvus_narrowing(where),
-                output_fields=["id", "metadata"],
+                filter=expression,
+                output_fields=fields,
                 batch_size=_BATCH,
                 consistency_level="Strong",
             )
             while page := pages.next():
-                ids += [row["id"] for row in page if matches(where, clean(row["metadata"]))]
+                yield page
             pages.close()
-        return np.array(ids, np.int64)
 
     # ----------------------------------------------------------------------------- opening
 
@@ -270,9 +293,8 @@ class MilvusStore(Store):
             description = client.describe_collection(self._collection)["description"]
             client.load_collection(self._collection)
         try:
-            header = json.loads(description)
-            return About(int(header["n_bits"]), header["model"])
-        except (ValueError, TypeError, KeyError):
+            return About.of_header(json.loads(description))
+        except (ValueError, RecursionError):
             raise StoreError(f"{self.place} is there, but was not made by antipodal") from None
 
     def _create(self, client: MilvusClient, about: About) -> None:
@@ -291,11 +313,14 @@ class MilvusStore(Store):
             self._collection, schema=schema, index_params=index, consistency_level="Strong"
         )
 
+    def _check_open(self) -> None:
+        if self._client is None and hasattr(self, "n_bits"):
+            raise StoreError(f"{self.place} is closed")
+
     @contextmanager
     def _errors(self) -> Iterator[MilvusClient]:
         """Give the client, and turn what goes wrong with it into a StoreError."""
-        if self._client is None and hasattr(self, "n_bits"):
-            raise StoreError(f"{self.place} is closed")
+        self._check_open()
         try:
             yield self._client
         except MilvusException as error:

@@ -1,18 +1,19 @@
 """A store in PostgreSQL with pgvector: the distance and the order are computed by the server.
 
-A search is one statement, whatever the number of queries, so it sees one state of the table.
-It is exact: an approximate index that someone made on the table is not used, because it is the
+A search is one statement, whatever the number of queries, so it sees one state of the table; a
+snapshot is one transaction, all statements of which see the same one (REPEATABLE READ). A search
+is exact: an approximate index that someone made on the table is not used, because it is the
 cast of the distance that is sorted by, which no index knows.
 """
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, LiteralString
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from typing import Any, LiteralString, TypeAlias
 
 import numpy as np
 import psycopg
-from psycopg import sql
+from psycopg import IsolationLevel, sql
 
 from antipodal.checks import Ids
 from antipodal.codes import Codes, from_bit_strings, to_bit_strings
@@ -22,7 +23,8 @@ from antipodal.stores.about import About
 from antipodal.stores.address import Address
 from antipodal.stores.dialects import postgres_condition
 from antipodal.stores.hits import ItemHits, nearest, within
-from antipodal.stores.metadata import parse_metadata
+from antipodal.stores.metadata import metadata_text, parse_metadata
+from antipodal.stores.snapshot import ItemBatch, Snapshot
 from antipodal.stores.store import Store
 from antipodal.stores.where import And, Where
 
@@ -70,18 +72,23 @@ SELECT place, id, distance FROM query CROSS JOIN LATERAL (
     SELECT id, (code <~> bits)::integer AS distance FROM {source}) AS item
 WHERE distance <= %s ORDER BY place, distance, id
 """
+_ROWS_AT_ONCE = 20_000
 _MAX_NAME = 63 - len("_about")  # PostgreSQL would cut a longer one without a word
 
 
+_ITEMS: LiteralString = "SELECT id, code::text, metadata::text FROM {items} "
+
+Cursor: TypeAlias = psycopg.Cursor[tuple[Any, ...]]
+
+
 class PostgresStore(Store):
-    """Items in a table of PostgreSQL; threads take turns on one connection."""
+    """Items in a table of PostgreSQL; each call takes a connection that is free, or makes one."""
 
     def __init__(self, address: Address, *, n_bits: int | None, model: str | None) -> None:
         self.place = address.shown
         self._address = address
-        self._lock = threading.RLock()
         self._closed = False
-        self._connection = self._connect()
+        self._idle: SimpleQueue[psycopg.Connection[tuple[Any, ...]]] = SimpleQueue()
         try:
             with self._transaction() as cursor:
                 schema, table = self._names(cursor, address.options)
@@ -93,22 +100,35 @@ class PostgresStore(Store):
         except BaseException:
             self.close()
             raise
-        self.n_bits, self.model = about
+        self.n_bits, self.model = about.n_bits, about.model
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connections; those in use are closed after that."""
         self._closed = True
-        self._connection.close()
+        with suppress(Empty):
+            while True:
+                self._idle.get_nowait().close()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        """Give the store as it is now: whatever is written meanwhile is not seen in it.
+
+        It takes a connection for as long as it lasts.
+        """
+        with self._transaction(IsolationLevel.REPEATABLE_READ) as cursor:
+            snapshot = _PostgresSnapshot(self, cursor)
+            try:
+                yield snapshot
+            finally:
+                snapshot.is_over = True
 
     def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
-        texts = ["{}"] * len(ids) if metadata is None else metadata
-        rows = zip(ids.tolist(), to_bit_strings(codes, self.n_bits), texts, strict=True)
+        batch = ItemBatch(ids, codes, ["{}"] * len(ids) if metadata is None else metadata)
         copy_in: LiteralString = "COPY pg_temp.antipodal_{n_bits} FROM STDIN"
         with self._transaction() as cursor:
             cursor.execute(self._sql(_INCOMING))
             with cursor.copy(self._sql(copy_in)) as copy:
-                for row in rows:
-                    copy.write_row(row)
+                self._write_rows(copy, batch)
             if replace:
                 changes = _ALL_BUT_METADATA if metadata is None else _ALL
                 written = cursor.execute(self._sql(_UPSERT.replace("{changes}", changes)))
@@ -120,14 +140,30 @@ class PostgresStore(Store):
         self._refuse(self._known(ids))
         raise StoreError(f"{self.place}: items were deleted while these were added: try again")
 
+    def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
+        with self._transaction() as cursor:
+            # Nobody else writes until the end; who reads sees the items as they were.
+            cursor.execute(self._sql("LOCK TABLE {items} IN EXCLUSIVE MODE"))
+            cursor.execute(self._sql("DELETE FROM {items}"))
+            with cursor.copy(self._sql("COPY {items} FROM STDIN")) as copy:
+                for batch in batches:
+                    self._write_rows(copy, batch)
+
+    def _write_rows(self, copy: psycopg.Copy, batch: ItemBatch) -> None:
+        bits = to_bit_strings(batch.codes, self.n_bits)
+        for row in zip(batch.ids.tolist(), bits, batch.texts, strict=True):
+            copy.write_row(row)
+
     def _known(self, ids: Ids) -> Ids:
         select: LiteralString = "SELECT id FROM {items} WHERE id = ANY (%s::bigint[])"
-        rows = self._rows(self._sql(select), [ids.tolist()])
+        with self._transaction() as cursor:
+            rows = cursor.execute(self._sql(select), [ids.tolist()]).fetchall()
         return np.array([number for (number,) in rows], np.int64)
 
     def _largest_id(self) -> int | None:
-        largest = self._rows(self._sql("SELECT max(id) FROM {items}"), [])[0][0]
-        return None if largest is None else int(largest)
+        with self._transaction() as cursor:
+            row = cursor.execute(self._sql("SELECT max(id) FROM {items}")).fetchone()
+        return None if row is None or row[0] is None else int(row[0])
 
     def _delete(self, ids: Ids) -> int:
         with self._transaction() as cursor:
@@ -137,43 +173,21 @@ class PostgresStore(Store):
             return cursor.rowcount
 
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
-        select: LiteralString = (
-            "SELECT id, code::text, metadata::text FROM {items} WHERE id = ANY (%s::bigint[])"
-        )
-        rows = self._rows(self._sql(select), [ids.tolist()])
+        with self._transaction() as cursor:
+            return self._items_of(cursor, ids)
+
+    def _items_of(self, cursor: Cursor, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
+        select = self._sql(_ITEMS + "WHERE id = ANY (%s::bigint[])")
+        rows = cursor.execute(select, [ids.tolist()]).fetchall()
         codes = from_bit_strings([row[1] for row in rows], self.n_bits)
         return {
             number: (code.tobytes(), parse_metadata(text))
             for (number, _, text), code in zip(rows, codes, strict=True)
         }
 
-    def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
-        return nearest(self._hits(_SEARCH, codes, min(k, 2**62), where))
-
-    def _radius(self, codes: Codes, r: int, where: Where | None) -> Ball:
-        return within(self._hits(_RADIUS, codes, r, where))
-
-    def _count(self, where: Where | None) -> int:
-        condition, values = postgres_condition(where or And(()))
-        query = self._sql("SELECT count(*) FROM {items} WHERE {condition}", condition)
-        return int(self._rows(query, values)[0][0])
-
-    def _hits(self, query: LiteralString, codes: Codes, last: int, where: Where | None) -> ItemHits:
-        texts = to_bit_strings(codes, self.n_bits)
-        if where is None:
-            rows = self._rows(self._sql(_QUERIES + query), [texts, last])
-        else:
-            condition, values = postgres_condition(where)
-            statement = self._sql(_QUERIES + _PASSING + query, condition)
-            rows = self._rows(statement, [texts, *values, last])
-        table = np.array(rows, np.int64).reshape(-1, 3)
-        ends = np.searchsorted(table[:, 0], np.arange(1, len(codes) + 1), side="right")
-        parts = np.split(table, ends[:-1]) if len(codes) else []
-        return [(part[:, 1], part[:, 2].astype(np.int32)) for part in parts]
-
     # ------------------------------------------------------------------ opening and asking
 
-    def _names(self, cursor: psycopg.Cursor[Any], options: dict[str, str]) -> tuple[str, str]:
+    def _names(self, cursor: Cursor, options: dict[str, str]) -> tuple[str, str]:
         schema, table = options.get("schema"), options.get("table", "codes")
         if schema is None:
             row = cursor.execute("SELECT current_schema()").fetchone()
@@ -189,7 +203,7 @@ class PostgresStore(Store):
                 )
         return schema, table
 
-    def _open(self, cursor: psycopg.Cursor[Any], n_bits: int | None, model: str | None) -> About:
+    def _open(self, cursor: Cursor, n_bits: int | None, model: str | None) -> About:
         """Read what the store says of itself, or make it."""
         # One at a time, since two that find no table would both make it.
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('antipodal'))")
@@ -205,7 +219,7 @@ class PostgresStore(Store):
             cursor.execute(self._sql(_CREATE))
             cursor.execute(self._sql(_CREATE_ABOUT))
             insert: LiteralString = "INSERT INTO {about} VALUES (%s, %s)"
-            cursor.execute(self._sql(insert), about)
+            cursor.execute(self._sql(insert), [about.n_bits, about.model])
         elif not all(there):
             raise StoreError(f"{self.place} is there, but was not made by antipodal")
         row = cursor.execute(
@@ -213,20 +227,21 @@ class PostgresStore(Store):
         ).fetchone()
         if row is None:
             raise StoreError(f"{self.place} does not say what codes it keeps: its about is empty")
-        return About(*row)
+        try:
+            return About.of_header({"n_bits": row[0], "model": row[1]})
+        except ValueError as error:
+            raise StoreError(f"{self.place}: {error}") from None
 
-    def _sql(self, text: LiteralString, condition: LiteralString = "") -> sql.Composed:
+    def _sql(
+        self, text: LiteralString, condition: LiteralString = "TRUE", source: str | None = None
+    ) -> sql.Composed:
         return sql.SQL(text).format(
             items=self._items,
             about=self._about,
             n_bits=sql.SQL(str(int(self.n_bits))),  # digits only
             condition=sql.SQL(condition),
-            source=sql.Identifier("passing") if condition else self._items,
+            source=self._items if source is None else sql.Identifier(source),
         )
-
-    def _rows(self, query: sql.Composed, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with self._transaction() as cursor:
-            return cursor.execute(query, values).fetchall()
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         try:
@@ -239,21 +254,84 @@ class PostgresStore(Store):
             raise StoreError(f"cannot connect to {self.place}: {message}") from None
 
     @contextmanager
-    def _transaction(self) -> Iterator[psycopg.Cursor[tuple[Any, ...]]]:
-        """Give a cursor to one thread; after a lost connection, of a new one."""
-        with self._lock:
+    def _transaction(self, level: IsolationLevel | None = None) -> Iterator[Cursor]:
+        """Lend a cursor to one thread; after a lost connection, of a new one."""
+        self._check_open()
+        connection = self._free_connection()
+        try:
+            connection.isolation_level = level  # of the transaction that begins
+            with connection.transaction(), connection.cursor(binary=True) as cursor:
+                yield cursor
+        except psycopg.Error as error:
+            raise StoreError(f"{self.place}: {_first_line(error)}") from error
+        finally:
+            self._idle.put(connection)
             if self._closed:
-                raise StoreError(f"{self.place} is closed")
-            if self._connection.closed:
-                self._connection = self._connect()
-            try:
-                with (
-                    self._connection.transaction(),
-                    self._connection.cursor(binary=True) as cursor,
-                ):
-                    yield cursor
-            except psycopg.Error as error:
-                raise StoreError(f"{self.place}: {_first_line(error)}") from error
+                self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"{self.place} is closed")
+
+    def _free_connection(self) -> psycopg.Connection[tuple[Any, ...]]:
+        with suppress(Empty):
+            while True:
+                connection = self._idle.get_nowait()
+                if not connection.closed:
+                    return connection
+        return self._connect()
+
+
+class _PostgresSnapshot(Snapshot):
+    """A store as one transaction sees it."""
+
+    def __init__(self, store: PostgresStore, cursor: Cursor) -> None:
+        self.place, self.n_bits = store.place, store.n_bits
+        self._store, self._cursor = store, cursor
+
+    def batches(self) -> Iterator[ItemBatch]:
+        """Yield all items, some at a time."""
+        select = self._store._sql(_ITEMS + "ORDER BY id")
+        with self._cursor.connection.cursor("batches", binary=True) as cursor:
+            cursor.execute(select)
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                ids, bits, texts = zip(*rows, strict=True)
+                codes = from_bit_strings(bits, self.n_bits)
+                yield ItemBatch(np.array(ids, np.int64), codes, list(map(_as_kept, texts)))
+
+    def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
+        return self._store._items_of(self._cursor, ids)
+
+    def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
+        return nearest(self._hits(_SEARCH, codes, min(k, 2**62), where))
+
+    def _radius(self, codes: Codes, r: int, where: Where | None) -> Ball:
+        return within(self._hits(_RADIUS, codes, r, where))
+
+    def _count(self, where: Where | None) -> int:
+        condition, values = postgres_condition(where or And(()))
+        query = self._store._sql("SELECT count(*) FROM {items} WHERE {condition}", condition)
+        row = self._cursor.execute(query, values).fetchone()
+        return int((row or (0,))[0])
+
+    def _hits(self, query: LiteralString, codes: Codes, last: int, where: Where | None) -> ItemHits:
+        texts = to_bit_strings(codes, self.n_bits)
+        if where is None:
+            statement, values = self._store._sql(_QUERIES + query), [texts, last]
+        else:
+            condition, parameters = postgres_condition(where)
+            statement = self._store._sql(_QUERIES + _PASSING + query, condition, "passing")
+            values = [texts, *parameters, last]
+        rows = self._cursor.execute(statement, values).fetchall()
+        table = np.array(rows, np.int64).reshape(-1, 3)
+        ends = np.searchsorted(table[:, 0], np.arange(1, len(codes) + 1), side="right")
+        parts = np.split(table, ends[:-1]) if len(codes) else []
+        return [(part[:, 1], part[:, 2].astype(np.int32)) for part in parts]
+
+
+def _as_kept(text: str) -> str:
+    """Return metadata as `metadata_texts` writes them: jsonb writes large doubles in full."""
+    return metadata_text(parse_metadata(text))
 
 
 def _first_line(error: Exception) -> str:

@@ -1,40 +1,47 @@
 """A store in one SQLite file. The file is the truth; an index in memory answers the searches.
 
 Every write is one transaction, on the disk when it returns (WAL, synchronous=FULL). It also notes
-which ids it changed under the next version number. The index in memory knows the version it was
-made from: a search first brings it up to the version of the file, whoever wrote that, by reading
-the changed items again, or all of them if too much has changed.
+which ids it changed under a new version number, by which `sqlitecache` keeps the index up.
+
+The file may be restored or replaced while the store is open. What SQLite itself writes into it is
+seen by its version. Another file at its path is seen by its inode: it is opened, after the log of
+the one before has been folded into that, and is read from then on. It is written only if it is the
+same store, by its identity, and never by a call that began with the file before.
 """
 
-import json
 import sqlite3
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, LiteralString
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from antipodal.checks import Ids
-from antipodal.codes import Codes, from_bytes, to_bytes
+from antipodal.codes import Codes, to_bytes
 from antipodal.errors import StoreError
 from antipodal.index import Ball, HammingIndex, Neighbours
 from antipodal.index.asymmetric import Floats
 from antipodal.stores.address import Address
-from antipodal.stores.dialects import sqlite_condition
-from antipodal.stores.locks import SharedLock
 from antipodal.stores.metadata import parse_metadata
-from antipodal.stores.sqlitefile import SqliteFile, Stamp, checksums
+from antipodal.stores.snapshot import ItemBatch, Snapshot
+from antipodal.stores.sqlitecache import IndexCache
+from antipodal.stores.sqlitefile import (
+    AMONG,
+    SELECT,
+    OpenFile,
+    SqliteFile,
+    checksums,
+    id_list,
+    next_version,
+    some_at_a_time,
+)
 from antipodal.stores.store import Store
 from antipodal.stores.where import Where
 
 _KEPT_VERSIONS, _KEPT_IDS = 1_000, 1_000_000  # changes that are remembered for other processes
-_KEPT_FILTERS = 16
-_SELECT: LiteralString = "SELECT id, code, metadata, checksum FROM items"
-_AMONG: LiteralString = "id IN (SELECT value FROM json_each(?))"
 
 
 class SqliteStore(Store):
@@ -47,27 +54,17 @@ class SqliteStore(Store):
         self.place = address.shown
         self._file = SqliteFile(address)
         self._closed = False
-        self._readers: SimpleQueue[tuple[sqlite3.Connection, Stamp]] = SimpleQueue()
+        self._readers: SimpleQueue[OpenFile] = SimpleQueue()
         self._writing = threading.Lock()
-        self._sharing = SharedLock()  # guards the three below
-        self._index: HammingIndex | None = None
-        self._version = 0
-        self._filters: OrderedDict[str, tuple[Where, Ids]] = OrderedDict()
-        self._filters_lock = threading.Lock()
-        connection, about = self._file.open(n_bits, model)
-        self.n_bits, self.model = about
-        self._writer: sqlite3.Connection | None = connection
-        if self._file.is_read_only:
-            self._writer = None
-            connection.close()
+        self._writer, about = self._file.open(n_bits, model)
+        self.n_bits, self.model, self._identity = about
+        self._cache = IndexCache(self._file, self.n_bits)
 
     def close(self) -> None:
         """Close the file; the last to close it folds its log into it."""
         with self._writing:
             self._closed = True
-            with suppress(Empty):
-                while True:
-                    self._readers.get_nowait()[0].close()
+            self._close_readers()
             if self._writer is not None:
                 self._writer.close()
 
@@ -75,72 +72,126 @@ class SqliteStore(Store):
 
     def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
         rows = to_bytes(codes, self.n_bits)
-        with self._write(ids) as connection:
+        with self._write() as connection:
             known = _known(connection, ids)
             if not replace:
                 self._refuse(known)
             texts = self._kept(connection, ids, known) if metadata is None else metadata
-            sums = checksums(ids, rows, [text.encode() for text in texts])
-            connection.executemany(
-                "INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)",
-                zip(ids.tolist(), rows, texts, sums, strict=True),
-            )
+            _insert(connection, ids, rows, texts)
+            self._note(connection, ids)
         return len(known)
 
     def _kept(self, connection: sqlite3.Connection, ids: Ids, known: Ids) -> list[str]:
         """Return the metadata that items have, {} for those that are new."""
         texts: dict[int, str] = {}
-        for rows in _some_at_a_time(_rows_of(connection, known)):
-            numbers, _, kept = self._file.checked(rows)
-            texts |= zip(numbers, (text.decode() for text in kept), strict=True)
+        for batch in self._batches_of(connection, known):
+            texts |= zip(batch.ids.tolist(), batch.texts, strict=True)
         return [texts.get(number, "{}") for number in ids.tolist()]
 
     def _delete(self, ids: Ids) -> int:
-        with self._write(ids) as connection:
+        with self._write() as connection:
             cursor = connection.executemany(
                 "DELETE FROM items WHERE id = ?", ((number,) for number in ids.tolist())
             )
+            self._note(connection, ids)
             return cursor.rowcount
 
     @contextmanager
-    def _write(self, ids: Ids) -> Iterator[sqlite3.Connection]:
-        """Run one transaction that changes these ids; other writers wait, then are told."""
-        with self._writing, self._file.errors():
-            self._check_open()
-            if self._writer is None:
-                raise StoreError(
-                    f"{self.place} is read-only: the file, or its folder, cannot be written"
-                )
-            connection = self._writer
+    def _write(self) -> Iterator[sqlite3.Connection]:
+        """Run one transaction in the store that was opened."""
+        with self._alone() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
+                if self._file.about(connection).identity != self._identity:
+                    raise StoreError(
+                        f"{self.place} is another store now than the one that was opened: nothing "
+                        "was stored. Open it again"
+                    )
                 yield connection
-                self._note(connection, ids)
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
 
+    @contextmanager
+    def _alone(self) -> Iterator[sqlite3.Connection]:
+        """Lend the connection that writes; other threads wait, other processes are told."""
+        with self._writing, self._file.errors():
+            self._check_open()
+            if self._file.is_replaced():
+                self._follow()
+                raise self._replaced("nothing was stored. Try again, to write into that file")
+            if self._writer is None:
+                raise StoreError(
+                    f"{self.place} is read-only: the file, or its folder, cannot be written"
+                )
+            yield self._writer
+            if self._file.is_replaced():
+                raise self._replaced("what was stored is in the file before, not in that one")
+
     def _note(self, connection: sqlite3.Connection, ids: Ids) -> None:
         """Write down what this version changed, and forget what is long past."""
-        version, total = _version(connection)
-        version, total = version + 1, total + len(ids)
+        before = self._file.version(connection)
+        version, total = next_version(before), self._file.total(connection) + len(ids)
         connection.execute("INSERT INTO changes VALUES (?, ?, ?)", (version, total, ids.tobytes()))
         connection.execute(
-            "DELETE FROM changes WHERE version < ? AND (version <= ? OR total <= ?)",
-            (version, version - _KEPT_VERSIONS, total - _KEPT_IDS),
+            "DELETE FROM changes WHERE version < ? AND (total <= ? OR version <= "
+            "(SELECT version FROM changes ORDER BY version DESC LIMIT 1 OFFSET ?))",
+            (version, total - _KEPT_IDS, _KEPT_VERSIONS),
         )
+
+    def copy_file(self, path: Path) -> None:
+        """Copy the file as it is at one moment into an empty one, while others read and write."""
+        with self._read() as connection:
+            self._file.copy(connection, path)
+
+    def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
+        with self._write() as connection:
+            connection.execute("DELETE FROM items")
+            for ids, codes, texts in batches:
+                _insert(connection, ids, to_bytes(codes, self.n_bits), texts)
+            self._note(connection, np.empty(0, np.int64))
+            version = self._file.version(connection)
+            connection.execute("DELETE FROM changes WHERE version < ?", (version,))  # read all
 
     # ----------------------------------------------------------------------------- reading
 
+    @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        """Give the store as it is now: whatever is written meanwhile is not seen in it.
+
+        While it is there the log of the file grows with every write: keep it for a short time.
+        """
+        with self._read() as connection:
+            index, version = self._cache.index(connection, self._begin)
+            snapshot = _SqliteSnapshot(self, connection, index, version)
+            try:
+                yield snapshot
+            finally:
+                snapshot.is_over = True
+
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
         with self._read() as connection:
+            return self._items(connection, ids)
+
+    def _items(
+        self, connection: sqlite3.Connection, ids: Ids
+    ) -> dict[int, tuple[bytes, dict[str, Any]]]:
+        try:
             return {
-                number: (code, parse_metadata(text))
-                for rows in _some_at_a_time(_rows_of(connection, ids))
-                for number, code, text in zip(*self._file.checked(rows), strict=True)
+                number: (code.tobytes(), parse_metadata(text))
+                for batch in self._batches_of(connection, ids)
+                for number, code, text in zip(
+                    batch.ids.tolist(), batch.codes, batch.texts, strict=True
+                )
             }
+        except (ValueError, RecursionError) as error:  # with a checksum: not our writer
+            raise self._file.damaged(f"metadata of an item cannot be read: {error}") from None
+
+    def _batches_of(self, connection: sqlite3.Connection, ids: Ids) -> Iterator[ItemBatch]:
+        cursor = connection.execute(f"{SELECT} WHERE {AMONG}", [id_list(ids)])
+        return (self._file.batch(rows, self.n_bits) for rows in some_at_a_time(cursor))
 
     def _known(self, ids: Ids) -> Ids:
         with self._read() as connection:
@@ -150,144 +201,118 @@ class SqliteStore(Store):
         with self._read() as connection:
             return _largest(connection)
 
-    def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
-        with self._snapshot(where) as (index, allowed):
-            return index.search(codes, k, allowed=allowed)
-
-    def _best(self, values: Floats, k: int, where: Where | None) -> Neighbours:
-        with self._snapshot(where) as (index, allowed):
-            return index.search(vectors=values, k=k, allowed=allowed)
-
-    def _radius(self, codes: Codes, r: int, where: Where | None) -> Ball:
-        with self._snapshot(where) as (index, allowed):
-            return index.radius(codes, r, allowed=allowed)
-
-    def _count(self, where: Where | None) -> int:
-        with self._snapshot(where) as (index, allowed):
-            return len(index) if allowed is None else len(allowed)
-
-    @contextmanager
-    def _snapshot(self, where: Where | None) -> Iterator[tuple[HammingIndex, Ids | None]]:
-        """Give the index at one version of the file, and the ids that pass at that version."""
-        with self._read() as connection:
-            while True:
-                connection.execute("BEGIN")
-                version, _ = _version(connection)  # what this connection sees from now on
-                with self._sharing.shared():
-                    if self._index is not None and self._version == version:
-                        allowed = self._allowed(connection, where)
-                        connection.execute("COMMIT")
-                        yield self._index, allowed
-                        return
-                with self._sharing.alone():
-                    if self._index is None or self._version < version:
-                        self._refresh(connection, version)
-                    if self._version == version:
-                        allowed = self._allowed(connection, where)
-                        connection.execute("COMMIT")
-                        # Answered under this lock, lest a busy writer be ahead again.
-                        yield self._index, allowed  # type: ignore[misc]
-                        return
-                connection.execute("ROLLBACK")  # another thread has gone on to a newer version
-
-    def _allowed(self, connection: sqlite3.Connection, where: Where | None) -> Ids | None:
-        """Return the ids that pass; those of the last filters are remembered and kept up."""
-        if where is None:
-            return None
-        name = repr(where)  # not the tree itself: true would equal 1
-        with self._filters_lock:
-            if name in self._filters:
-                self._filters.move_to_end(name)
-                return self._filters[name][1]
-        ids = _passing(connection, where)
-        with self._filters_lock:
-            self._filters[name] = where, ids
-            while len(self._filters) > _KEPT_FILTERS:
-                self._filters.popitem(last=False)
-        return ids
-
-    def _refresh(self, connection: sqlite3.Connection, version: int) -> None:
-        """Bring the index and the remembered filters to the version that the connection sees."""
-        changed = self._changed(connection, version)
-        index, self._index = self._index, None  # if anything fails, the next search starts anew
-        filters, self._filters = self._filters, OrderedDict()
-        if index is None or changed is None or 2 * len(changed) > len(index):
-            self._file.check_pages(connection)
-            cursor = connection.execute(_SELECT + " ORDER BY id")
-            index = HammingIndex(self.n_bits)
-        else:
-            cursor = _rows_of(connection, changed)
-            index.remove(changed[_places(index.ids, changed) >= 0])
-            for name, (where, before) in filters.items():
-                places = _places(before, changed)
-                others = np.delete(before, places[places >= 0])
-                passing = _passing(connection, where, changed)
-                now = np.insert(others, np.searchsorted(others, passing), passing)
-                self._filters[name] = where, now
-        parts = [self._unpacked(rows) for rows in _some_at_a_time(cursor)]
-        if parts:
-            ids, codes = zip(*parts, strict=True)
-            index.add(np.concatenate(codes), np.concatenate(ids))
-        self._index, self._version = index, version
-
-    def _changed(self, connection: sqlite3.Connection, version: int) -> Ids | None:
-        """Return the ids that changed since the index was made, or None if that is forgotten."""
-        rows = connection.execute(
-            "SELECT ids FROM changes WHERE version > ?", (self._version,)
-        ).fetchall()
-        if len(rows) != version - self._version:
-            return None
-        if not all(isinstance(ids, bytes) and len(ids) % 8 == 0 for (ids,) in rows):
-            raise self._file.damaged("a list of changed ids is no such list")
-        return np.unique(np.frombuffer(b"".join(ids for (ids,) in rows), np.int64))
-
-    def _unpacked(self, rows: list[tuple[Any, ...]]) -> tuple[Ids, Codes]:
-        ids, codes, _ = self._file.checked(rows)
-        try:
-            return np.array(ids, np.int64), from_bytes(codes, self.n_bits)
-        except ValueError as error:
-            raise self._file.damaged(str(error)) from None
-
     # ------------------------------------------------------------------------- connections
 
     @contextmanager
     def _read(self) -> Iterator[sqlite3.Connection]:
-        """Lend a connection to one thread at a time."""
+        """Lend a connection, in a transaction that only reads, to one thread at a time."""
         self._check_open()
         with self._file.errors():
-            connection, stamp = self._reader()
+            if self._file.is_replaced():
+                with self._writing:
+                    self._follow()
+            opened = self._reader()
             try:
-                yield connection
-                self._file.check_unchanged(stamp)
+                self._begin(opened.connection)
+                yield opened.connection
+                opened.connection.execute("COMMIT")
+                self._file.check_unchanged(opened)
             except BaseException:
-                connection.close()
+                opened.connection.close()
                 raise
-            self._readers.put((connection, stamp))
+            self._readers.put(opened)
             if self._closed:
                 self.close()
 
-    def _reader(self) -> tuple[sqlite3.Connection, Stamp]:
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        """Begin to read; what is read must be of codes such as this store was opened for."""
+        connection.execute("BEGIN")
+        self._file.about(connection).agree(self.place, self.n_bits, self.model)
+
+    def _reader(self) -> OpenFile:
         """Return a connection that is free and sees the file as it is now, or a new one."""
         with suppress(Empty):
             while True:
-                connection, stamp = self._readers.get_nowait()
-                if self._file.is_unchanged(stamp):
-                    return connection, stamp
-                connection.close()
+                opened = self._readers.get_nowait()
+                if self._file.is_unchanged(opened):
+                    return opened
+                opened.connection.close()
         return self._file.reader()
+
+    def _follow(self) -> None:
+        """Let go of a file that has been replaced, and open the one at its path."""
+        if not self._file.is_replaced():
+            return  # another thread was faster
+        self._close_readers()
+        if self._writer is not None:
+            self._file.fold_log(self._writer)
+            self._writer.close()
+            self._writer = None
+        self._writer, _ = self._file.open(None, None)
+
+    def _close_readers(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._readers.get_nowait().connection.close()
 
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError(f"{self.place} is closed")
 
+    def _replaced(self, what: str) -> StoreError:
+        return StoreError(f"another file was put in the place of {self.place}: {what}")
 
-def _version(connection: sqlite3.Connection) -> tuple[int, int]:
-    """Return the number of the last version, and how many ids were ever changed."""
-    row = connection.execute("SELECT version, total FROM changes ORDER BY version DESC LIMIT 1")
-    version, total = row.fetchone() or (None, None)
-    if not isinstance(version, int) or not isinstance(total, int):
-        raise sqlite3.DatabaseError("it does not know its version")
-    return version, total
+
+class _SqliteSnapshot(Snapshot):
+    """A store as one transaction sees it: the index is of the same version as the items."""
+
+    def __init__(
+        self,
+        store: SqliteStore,
+        connection: sqlite3.Connection,
+        index: HammingIndex,
+        version: int,
+    ) -> None:
+        self.place, self.n_bits = store.place, store.n_bits
+        self._store, self._connection = store, connection
+        self._index, self._version = index, version
+
+    def batches(self) -> Iterator[ItemBatch]:
+        """Yield all items, some at a time."""
+        cursor = self._connection.execute(f"{SELECT} ORDER BY id")
+        return (self._store._file.batch(rows, self.n_bits) for rows in some_at_a_time(cursor))
+
+    def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
+        return self._store._items(self._connection, ids)
+
+    def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
+        return self._index.search(codes, k, allowed=self._allowed(where))
+
+    def _best(self, values: Floats, k: int, where: Where | None) -> Neighbours:
+        return self._index.search(vectors=values, k=k, allowed=self._allowed(where))
+
+    def _radius(self, codes: Codes, r: int, where: Where | None) -> Ball:
+        return self._index.radius(codes, r, allowed=self._allowed(where))
+
+    def _count(self, where: Where | None) -> int:
+        allowed = self._allowed(where)
+        return len(self._index) if allowed is None else len(allowed)
+
+    def _allowed(self, where: Where | None) -> Ids | None:
+        if where is None:
+            return None
+        return self._store._cache.passing(self._connection, self._version, where)
+
+
+def _insert(
+    connection: sqlite3.Connection, ids: Ids, rows: Sequence[bytes], texts: Sequence[str]
+) -> None:
+    """Write items, in the place of those with the same ids."""
+    sums = checksums(ids, rows, [text.encode() for text in texts])
+    connection.executemany(
+        "INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)",
+        zip(ids.tolist(), rows, texts, sums, strict=True),
+    )
 
 
 def _largest(connection: sqlite3.Connection) -> int | None:
@@ -300,39 +325,5 @@ def _known(connection: sqlite3.Connection, ids: Ids) -> Ids:
     largest = _largest(connection)
     if largest is None or ids.min() > largest:
         return np.empty(0, np.int64)
-    cursor = connection.execute(f"SELECT id FROM items WHERE {_AMONG}", [_list(ids)])
+    cursor = connection.execute(f"SELECT id FROM items WHERE {AMONG}", [id_list(ids)])
     return np.fromiter((row[0] for row in cursor), np.int64)
-
-
-def _rows_of(connection: sqlite3.Connection, ids: Ids) -> sqlite3.Cursor:
-    return connection.execute(f"{_SELECT} WHERE {_AMONG}", [_list(ids)])
-
-
-def _some_at_a_time(cursor: sqlite3.Cursor) -> Iterator[list[tuple[Any, ...]]]:
-    """Fetch rows such that the objects of a million are never in memory at once."""
-    while rows := cursor.fetchmany(20_000):
-        yield rows
-
-
-def _places(ids: Ids, sought: Ids) -> NDArray[np.int64]:
-    """Return the place of each sought id in the increasing ids, or -1."""
-    places = np.searchsorted(ids, sought)
-    found = places < len(ids)
-    found[found] = ids[places[found]] == sought[found]
-    return np.where(found, places, -1)
-
-
-def _passing(connection: sqlite3.Connection, where: Where, among: Ids | None = None) -> Ids:
-    """Return the ids of items that pass, increasing; of all items or of some."""
-    condition, values = sqlite_condition(where)
-    select: LiteralString = "SELECT id FROM items WHERE "
-    if among is None:
-        cursor = connection.execute(f"{select}{condition} ORDER BY id", values)
-    else:
-        query: LiteralString = f"{select}{_AMONG} AND {condition} ORDER BY id"
-        cursor = connection.execute(query, [_list(among), *values])
-    return np.fromiter((row[0] for row in cursor), np.int64)
-
-
-def _list(ids: Ids) -> str:
-    return json.dumps(ids.tolist())

@@ -1,23 +1,20 @@
-"""The contract of every store: what it keeps, what it answers, and what it refuses.
+"""The contract of every store: what it keeps, and what it refuses. `snapshot` has what it answers.
 
 A store keeps items: an id, a code, and metadata, a JSON object. Public methods check their
 arguments here, once; an engine implements the methods with an underscore.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from antipodal.checks import MAX_ID, Ids, check_whole, some_ids
-from antipodal.codes import Codes, check_codes, code_width
-from antipodal.errors import IdsTakenError, StoreError
-from antipodal.index import Ball, HammingIndex, Neighbours
-from antipodal.index.asymmetric import Floats, check_one, check_values
-from antipodal.index.rescore import OVERSAMPLE, Vectors, rescored
+from antipodal.codes import Codes, check_codes
+from antipodal.errors import IdsTakenError
 from antipodal.stores.loading import (
     BATCH_SIZE,
     Loaded,
@@ -28,26 +25,16 @@ from antipodal.stores.loading import (
     check_length,
 )
 from antipodal.stores.metadata import Metadata, metadata_texts, same_metadata
-from antipodal.stores.where import Where, parse_where
+from antipodal.stores.snapshot import ItemBatch, Reader
 
 
-class Items(NamedTuple):
-    """Items as they are kept: ids (n,), codes (n, ⌈n_bits / 8⌉) and n metadata."""
-
-    ids: Ids
-    codes: Codes
-    metadata: list[dict[str, Any]]
-
-
-class Store(ABC):
+class Store(Reader):
     """Items in a durable engine, searched exactly by Hamming distance.
 
     Every engine gives the same ids in the same order: by distance, and by id where distances are
     equal, also at the k-th place. Use it as a context manager, or call `close`.
     """
 
-    place: str
-    n_bits: int
     model: str | None
 
     def upsert(
@@ -182,89 +169,6 @@ class Store(ABC):
         numbers = check_different(ids)
         return self._delete(numbers) if len(numbers) else 0
 
-    def get(self, ids: ArrayLike) -> Items:
-        """Return the items with these ids, in this order; ids that are not there are left out."""
-        numbers = check_different(ids)
-        found = self._get(numbers) if len(numbers) else {}
-        kept = [number for number in numbers.tolist() if number in found]
-        codes = b"".join(found[number][0] for number in kept)
-        return Items(
-            np.array(kept, np.int64),
-            np.frombuffer(codes, np.uint8).reshape(-1, code_width(self.n_bits)).copy(),
-            [found[number][1] for number in kept],
-        )
-
-    def search(
-        self,
-        codes: ArrayLike | None = None,
-        k: int = 10,
-        *,
-        vectors: ArrayLike | None = None,
-        where: Mapping[str, Any] | None = None,
-        rescore: Vectors | ArrayLike | None = None,
-        oversample: int = OVERSAMPLE,
-    ) -> Neighbours:
-        """Return the k nearest items of each code, among those that pass the filter.
-
-        With `rescore` the ``k * oversample`` nearest are put into a finer order, of which the k
-        best are returned. With `vectors` in place of codes, ``hasher.query(queries)``, every item
-        is scored by these real values. Of both, see `HammingIndex.search`.
-
-        Returns
-        -------
-        Neighbours
-            `ids` (queries × min(k, items)) int64 and `distances` int32, each row ordered by
-            (distance, id), or by (score, id) with `vectors` or `rescore`.
-        """
-        check_whole(k, "k", 1)
-        check_whole(oversample, "oversample", 1)
-        check_one(codes, vectors)
-        tree = None if where is None else parse_where(where)
-        n_wanted = int(k) if rescore is None else int(k) * int(oversample)
-        if codes is not None:
-            found = self._search(check_codes(codes, self.n_bits), n_wanted, tree)
-        else:
-            found = self._best(check_values(vectors, "vectors", self.n_bits), n_wanted, tree)
-        if rescore is None:
-            return found
-        return rescored(found, int(k), rescore, self.n_bits, lambda: self._codes_of(found.ids))
-
-    def _best(self, values: Floats, k: int, where: Where | None) -> Neighbours:
-        """Score every item by real values. Engines know nothing of that: all codes are fetched."""
-        nowhere = np.zeros((1, code_width(self.n_bits)), np.uint8)
-        ids = np.sort(self._radius(nowhere, self.n_bits, where).ids)
-        index = HammingIndex(self.n_bits)
-        for part in batches(len(ids), BATCH_SIZE):
-            items = self.get(ids[part])
-            index.add(items.codes, items.ids)
-        return index.search(vectors=values, k=k)
-
-    def _codes_of(self, ids: Ids) -> Codes:
-        """Return the codes of items just found, in the shape of their ids."""
-        kept, places = np.unique(ids, return_inverse=True)
-        codes = self.get(kept).codes
-        if len(codes) < len(kept):
-            raise StoreError(f"{self.place}: items were deleted during the search: search again")
-        return codes[places.reshape(ids.shape)]
-
-    def radius(self, codes: ArrayLike, r: int, *, where: Mapping[str, Any] | None = None) -> Ball:
-        """Return all items within distance r of each code, r included, that pass the filter.
-
-        Returns
-        -------
-        Ball
-            Those of query i are `ids[offsets[i]:offsets[i + 1]]`, with their `distances`, ordered
-            by (distance, id).
-        """
-        check_whole(r, "r", 0)
-        queries = check_codes(codes, self.n_bits)
-        tree = None if where is None else parse_where(where)
-        return self._radius(queries, min(int(r), self.n_bits), tree)
-
-    def count(self, where: Mapping[str, Any] | None = None) -> int:
-        """Return the number of items, or of those that pass the filter."""
-        return self._count(None if where is None else parse_where(where))
-
     @abstractmethod
     def close(self) -> None:
         """Let go of files and connections; closing twice is fine."""
@@ -351,16 +255,8 @@ class Store(ABC):
     def _delete(self, ids: Ids) -> int: ...
 
     @abstractmethod
-    def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]: ...
-
-    @abstractmethod
-    def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours: ...
-
-    @abstractmethod
-    def _radius(self, codes: Codes, r: int, where: Where | None) -> Ball: ...
-
-    @abstractmethod
-    def _count(self, where: Where | None) -> int: ...
+    def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
+        """Put items in the place of all there are: at once, in an engine with transactions."""
 
 
 def _check_keeping(keep_metadata: bool, metadata: object) -> None:

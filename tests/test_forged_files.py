@@ -1,0 +1,293 @@
+"""Files that match their checksums, but that nothing here wrote: refused when they are opened."""
+
+import copy
+import hashlib
+import itertools
+import json
+import sqlite3
+import struct
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from antipodal import AntipodalError, DeepLinf, HammingIndex, load, open_store
+from antipodal.hashers import HASHERS
+from antipodal.index.indexfile import write_index_file
+from antipodal.index.items import IndexedItems
+from antipodal.reading import open_vectors
+from antipodal.storage.modelfile import read_model_file, write_model_file
+from effort import CAMPAIGN
+
+X = np.random.default_rng(0).standard_normal((60, 10)).astype(np.float32)
+Y = np.arange(60) % 3
+QUICK = {"n_epochs": 1}
+NETWORKS = ("DeepLinf", "NNHash", "SparseHash", "OrthoHash", "CSQ")
+# In a campaign every hasher; otherwise one of each kind of state.
+METHODS = list(HASHERS) if CAMPAIGN else ["LSH", "AGH", "DeepLinf"]
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def saved(request, tmp_path_factory):
+    """Return what the file of a hasher says, and where to write others."""
+    path = tmp_path_factory.mktemp("forged") / "model"
+    settings = QUICK if request.param in NETWORKS else {}
+    HASHERS[request.param](8, random_state=0, **settings).fit(X, Y).save(path)
+    header, arrays = read_model_file(path, "hasher")
+    return path, header, arrays
+
+
+def some(examples):
+    """Return all in a campaign, otherwise about forty of them."""
+    return examples if CAMPAIGN else examples[:: 1 + len(examples) // 40]
+
+
+def write_and_use(path, header, arrays):
+    """Refuse a forged model when it is opened, or encode with it: nothing else may happen."""
+    write_model_file(path, "hasher", header, arrays)
+    try:
+        hasher = load(path)
+    except AntipodalError as error:
+        if str(path) not in str(error):
+            raise
+        return False
+    codes = hasher.encode(X)
+    assert codes.shape == (len(X), 1)
+    assert np.isfinite(hasher.query(X)).all()
+    return True
+
+
+def changed(array):
+    """Yield arrays that differ in shape, kind or values."""
+    yield from (array[None], array.astype(np.float64), array.astype(np.float16))
+    yield from (np.zeros(array.shape, np.int32), np.zeros(array.shape, bool))
+    if array.ndim:
+        yield from (array[:0], array[:-1], array[..., :-1], array.ravel())
+        yield np.concatenate([array, array])
+
+
+@pytest.mark.filterwarnings("ignore:The use of `x.T`")  # PyTorch, of a table too deep
+def test_arrays_of_other_names_shapes_and_kinds_are_refused_or_harmless(saved):
+    path, header, arrays = saved
+    for name in arrays:
+        write_and_use(path, header, {k: v for k, v in arrays.items() if k != name})
+    for name, other in some([(n, a) for n in arrays for a in changed(arrays[n])]):
+        write_and_use(path, header, {**arrays, name: other})
+    for name in ("fit", "encode", "n_bits", "__class__", "mean__"):
+        write_and_use(path, header, {**arrays, name: np.zeros(3, np.float32)})
+
+
+def test_what_is_not_finite_is_refused_and_not_blamed_on_the_rows(saved):
+    path, header, arrays = saved
+    for name, array in arrays.items():
+        for value in (np.nan, np.inf):
+            if array.dtype == np.float32 and array.size:
+                assert not write_and_use(path, header, {**arrays, name: np.full_like(array, value)})
+
+
+def test_values_of_the_header_are_refused_or_harmless(saved):
+    path, header, arrays = saved
+    odd = (None, "x", [], {}, 1e9, -1, 0, 10**9, 10**30, [[1]], True, 0.5)
+    names = [(part, name) for part in ("fitted", "parameters") for name in header[part]]
+    for (part, name), value in some(list(itertools.product(names, odd))):
+        forged = copy.deepcopy(header)
+        forged[part][name] = value
+        is_read = write_and_use(path, forged, arrays)
+        assert not (is_read and name in ("n_features_in_", "n_bits"))
+    for name, value in itertools.product(("class", "parameters", "fitted"), (None, [], "x", 3)):
+        assert not write_and_use(path, {**header, name: value}, arrays)
+    for n_bits in (7, 9, 8.0, 10**9):
+        forged = copy.deepcopy(header)
+        forged["parameters"]["n_bits"] = n_bits
+        assert not write_and_use(path, forged, arrays)
+
+
+# --------------------------------------------------------------------------- checkpoints
+
+
+def test_a_forged_checkpoint_is_refused(tmp_path):
+    path = tmp_path / "state"
+    fit = {"n_bits": 8, "n_epochs": 2, "random_state": 0}
+    hasher = DeepLinf(**fit).fit(X, Y, checkpoint=path)
+    header, arrays = read_model_file(path, "checkpoint")
+    headers = [
+        {**header, "history": history}
+        for history in (
+            None,
+            [],
+            {},
+            {**header["history"], "best_epoch": 99},
+            {**header["history"], "best_epoch": "0"},
+            {**header["history"], "loss": 3},
+            {**header["history"], "loss": ["a"]},
+            {**header["history"], "more": 1},
+        )
+    ]
+    name = next(name for name in arrays if name.endswith(".step"))
+    weight = next(name for name in arrays if name.endswith(".W"))
+    others = [
+        {k: v for k, v in arrays.items() if k != name},
+        {k: v for k, v in arrays.items() if k != weight},
+        {**arrays, "other.x": arrays[weight]},
+        {**arrays, "optimizer.x.step": arrays[name]},
+        {**arrays, weight: arrays[weight][:-1]},
+        {**arrays, weight: arrays[weight].astype(np.float64)},
+        {**arrays, weight: np.full_like(arrays[weight], np.nan)},
+    ]
+    for forged in [*((h, arrays) for h in headers), *((header, a) for a in others)]:
+        write_model_file(path, "checkpoint", *forged)
+        with pytest.raises(AntipodalError, match="state"):
+            DeepLinf(**fit).fit(X, Y, checkpoint=path)
+    write_model_file(path, "checkpoint", header, arrays)
+    again = DeepLinf(**fit).fit(X, Y, checkpoint=path)
+    np.testing.assert_array_equal(again.encode(X), hasher.encode(X))
+
+
+# -------------------------------------------------------------------------------- stores
+
+
+def forge_header(path, header):
+    text = header if isinstance(header, str) else json.dumps(header)
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "UPDATE about SET header = ?, checksum = ?", (text, crc32(text.encode()))
+        )
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{",
+        "[" * 5000,
+        "[]",
+        "null",
+        {},
+        {"format": 1, "model": None},
+        *({"format": 1, "n_bits": n, "model": None} for n in (0, -8, 2**40, "8", 8.0, True, None)),
+        {"format": 1, "n_bits": 8, "model": 3},
+        {"format": 1, "n_bits": 8, "model": None, "identity": []},
+        {"format": "1", "n_bits": 8, "model": None},
+        {"format": 2, "n_bits": 8, "model": None},
+    ],
+)
+def test_a_forged_header_of_a_store_is_refused(tmp_path, header):
+    path = tmp_path / "codes.db"
+    with open_store(f"sqlite:///{path}", n_bits=8) as store:
+        store.upsert([1], np.zeros((1, 1), np.uint8))
+    forge_header(path, header)
+    with pytest.raises(AntipodalError, match=r"codes\.db"):
+        open_store(f"sqlite:///{path}")
+
+
+@pytest.mark.parametrize("version", [2**63 - 1, 2**62 + 1, -1])
+def test_a_forged_version_of_a_store_is_refused(tmp_path, version):
+    path = tmp_path / "codes.db"
+    with open_store(f"sqlite:///{path}", n_bits=8) as store:
+        store.upsert([1], np.zeros((1, 1), np.uint8))
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM changes")
+        connection.execute("INSERT INTO changes VALUES (?, 1, x'')", (version,))
+    connection.close()
+    with pytest.raises(AntipodalError, match=r"codes\.db .* version"):
+        open_store(f"sqlite:///{path}")
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (b"\0\0", "{}"),
+        (b"\x01", "{}"),
+        (b"", "{}"),
+        (b"\0", "["),
+        (b"\0", "3"),
+        (b"\0", "[" * 9999),
+    ],
+)
+def test_forged_items_of_a_store_are_refused(tmp_path, code, text):
+    path = tmp_path / "codes.db"
+    with open_store(f"sqlite:///{path}", n_bits=7) as store:
+        store.upsert([1], np.zeros((1, 1), np.uint8))
+    with sqlite3.connect(path) as connection:
+        checksum = crc32(text.encode(), crc32(code, 1))
+        connection.execute(
+            "UPDATE items SET code=?, metadata=?, checksum=?", (code, text, checksum)
+        )
+    connection.close()
+    with open_store(f"sqlite:///{path}") as store:
+        with pytest.raises(AntipodalError, match=r"codes\.db"):
+            store.get([1])
+        if code != b"\0":
+            with pytest.raises(AntipodalError, match=r"codes\.db"):
+                store.search(np.zeros((1, 1), np.uint8), 1)
+
+
+# ------------------------------------------------------------------- indexes and vectors
+
+
+@pytest.mark.parametrize(("n_bits", "byte"), [(9, 1), (9, 2), (12, 1), (8, 3), (64, None)])
+def test_bits_behind_the_last_of_a_code_are_refused(tmp_path, n_bits, byte):
+    path = tmp_path / "index"
+    rows = np.zeros((5, 8 if n_bits == 64 else 4), np.uint8)
+    if byte is None:
+        rows[:] = 255
+    else:
+        rows[3, byte] = 1
+    write_index_file(path, n_bits, "flat", IndexedItems.of(rows, range(5)), np.empty(0, np.uint8))
+    if byte is None:
+        assert len(HammingIndex.load(path)) == 5
+        return
+    with pytest.raises(AntipodalError, match=r"index .*bits behind the"):
+        HammingIndex.load(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_bits": 2**40},
+        {"n_bits": 0},
+        {"n_bits": "8"},
+        {"n_items": 10**12},
+        {"n_items": -1},
+        {"engine": "other"},
+        {"engine": None},
+        {"first_id": 2**63 - 1},
+        {"first_id": "0"},
+        {"engine_bytes": 8},
+        {"more": 1},
+    ],
+)
+def test_a_forged_header_of_an_index_is_refused(tmp_path, changes):
+    path = tmp_path / "index"
+    index = HammingIndex(8)
+    index.add(np.zeros((5, 1), np.uint8))
+    index.save(path)
+    data = path.read_bytes()
+    length = struct.unpack("<I", data[12:16])[0]
+    text = json.dumps({**json.loads(data[48 : 48 + length]), **changes}).encode()
+    start = data[:12] + struct.pack("<I", len(text))
+    rest = text + data[48 + length :]
+    path.write_bytes(start + hashlib.sha256(start + rest).digest() + rest)
+    with pytest.raises(AntipodalError, match="index"):
+        HammingIndex.load(path)
+
+
+@pytest.mark.parametrize("shape", [(5_000_000_000, 0), (5_000_000_000, 1), (2**62, 0)])
+def test_an_array_that_claims_more_than_its_file_has_is_refused(tmp_path, shape):
+    path = tmp_path / "x.npy"
+    with open(path, "wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+    with pytest.raises(AntipodalError, match=r"x\.npy"):
+        open_vectors(str(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [(b'{"a":' + b"[" * 3000 + b"]" * 3000 + b"}", "recursion"), (b'{"a":"\xff"}', "utf-8")],
+)
+def test_a_bad_line_of_json_is_named(tmp_path, line, what):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a":[1,2]}\n' + line + b"\n")
+    with pytest.raises(AntipodalError, match=rf"rows\.jsonl, line 2 .*{what}"):
+        list(open_vectors(str(path)).blocks(10))
