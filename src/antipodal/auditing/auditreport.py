@@ -11,7 +11,7 @@ from antipodal import __version__
 from antipodal.auditing.measure import Audit
 from antipodal.auditing.setting import Setting
 from antipodal.evaluation.charts import line_chart, log_chart
-from antipodal.evaluation.htmlpage import html_page, html_table, text
+from antipodal.evaluation.htmlpage import about_table, html_page, html_table, text
 from antipodal.index.scan import load_faiss
 from antipodal.storage.files import replacing
 
@@ -64,18 +64,18 @@ def write_audit_report(
 
 
 def _about(audit: Audit, about: Mapping[str, str]) -> str:
-    rows = [[text(name), text(value)] for name, value in about.items()]
-    rows += [
-        ["vectors", f"{audit.survey.rows:,} of {audit.survey.features:,} numbers"],
-        ["queries", f"{audit.n_queries:,}"],
-        ["neighbours of a query", f"{audit.k}, by {audit.metric}"],
-        ["made", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"],
-        ["versions", f"antipodal {__version__}, Faiss {load_faiss().__version__}, "
-                     f"NumPy {np.__version__}, Python {platform.python_version()}"],
+    facts = [
+        *about.items(),
+        ("rows", f"{audit.survey.rows:,} of {audit.survey.features:,} numbers"),
+        ("queries", f"{audit.n_queries:,}"),
+        ("neighbours of a query", f"{audit.k}, by {audit.metric}"),
+        ("made", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"),
+        ("versions", f"antipodal {__version__}, Faiss {load_faiss().__version__}, "
+                     f"NumPy {np.__version__}, Python {platform.python_version()}"),
     ]  # fmt: skip
     if audit.ndcg is not None:
-        rows.append(["nDCG of the vectors themselves", f"{audit.ndcg:.3f}"])
-    return html_table(["what was measured", ""], rows)
+        facts.append((f"nDCG@{audit.k} of the vectors themselves", f"{audit.ndcg:.3f}"))
+    return about_table(facts)
 
 
 def _recall(audit: Audit) -> str:

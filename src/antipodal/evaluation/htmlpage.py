@@ -23,6 +23,7 @@ p, .soft { color: var(--soft); margin: .3rem 0; max-width: 46rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .8rem .25rem 0; text-align: right; border-bottom: 1px solid var(--line); }
 th { font-weight: 600; } td { white-space: nowrap; } td:first-child { white-space: normal; }
+.about td { white-space: normal; overflow-wrap: anywhere; text-align: left; }
 th:first-child, td:first-child, .examples th:last-child { text-align: left; }
 caption { text-align: left; color: var(--soft); padding: .3rem 0; }
 svg { display: block; } .chart { width: 100%; max-width: 34rem; height: auto; }
@@ -60,6 +61,12 @@ def html_page(title: str, sections: Sequence[str]) -> str:
 def text(value: object) -> str:
     """Make any text safe inside HTML; characters that cannot be printed are replaced."""
     return escape("".join(c if c.isprintable() else "\ufffd" for c in str(value)))
+
+
+def about_table(facts: Sequence[tuple[str, str]]) -> str:
+    """Make a table of what was measured, how and by what, from any text."""
+    rows = "".join(f"<tr><td>{text(name)}</td><td>{text(fact)}</td></tr>\n" for name, fact in facts)
+    return f'<table class="about"><tbody>{rows}</tbody></table>'
 
 
 def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
