@@ -9,7 +9,17 @@ import re
 import sys
 from typing import NoReturn
 
-from antipodal.cli import auditing, bench, datasets, demo, hashing, indexing, searching, serve
+from antipodal.cli import (
+    auditing,
+    bench,
+    datasets,
+    demo,
+    exporting,
+    hashing,
+    indexing,
+    searching,
+    serve,
+)
 from antipodal.cli.app import app
 from antipodal.errors import AntipodalError
 
@@ -19,6 +29,7 @@ __all__ = [
     "bench",
     "datasets",
     "demo",
+    "exporting",
     "hashing",
     "indexing",
     "main",
