@@ -25,7 +25,7 @@ ORDER = [
     "index",
     "stores",
     "datasets",
-    "auditing benchmark service",
+    "auditing benchmark bulk service",
     "cli",
     "__main__",
 ]
