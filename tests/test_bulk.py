@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from antipodal import LSH, AntipodalError, bulk, open_vectors
-from antipodal.bulk import Encoder, manifest, onefile
+from antipodal.bulk import BatchEncoder, manifest, onefile
 from antipodal.cli import app
 from antipodal.storage.modelfile import model_identity
 from effort import rounds
@@ -242,8 +242,8 @@ def test_the_command_encodes_folders_and_says_what_is_wrong(work):
 def test_the_encoder_takes_tables_and_batches_of_any_cut(made):
     _, hasher = made
     table = table_of(1000, 3)
-    whole = Encoder(hasher, columns=["id"])(table)
-    encoder = Encoder(hasher, column="v", columns=["id"])
+    whole = BatchEncoder(hasher, columns=["id"])(table)
+    encoder = BatchEncoder(hasher, column="v", columns=["id"])
     parts = [encoder(batch) for batch in table.slice(7).to_batches(max_chunksize=37)]
     assert pa.Table.from_batches(parts).equals(whole.slice(7))
     assert encoder(table.slice(0, 0)).schema == whole.schema
@@ -289,11 +289,12 @@ with connected(None):
     print("ready", flush=True)
     print(bulk.encode("model.antipodal", "large", "by-ray", engine="ray"), flush=True)
     batches = ray.data.read_parquet("in").map_batches(
-        bulk.Encoder,
+        bulk.BatchEncoder,
         fn_constructor_args=("model.antipodal",),
         fn_constructor_kwargs={"column": "v", "columns": ["id"]},
         batch_format="pyarrow",
         compute=ray.data.ActorPoolStrategy(size=1),
+        num_cpus=0.5,
     )
     for number, part in enumerate(batches.iter_batches(batch_size=None, batch_format="pyarrow")):
         pq.write_table(part, f"part{number}.parquet")
@@ -302,6 +303,8 @@ with connected(None):
 
 def writer_of(folder):
     """Return the process that has a temporary file in the folder open."""
+    if not list(folder.glob(".*.parquet.*")):
+        return None
     for handle in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             if Path(os.readlink(handle)).parent == folder:
@@ -321,15 +324,16 @@ def test_ray_writes_the_same_files_though_a_worker_is_killed(work, tmp_path):
     child = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(ON_CLUSTER)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(bulk.__file__).parents[2])},
+        env=os.environ
+        | {"PYTHONPATH": str(Path(bulk.__file__).parents[2]), "RAY_worker_niceness": "0"},
     )  # fmt: skip
     try:
         assert child.stdout.readline().strip() == "ready", child.stderr.read()
-        while child.poll() is None and (worker := writer_of(tmp_path / "by-ray")) in (
-            None,
-            child.pid,
-        ):
-            time.sleep(0.005)
+        worker, deadline = None, time.monotonic() + 240
+        while worker in (None, child.pid) and child.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+            worker = writer_of(tmp_path / "by-ray")
         assert worker not in (None, child.pid)
         os.kill(worker, signal.SIGKILL)
         printed, errors = child.communicate(timeout=180)

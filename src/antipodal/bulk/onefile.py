@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from antipodal.bulk.encoder import CODE, Encoder
+from antipodal.bulk.batchencoder import CODE, BatchEncoder
 from antipodal.errors import AntipodalError
 from antipodal.reading.arrowtables import ParquetTable
 from antipodal.reading.filekinds import find_kind
@@ -50,7 +50,7 @@ class StoppedError(Exception):
 
 
 def encode_file(
-    encoder: Encoder, job: FileJob, pool: Executor, n_ahead: int = 2, stop: Event | None = None
+    encoder: BatchEncoder, job: FileJob, pool: Executor, n_ahead: int = 2, stop: Event | None = None
 ) -> FileRecord:
     """Write the codes of one file, whole or not at all.
 
@@ -93,7 +93,7 @@ def encode_file(
     )  # fmt: skip
 
 
-def _encode(encoder: Encoder, source: str, numbered: tuple[int, Any]) -> pa.RecordBatch:
+def _encode(encoder: BatchEncoder, source: str, numbered: tuple[int, Any]) -> pa.RecordBatch:
     first, batch = numbered
     try:
         return encoder(batch)

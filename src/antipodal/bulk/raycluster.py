@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from antipodal.bulk.encoder import Encoder
+from antipodal.bulk.batchencoder import BatchEncoder
 from antipodal.bulk.onefile import FileJob, FileRecord, encode_file
 from antipodal.errors import AntipodalError, missing_extra
 
@@ -24,7 +24,7 @@ class FileEncoder:
     """The actor: encodes the files that the rows of a batch name, and returns their records."""
 
     def __init__(self, model: str, options: dict[str, Any]) -> None:
-        self.encoder = Encoder(model, **options)
+        self.encoder = BatchEncoder(model, **options)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Encode each of the files."""
@@ -35,7 +35,7 @@ class FileEncoder:
 
 
 def encode_on_cluster(
-    encoder: Encoder, model: str, jobs: Sequence[FileJob], address: str | None
+    encoder: BatchEncoder, model: str, jobs: Sequence[FileJob], address: str | None
 ) -> Iterator[FileRecord]:
     """Encode the files on a cluster, and yield them as they are done."""
     with connected(address) as ray:
@@ -47,7 +47,7 @@ def encode_on_cluster(
             batch_size=1,
             batch_format="pyarrow",
             compute=ray.data.ActorPoolStrategy(size=n_actors),
-            num_cpus=1,
+            num_cpus=0.5,  # of each core: where actors hold all of them, Ray Data waits for more
         )
         try:
             for record in records.iter_rows():

@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Event
 from typing import Literal, NamedTuple
 
-from antipodal.bulk.encoder import Encoder
+from antipodal.bulk.batchencoder import BatchEncoder
 from antipodal.bulk.manifest import Manifest
 from antipodal.bulk.onefile import FileJob, FileRecord, encode_file
 from antipodal.bulk.raycluster import encode_on_cluster
@@ -78,7 +78,7 @@ def encode(
     if column is None:
         place, column = split_column(place)
     model, folder = os.path.abspath(model), Path(os.path.abspath(target))
-    encoder = Encoder(model, column=column, columns=columns)
+    encoder = BatchEncoder(model, column=column, columns=columns)
     files = _parquet_files(place, folder)
     first = ParquetTable(files[0])
     encoder.column = encoder.vector_columns(first.schema(), files[0].path)  # for all files the same
@@ -104,7 +104,7 @@ def encode(
 
 
 def _records(
-    engine: str, encoder: Encoder, model: str, jobs: Sequence[FileJob], address: str | None
+    engine: str, encoder: BatchEncoder, model: str, jobs: Sequence[FileJob], address: str | None
 ) -> Iterator[FileRecord]:
     if not jobs:
         return iter(())
@@ -113,7 +113,7 @@ def _records(
     return encode_on_cluster(encoder, model, jobs, address)
 
 
-def encode_here(encoder: Encoder, jobs: Sequence[FileJob]) -> Iterator[FileRecord]:
+def encode_here(encoder: BatchEncoder, jobs: Sequence[FileJob]) -> Iterator[FileRecord]:
     """Encode the files on all cores of this machine, and yield them as they are done.
 
     Each thread of `files` reads and writes a file, those of `encoding` compute for all.

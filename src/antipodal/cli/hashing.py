@@ -15,7 +15,7 @@ from antipodal.errors import AntipodalError, missing_extra
 from antipodal.storage.files import check_writable
 
 
-class Engine(Enum):
+class BulkEngine(Enum):
     """What encodes a folder."""
 
     local = "local"
@@ -171,8 +171,8 @@ def encode(
         bool, typer.Option("--resume", help="To a folder: go on with what an earlier run left.")
     ] = False,
     engine: Annotated[
-        Engine, typer.Option(help="To a folder: on this machine, or by Ray Data.")
-    ] = Engine.local,
+        BulkEngine, typer.Option(help="To a folder: on this machine, or by Ray Data.")
+    ] = BulkEngine.local,
     address: Annotated[
         str | None, typer.Option(help="Of a Ray cluster that is running, such as auto.")
     ] = None,
@@ -184,12 +184,12 @@ def encode(
     for each of these: its columns, and their codes.
     """
     if out.endswith(("/", os.sep)) or os.path.isdir(out):
-        if address is not None and engine is not Engine.ray:
+        if address is not None and engine is not BulkEngine.ray:
             raise typer.BadParameter("--address is that of a Ray cluster: give --engine ray too")
         kept = None if columns is None else [name.strip() for name in columns.split(",")]
         _encode_folder(model, features, out, kept, resume, engine, address, as_json)
         return
-    if columns is not None or resume or engine is not Engine.local or address is not None:
+    if columns is not None or resume or engine is not BulkEngine.local or address is not None:
         raise typer.BadParameter(
             "--columns, --resume, --engine and --address are for codes that go to a folder: "
             f"--out {out}/"
@@ -203,7 +203,7 @@ def _encode_folder(
     out: str,
     columns: list[str] | None,
     resume: bool,
-    engine: Engine,
+    engine: BulkEngine,
     address: str | None,
     as_json: bool,
 ) -> None:

@@ -17,7 +17,7 @@ from antipodal.threads import one_torch_thread
 CODE = "code"  # the column that is added
 
 
-class Encoder:
+class BatchEncoder:
     r"""Adds the column `code`, fixed-size binary, to a batch of Arrow: for engines of batches.
 
     The model is read once, where the object is made: in Ray that is the actor, in Spark the
@@ -38,7 +38,7 @@ class Encoder:
     --------
     >>> from antipodal import SignHash
     >>> hasher = SignHash(4, center=False, rotate=False).fit([[1.0, -2.0, 3.0, -4.0]])
-    >>> encoder = Encoder(hasher, columns=["id"])
+    >>> encoder = BatchEncoder(hasher, columns=["id"])
     >>> batch = pa.table({"id": [7, 8], "vector": [[1.0, 1.0, 1.0, -1.0], [-1.0, 1.0, 1.0, 1.0]]})
     >>> encoder(batch).to_pylist()
     [{'id': 7, 'code': b'\xe0'}, {'id': 8, 'code': b'p'}]
@@ -57,9 +57,13 @@ class Encoder:
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch with its codes; a record batch for one, a table for a table."""
-        if isinstance(batch, pa.Table):
-            parts = [self(part) for part in batch.to_batches()]
-            return pa.Table.from_batches(parts, self.schema(batch.schema))
+        if not isinstance(batch, pa.Table):
+            return self._encoded(batch)
+        # Not by self(part): Ray replaces __call__ by one that waits for itself.
+        parts = [self._encoded(part) for part in batch.to_batches()]
+        return pa.Table.from_batches(parts, self.schema(batch.schema))
+
+    def _encoded(self, batch: Any) -> Any:
         width = code_width(self.hasher.n_bits)
         codes = np.empty((0, width), np.uint8)
         if len(batch):
