@@ -5,9 +5,10 @@ python benchmarks/bulk.py --rows 100000 --kills 20 --json benchmarks/results/bul
 
 Rows are 384 numbers of float32 with an id and a title, all of which are kept; the model is a
 `DeepLinf` of 64 bits with a hidden layer. Each way runs in a process of its own, one after the
-other, a few times in turn: the plain loop over `pyarrow.dataset` with `hasher.encode`,
-`bulk.encode` here, and by Ray, whose start is timed apart. Memory is what the process has before
-and at its peak, and the peaks of Ray's workers.
+other, a few times in turn: the plain loop over `pyarrow.dataset` with `hasher.encode`, on all
+threads and, since these wait for each other on a busy machine, on one; `bulk.encode` here; and by
+Ray, whose cluster's start is timed apart, but not that of its actors. Memory is what the process
+has before and at its peak, and the sum of the peaks of Ray's workers.
 
 With --kills a run is killed at so many random moments, each time gone on with, and what is there in
 the end compared with what a run without kills made.
@@ -30,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
+import torch
 
 N_FEATURES, N_BITS, BLOCK = 384, 64, 16_384
 
@@ -92,7 +94,9 @@ def run(way: str, root: Path, target: Path) -> None:
         cluster.__enter__()
         options["engine"] = "ray"
     began = time.perf_counter()
-    if way == "plain":
+    if way.startswith("plain"):
+        if way == "plain-one-thread":
+            torch.set_num_threads(1)
         plain_loop(root, target)
     else:
         bulk.encode(model, root / "in", target, resume=True, **options)
@@ -188,7 +192,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--files", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ways", default="plain,local,ray")
+    parser.add_argument("--ways", default="plain,plain-one-thread,local,ray")
     parser.add_argument("--kills", type=int)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)
