@@ -38,6 +38,7 @@ results: .venv/.library
 
 .venv/.developer: .venv/.library
 	$(BIN)/pip install --quiet --group dev
+	! command -v npm || npm install --silent --prefix examples/onnx || echo "no test of the example in JavaScript"
 	touch $@
 
 .venv/.docs: .venv/.library

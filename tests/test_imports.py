@@ -14,7 +14,7 @@ ORDER = [
     "errors",
     "checks codes threads",
     "storage",
-    "reading",
+    "exporting reading",
     "descent neurons polish pursuit scaling",
     "admm dictionary solver",
     "encoders pairs triplets",
@@ -25,7 +25,7 @@ ORDER = [
     "index",
     "stores",
     "datasets",
-    "auditing benchmark service",
+    "auditing benchmark bulk service",
     "cli",
     "__main__",
 ]

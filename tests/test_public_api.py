@@ -13,7 +13,7 @@ import antipodal
 def test_every_public_name_exists_and_says_what_it_is(name):
     value = getattr(antipodal, name)
     assert value.__doc__
-    assert callable(value) or name == "datasets"
+    assert callable(value) or name in ("bulk", "datasets")
     assert name in dir(antipodal)
 
 
@@ -30,4 +30,4 @@ def test_importing_the_package_does_not_import_torch():
 
 def test_no_public_name_is_also_a_module_that_would_replace_it():
     modules = {module.name for module in pkgutil.iter_modules(antipodal.__path__)}
-    assert modules & set(antipodal.__all__) == {"datasets"}
+    assert modules & set(antipodal.__all__) == {"bulk", "datasets"}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.4.0"
 
 if TYPE_CHECKING:
+    from antipodal import bulk as bulk
     from antipodal import datasets as datasets
     from antipodal.auditing import audit as audit
     from antipodal.codes import pack as pack
@@ -111,12 +112,14 @@ _HOME = {
     "unpack": "codes",
 }
 
-__all__ = [*_HOME, "datasets"]
+_ROOMS = ("bulk", "datasets")
+
+__all__ = [*_HOME, *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "datasets":
-        return import_module("antipodal.datasets")
+    if name in _ROOMS:
+        return import_module(f"antipodal.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'antipodal' has no attribute {name!r}")
     value = getattr(import_module(f"antipodal.{_HOME[name]}"), name)

@@ -1,7 +1,9 @@
 """`antipodal fit` and `encode`."""
 
+import os
 import time
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +11,15 @@ import typer
 
 from antipodal.cli.app import TABLE, TABLES, AsJson, Bits, Seed, app, print_json
 from antipodal.cli.progress import bar, training_progress
+from antipodal.errors import AntipodalError, missing_extra
 from antipodal.storage.files import check_writable
+
+
+class BulkEngine(Enum):
+    """What encodes a folder."""
+
+    local = "local"
+    ray = "ray"
 
 
 @app.command()
@@ -146,11 +156,80 @@ def encode(
     model: Annotated[Path, typer.Argument(help="Written by `antipodal fit`.")],
     features: Annotated[str, typer.Argument(help=f"Rows to encode: {TABLES}.")],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="Where the codes go, .npy, or - for a pipe.")
+        str,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Where the codes go: .npy, - for a pipe, or FOLDER/ for parquet to parquet.",
+        ),
     ],
+    columns: Annotated[
+        str | None,
+        typer.Option(help="To a folder: columns to keep beside the codes, such as id,title."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="To a folder: go on with what an earlier run left.")
+    ] = False,
+    engine: Annotated[
+        BulkEngine, typer.Option(help="To a folder: on this machine, or by Ray Data.")
+    ] = BulkEngine.local,
+    address: Annotated[
+        str | None, typer.Option(help="Of a Ray cluster that is running, such as auto.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn features into packed binary codes, a block of rows at a time."""
+    """Turn features into packed binary codes, a block of rows at a time.
+
+    Codes go to one array or, from a file, folder or pattern of parquet, to a folder with a file
+    for each of these: its columns, and their codes.
+    """
+    if out.endswith(("/", os.sep)) or os.path.isdir(out):
+        if address is not None and engine is not BulkEngine.ray:
+            raise typer.BadParameter("--address is that of a Ray cluster: give --engine ray too")
+        kept = None if columns is None else [name.strip() for name in columns.split(",")]
+        _encode_folder(model, features, out, kept, resume, engine, address, as_json)
+        return
+    if columns is not None or resume or engine is not BulkEngine.local or address is not None:
+        raise typer.BadParameter(
+            "--columns, --resume, --engine and --address are for codes that go to a folder: "
+            f"--out {out}/"
+        )
+    _encode_array(model, features, Path(out), as_json)
+
+
+def _encode_folder(
+    model: Path,
+    source: str,
+    out: str,
+    columns: list[str] | None,
+    resume: bool,
+    engine: BulkEngine,
+    address: str | None,
+    as_json: bool,
+) -> None:
+    try:
+        from antipodal.bulk import encode as encode_folder
+    except ImportError as error:
+        message = missing_extra("codes in a folder", str(error.name), "arrow")
+        raise AntipodalError(message) from error
+
+    began = time.perf_counter()
+    with bar("encode") as show:
+        report = encode_folder(
+            model, source, out, columns=columns, engine=engine.value, address=address,
+            resume=resume, progress=show,
+        )  # fmt: skip
+    seconds = time.perf_counter() - began
+    if as_json:
+        print_json({"codes": out, **report._asdict(), "seconds": round(seconds, 3)})
+    else:
+        typer.echo(
+            f"{out}: {report.rows:,} rows in {report.files:,} files, "
+            f"{report.files_encoded:,} of them encoded in {seconds:.1f} s"
+        )
+
+
+def _encode_array(model: Path, features: str, out: Path, as_json: bool) -> None:
     from antipodal.codes import code_width
     from antipodal.hashers import load
     from antipodal.reading import open_vectors

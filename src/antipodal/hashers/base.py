@@ -18,9 +18,10 @@ from torch import Tensor
 import antipodal
 from antipodal.checks import check_finite, check_type, check_whole
 from antipodal.codes import Bits, Codes, code_width
+from antipodal.errors import AntipodalError, missing_extra
 from antipodal.pairs import check_labels, function_name
 from antipodal.reading import VectorFile
-from antipodal.storage.modelfile import Arrays, write_model_file
+from antipodal.storage.modelfile import Arrays, contents_identity, write_model_file
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -118,6 +119,56 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted hasher to one file, which `antipodal.load` reads."""
+        write_model_file(path, "hasher", *self._contents())
+
+    def to_onnx(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        identity: str | None = None,
+        licence: str | None = None,
+    ) -> None:
+        """Write what `encode` computes as an ONNX model, for runtimes without Python.
+
+        Its input `x` are float32 rows (m, features), for any m; its outputs `code`, what `encode`
+        returns, and `projection`, what `project` does. Both agree up to rounding: a bit may differ
+        where its projection is that close to zero. The graph does not refuse rows that are not
+        finite. Its metadata has the class, bits, features, the identity of the model and the
+        version of this library.
+
+        Parameters
+        ----------
+        path : path
+            Where the file goes.
+        identity : str, optional
+            Of the model, as stores have it. By default that of the file that `save` would write.
+        licence : str, optional
+            Of the data that the model was learned from, for the metadata.
+        """
+        try:
+            from antipodal.exporting.onnxfile import write_onnx
+            from antipodal.exporting.symbols import GraphError
+        except ImportError as error:
+            raise AntipodalError(missing_extra("to_onnx", str(error.name), "onnx")) from error
+        about = {
+            "class": type(self).__name__,
+            "bits": str(self.n_bits),
+            "model": identity or contents_identity("hasher", *self._contents()),
+            "features": str(self.n_features_in_),
+            "antipodal": antipodal.__version__,
+        }
+        if licence is not None:
+            about["data_licence"] = licence
+        project = self.projector(_KEPT_ROWS)
+        try:
+            write_onnx(path, project, self.n_features_in_, self.n_bits, about)
+        except GraphError as error:
+            raise AntipodalError(
+                f"{type(self).__name__} cannot be written as ONNX with these settings: {error}"
+            ) from error
+
+    def _contents(self) -> tuple[dict[str, Any], Arrays]:
+        """Return the header and the arrays of the file that `save` writes."""
         self._check_fitted()
         arrays: Arrays = {}
         values: dict[str, Any] = {}
@@ -134,7 +185,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         }
         if not is_built_in(type(self)):
             header["module"] = type(self).__module__  # to tell who loads it what to import
-        write_model_file(path, "hasher", header, arrays)
+        return header, arrays
 
     @classmethod
     def read_parameters(cls, saved: Mapping[str, Any]) -> dict[str, Any]:

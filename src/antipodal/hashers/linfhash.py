@@ -273,10 +273,10 @@ class LinfHash(BaseHasher):
             # The iteration of solve_linf, but as often for every row: one must not be iterated
             # longer because of its company.
             drive, u, z, work = memory[:, : len(Y)].unbind()
-            torch.mm(Y, W.T, out=u)
-            torch.mul(u, RELAXATION, out=drive)
+            u = torch.mm(Y, W.T, out=u)
+            drive = torch.mul(u, RELAXATION, out=drive)
             box = partial(clip, bound=bound, out=z)
-            box(u)
+            z = box(u)
             for _ in range(self.n_iter):
                 z, u = relaxed_step(drive, z, R, u, box, work)
             return z

@@ -399,13 +399,13 @@ class NetworkHasher(SupervisedHasher):
 
         def project(X: Tensor) -> Tensor:
             drive, v, u = work[:, : len(X)].unbind()
-            first_layer(X, drive)
-            encoder.layers(drive, stages, partial(encoder.unit, out=v), out=u)
+            drive = first_layer(X, drive)
+            v = encoder.layers(drive, stages, partial(encoder.unit, out=v), out=u)
             return encoder.readout(v.mul_(theta))[:, :kept]
 
         return project
 
-    def _first_layer(self, W: Tensor, max_rows: int) -> Callable[[Tensor, Tensor], object]:
+    def _first_layer(self, W: Tensor, max_rows: int) -> Callable[[Tensor, Tensor], Tensor]:
         """Return what writes Wy of rows (m, n) to a given tensor, y as the encoder sees it."""
         inputs = Inputs(self.root_, self.mean_, self.scale_)
         if "anchors_" in vars(self):
@@ -421,11 +421,10 @@ class NetworkHasher(SupervisedHasher):
         below = linear_map(inputs, hidden.W / theta[:, None], hidden.c / theta)
         work = torch.empty(2, max_rows, len(theta))
 
-        def write(X: Tensor, out: Tensor) -> None:
+        def write(X: Tensor, out: Tensor) -> Tensor:
             u, v = work[:, : len(X)].unbind()
-            below(X, u)
-            h = hidden.readout(hidden.unit(u, out=v).mul_(theta))
-            torch.mm(h, W.T, out=out)
+            h = hidden.readout(hidden.unit(below(X, u), out=v).mul_(theta))
+            return torch.mm(h, W.T, out=out)
 
         return write
 

@@ -1,5 +1,6 @@
 """NumPy arrays of the columns of Arrow, which must be without gaps."""
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -63,6 +64,13 @@ def stack_vectors(values: Any, name: str, first: int, width: int | None) -> NDAr
     _refuse_nulls(flat, name, first, width)
     matrix: NDArray[Any] = flat.to_numpy(zero_copy_only=False).reshape(len(values), width)
     return matrix
+
+
+def batch_vectors(batch: Any, names: Sequence[str], first: int, width: int | None) -> NDArray[Any]:
+    """Return the vectors in the column of this name, or in the columns of numbers, of a batch."""
+    if len(names) > 1:
+        return np.column_stack([as_numbers(batch.column(name), name, first) for name in names])
+    return stack_vectors(batch.column(names[0]), names[0], first, width)
 
 
 def as_numbers(values: Any, name: str, first: int) -> NDArray[Any]:

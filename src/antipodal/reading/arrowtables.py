@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from antipodal.errors import AntipodalError
 from antipodal.reading.arrowcolumns import (
     arrow_module,
-    as_numbers,
     as_values,
+    batch_vectors,
     describe_column,
-    stack_vectors,
 )
 from antipodal.reading.columns import Role, TableColumn
 from antipodal.reading.filekinds import ARROW, FoundFile
 from antipodal.reading.table import NoRowsError, Table, VectorType
 
 _BATCH_ROWS = 4096
+_MOST_ROWS = 65_536
 _BUFFER_BYTES = 2**20
 
 
@@ -101,9 +101,7 @@ class BatchTable(Table):
     def _vectors(
         self, batch: Any, names: Sequence[str], first: int, width: int | None
     ) -> NDArray[Any]:
-        if len(names) > 1:
-            return np.column_stack([as_numbers(batch.column(n), n, first) for n in names])
-        return stack_vectors(batch.column(names[0]), names[0], first, width)
+        return batch_vectors(batch, names, first, width)
 
     def _values(self, values: Any, name: str, first: int, width: int | None) -> NDArray[Any]:
         return as_values(values, name, first, width)
@@ -140,6 +138,32 @@ class ParquetTable(BatchTable):
     def _batches(self, names: Sequence[str], max_rows: int) -> Iterator[Any]:
         with self._opened() as file:
             yield from file.iter_batches(max_rows, columns=list(names))
+
+    def schema(self) -> Any:
+        """Return the columns as Arrow has them."""
+        with self.file.naming(), self._opened() as file:
+            return file.schema_arrow
+
+    def record_batches(self, names: Sequence[str], max_bytes: int) -> Iterator[tuple[int, Any]]:
+        """Yield batches of Arrow of about so many bytes, and the number of the first row of each.
+
+        Columns come in the order of the file.
+        """
+        with self.file.naming(), self._opened() as file:
+            chosen = [place for place, name in enumerate(file.schema_arrow.names) if name in names]
+            n_rows, n_bytes = _size(file, chosen)
+        max_rows = max(1, min(_MOST_ROWS, max_bytes * n_rows // max(1, n_bytes)))
+        yield from self._numbered(self._batches(names, max_rows), max_rows)
+
+
+def _size(file: Any, columns: Sequence[int]) -> tuple[int, int]:
+    """Return the rows of a parquet file, and the bytes that these columns take when unpacked."""
+    roots = [file.schema.column(leaf).path.split(".")[0] for leaf in range(len(file.schema))]
+    names = {file.schema_arrow.names[place] for place in columns}
+    leaves = [leaf for leaf, root in enumerate(roots) if root in names]
+    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    n_bytes = sum(g.column(leaf).total_uncompressed_size for g in groups for leaf in leaves)
+    return file.metadata.num_rows, n_bytes
 
 
 class IpcTable(BatchTable):

@@ -29,6 +29,20 @@ def write_model_file(
     path: str | os.PathLike[str], kind: str, header: Mapping[str, Any], arrays: Mapping[str, Any]
 ) -> None:
     """Write arrays and a JSON-able header; `kind` says what they are, such as "hasher"."""
+    metadata, tensors = _described(kind, header, arrays)
+    with replacing(path) as file:
+        file.write(save(tensors, metadata))
+
+
+def contents_identity(kind: str, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> str:
+    """Return what `model_identity` says of the file that `write_model_file` makes of these."""
+    return _described(kind, header, arrays)[0]["sha256"]
+
+
+def _described(
+    kind: str, header: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> tuple[dict[str, str], Arrays]:
+    """Return the metadata of a file, its checksum included, and its arrays as they are written."""
     tensors = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     metadata = {
         "format": "antipodal",
@@ -37,8 +51,7 @@ def write_model_file(
         "header": json.dumps(header, sort_keys=True, allow_nan=False),
     }
     metadata["sha256"] = _digest(metadata, tensors)
-    with replacing(path) as file:
-        file.write(save(tensors, metadata))
+    return metadata, tensors
 
 
 def read_model_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], Arrays]:

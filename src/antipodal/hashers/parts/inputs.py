@@ -87,7 +87,7 @@ def root_map(inputs: Inputs) -> Callable[[Tensor], Tensor]:
 
 def linear_map(
     inputs: Inputs, weight: Tensor, offset: Tensor
-) -> Callable[[Tensor, Tensor], object]:
+) -> Callable[[Tensor, Tensor], Tensor]:
     """Return what writes W y + c of rows (m, n) to a given tensor, as one product.
 
     W(r(x) - μ)/σ + c = (W/σ)·r(x) + c - (W/σ)·μ.

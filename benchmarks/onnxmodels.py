@@ -1,0 +1,128 @@
+"""Count the bits that exported models make otherwise than `encode`, and time single vectors.
+
+python benchmarks/onnxmodels.py --cifar10 DIR --embeddings FILE.npz … --json results/onnx.jsonl
+
+Each model is learned from 2,000 rows and encodes all of them, here and by onnxruntime: the 60,000
+GIST features of CIFAR10, and sentence embeddings of 384 numbers from .npz files (every array of
+that width). A bit that differs is said with how far from zero its projection is, beside the median
+of all projections. Times are medians of one row at a time, of both in turn, one thread each.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+
+from antipodal import ITQ, KSH, LSH, SDH, DeepLinf, LinfHash, NNHash, SignHash, SparseHash
+from antipodal.datasets import cifar10
+from antipodal.hashers import BaseHasher
+
+N_FIT, WIDTH, BLOCK = 2000, 384, 4096
+SEED = {"random_state": 0}
+NETWORK = {"n_epochs": 30, **SEED}
+
+
+def hashers() -> Iterator[tuple[str, BaseHasher]]:
+    for kind in (DeepLinf, NNHash, SparseHash):
+        for front in ("none", "hidden", "kernel"):
+            yield f"{kind.__name__} {front}", kind(64, front=front, **NETWORK)
+    nested = DeepLinf(64, front="hidden", nested=(16,), **NETWORK)
+    yield "DeepLinf hidden, prefix of 16", nested
+    yield "KSH", KSH(64, **SEED)
+    yield "SDH", SDH(64, **SEED)
+    yield "LinfHash", LinfHash(64, **SEED)
+    yield "LinfHash 512 bits", LinfHash(512, **SEED)
+    yield "ITQ", ITQ(64, **SEED)
+    yield "LSH", LSH(64, **SEED)
+    yield "SignHash", SignHash(64, **SEED)
+
+
+def sources(directory: Path, files: list[Path]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield name, rows and labels."""
+    data = cifar10(directory).with_gist()
+    yield "CIFAR10 GIST", data.features, data.labels
+    parts, labels = [], []
+    for number, path in enumerate(files):
+        with np.load(path, allow_pickle=False) as arrays:
+            for name in arrays.files:
+                if arrays[name].shape[1:] == (WIDTH,):
+                    parts.append(arrays[name].astype(np.float32))
+                    labels.append(np.full(len(parts[-1]), number))
+    yield "sentence embeddings", np.concatenate(parts), np.concatenate(labels)
+
+
+def compare(hasher: BaseHasher, session: onnxruntime.InferenceSession, X: np.ndarray) -> dict:
+    ours, values = hasher.encode(X), hasher.project(X)
+    differ = np.zeros(values.shape, bool)
+    gap = 0.0
+    for start in range(0, len(X), BLOCK):
+        block = slice(start, start + BLOCK)
+        code, projection = session.run(["code", "projection"], {"x": X[block]})
+        bits = np.unpackbits(code ^ ours[block], axis=1, count=hasher.n_bits)
+        differ[block] = bits.astype(bool)
+        gap = max(gap, float(np.abs(projection - values[block]).max()))
+    return {
+        "rows": len(X),
+        "bits": values.size,
+        "bits_differ": int(differ.sum()),
+        "rows_differ": int(differ.any(axis=1).sum()),
+        "largest_where_differ": float(np.abs(values[differ]).max(initial=0)),
+        "median_projection": float(np.median(np.abs(values))),
+        "largest_gap": gap,
+    }
+
+
+def single(calls: dict[str, Callable[[np.ndarray], object]], X: np.ndarray) -> dict[str, float]:
+    """Median microseconds of a call with one row, in turn."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for row in X[:600]:
+        for name, call in calls.items():
+            began = time.perf_counter()
+            call(row[None])
+            times[name].append(time.perf_counter() - began)
+    return {name: round(1e6 * statistics.median(found[100:]), 1) for name, found in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cifar10", type=Path, required=True)
+    parser.add_argument("--embeddings", type=Path, nargs="+", required=True)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    lines = []
+    for source, X, labels in sources(arguments.cifar10, arguments.embeddings):
+        chosen = np.random.default_rng(0).permutation(len(X))[:N_FIT]
+        for name, hasher in hashers():
+            hasher.fit(X[chosen], labels[chosen])
+            model = hasher.prefix(16) if "prefix" in name else hasher
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "model.onnx"
+                model.to_onnx(path)
+                size = path.stat().st_size
+                session = onnxruntime.InferenceSession(path, options)
+            record = {"data": source, "method": name, "file_bytes": size}
+            record |= compare(model, session, X)
+            calls = {
+                "encode_us": model.encode,
+                "onnxruntime_us": lambda x, run=session.run: run(["code"], {"x": x}),
+            }
+            record |= single(calls, X)
+            record["onnxruntime"] = onnxruntime.__version__
+            lines.append(json.dumps(record))
+            print(lines[-1], flush=True)
+    if arguments.json:
+        arguments.json.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

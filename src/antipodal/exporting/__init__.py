@@ -1,0 +1,1 @@
+"""Models for other runtimes: what a hasher computes, as a graph of ONNX."""

@@ -1,0 +1,352 @@
+"""Folders of parquet become folders of codes: whole files, also after kills and on a cluster."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from antipodal import LSH, AntipodalError, bulk, open_vectors
+from antipodal.bulk import BatchEncoder, manifest, onefile
+from antipodal.cli import app
+from antipodal.storage.modelfile import model_identity
+from effort import rounds
+
+# Children are forked from a process that has imported all of this.
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["test_bulk"])
+
+WIDTH, N_BITS = 12, 20
+SIZES = {"a.parquet": 700, "b.parquet": 0, "sub/c.parquet": 3, "sub/d.parquet": 5000}
+
+
+def table_of(n_rows, seed=0):
+    rows = np.random.default_rng(seed).standard_normal((n_rows, WIDTH)).astype(np.float32)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), WIDTH)
+    titles = [None if i % 5 == 0 else f"title {i % 7}" for i in range(n_rows)]
+    ids, titles = pa.array(range(n_rows), pa.int64()), pa.array(titles, pa.string())
+    return pa.table({"id": ids, "v": vectors, "title": titles})
+
+
+def rows_of(table):
+    return np.concatenate(
+        [
+            np.empty((0, WIDTH), np.float32),
+            table["v"].combine_chunks().flatten().to_numpy().reshape(-1, WIDTH),
+        ]
+    )
+
+
+def contents(folder):
+    """Return the bytes of every file, the manifest's too."""
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in Path(folder).rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("bulk")
+    for seed, (name, n_rows) in enumerate(SIZES.items()):
+        (root / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table_of(n_rows, seed), root / "in" / name, row_group_size=2000)
+    hasher = LSH(N_BITS, random_state=0).fit(rows_of(table_of(100, 9)))
+    hasher.save(root / "model.antipodal")
+    LSH(N_BITS, random_state=1).fit(rows_of(table_of(100, 9))).save(root / "other.antipodal")
+    return root, hasher
+
+
+@pytest.fixture
+def work(made, tmp_path, monkeypatch):
+    """A folder of its own, with the files and models of all."""
+    root, hasher = made
+    for name in ("in", "model.antipodal", "other.antipodal"):
+        subprocess.run(["cp", "-rp", root / name, tmp_path], check=True)
+    monkeypatch.chdir(tmp_path)
+    return hasher
+
+
+def encode(source="in", target="out", model="model.antipodal", **options):
+    return bulk.encode(model, source, target, **options)
+
+
+def refused(message, **options):
+    with pytest.raises(AntipodalError, match=message):
+        encode(**options)
+
+
+def test_every_file_becomes_one_with_the_codes_of_its_rows(work, monkeypatch):
+    monkeypatch.setattr(onefile, "BATCH_BYTES", 20_000)  # several batches
+    seen = []
+    report = encode(progress=lambda *counts: seen.append(counts))
+    assert report == (4, 5703, 4, 5703)
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    for name in SIZES:
+        before, after = pq.read_table(f"in/{name}"), pq.read_table(f"out/{name}")
+        assert after.drop_columns("code").equals(before)
+        assert after.schema.field("code").type == pa.binary(3)
+        codes = np.frombuffer(b"".join(after["code"].to_pylist()), np.uint8).reshape(-1, 3)
+        if len(before):
+            np.testing.assert_array_equal(codes, work.encode(rows_of(before)))
+    about = json.loads(Path("out/_manifest.json").read_text())
+    assert about["model"] == model_identity("model.antipodal")
+    assert (about["rows"], about["bits"], about["vectors"]) == (5703, N_BITS, ["v"])
+    assert {file["name"]: file["rows"] for file in about["files"]} == SIZES
+    for file in about["files"]:
+        done = subprocess.run(["sha256sum", f"out/{file['name']}"], capture_output=True, text=True)
+        assert done.stdout.split()[0] == file["sha256"]
+        assert os.path.getsize(f"out/{file['name']}") == file["bytes"]
+    vectors = open_vectors("out", "code")  # the folder is read as one: the manifest is no data
+    assert vectors.shape == (5703, 3)
+    assert not list(Path("out").rglob(".*"))
+
+
+def test_columns_are_chosen_and_vectors_may_be_several_columns_of_numbers(work):
+    table = table_of(50, 5)
+    rows = rows_of(table)
+    wide = {f"f{i}": rows[:, i] for i in range(WIDTH)}
+    pq.write_table(pa.table({"id": table["id"], **wide}), "wide.parquet")
+    encode("wide.parquet:f*", columns=["id"])
+    made_table = pq.read_table("out/wide.parquet")
+    assert made_table.column_names == ["id", "code"]
+    assert made_table["code"].to_pylist() == [bytes(code) for code in work.encode(rows)]
+    encode("in/sub/*.parquet", "codes", column="v", columns=[])
+    assert sorted(path.name for path in Path("codes").glob("*.parquet")) == [
+        "c.parquet",
+        "d.parquet",
+    ]
+    assert pq.read_table("codes/d.parquet").column_names == ["code"]
+
+
+def test_a_second_run_goes_on_only_where_it_is_the_same_and_asked_to(work):
+    encode(columns=["id"])
+    before = contents("out")
+    refused("holds codes of this model already: resume", columns=["id"])
+    refused("holds files with model .* name another folder", model="other.antipodal", resume=True)
+    refused("holds files with model", model="other.antipodal", columns=["id"])
+    refused(r"holds files with columns \['id'\], and these would have None", resume=True)
+    refused("a.parquet, which is not among the files", source="in/sub", columns=["id"], resume=True)
+    assert encode(columns=["id"], resume=True) == (4, 5703, 0, 0)
+    assert contents("out") == before
+
+
+def test_what_is_not_as_recorded_is_encoded_again(work):
+    encode()
+    before = contents("out")
+    Path("out/a.parquet").write_bytes(before[Path("a.parquet")][:-1] + b"?")  # of equal length
+    Path("out/b.parquet").write_bytes(b"PAR1")
+    Path("out/sub/c.parquet").unlink()
+    assert encode(resume=True).files_encoded == 3
+    assert contents("out") == before
+    pq.write_table(table_of(8, 4), "in/sub/c.parquet")
+    pq.write_table(table_of(9, 5), "in/new.parquet")
+    assert encode(resume=True) == (5, 5717, 2, 17)
+    assert len(pq.read_table("out/sub/c.parquet")) == 8
+
+
+def test_bad_rows_are_named_and_the_other_files_are_kept(work):
+    good = contents("in")[Path("sub/d.parquet")]
+    bad = rows_of(table_of(10))
+    bad[7, 0] = np.nan
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(bad.ravel()), WIDTH)
+    pq.write_table(pa.table({"v": vectors}), "in/sub/d.parquet")
+    refused(r"cannot encode .*in/sub/d.parquet, in the 10 rows from row 0 on: .* row 7")
+    assert not Path("out/sub/d.parquet").exists()
+    assert not Path("out/_manifest.json").exists()
+    Path("in/sub/d.parquet").write_bytes(good)
+    report = encode(resume=True)
+    assert report.files == 4
+    encode(target="again")
+    assert {k: v for k, v in contents("out").items() if k.suffix == ".parquet"} == {
+        k: v for k, v in contents("again").items() if k.suffix == ".parquet"
+    }
+
+
+def test_a_line_that_was_not_written_to_its_end_does_not_count(work):
+    encode()
+    before = contents("out")
+    about = json.loads(before[Path("_manifest.json")])
+    files = about.pop("files")
+    lines = [json.dumps(about), json.dumps(files[0]), json.dumps(files[1])[:-20]]
+    Path("out/_manifest.json").unlink()
+    Path("out/_progress.jsonl").write_text("\n".join(lines))
+    assert encode(resume=True).files_encoded == 3
+    assert contents("out") == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"source": "nowhere"}, "cannot read nowhere"),
+        ({"source": "in:title"}, "must be of lists of numbers"),
+        ({"columns": ["nothing"]}, "has no column 'nothing'"),
+        ({"target": "in"}, "another folder than their source"),
+        ({"target": "full"}, r"must be empty .* it holds 'file'"),
+        ({"source": "coded.parquet", "column": "v"}, "has a column 'code' already"),
+        ({"source": "rows.npy"}, "is a NumPy array. Name a file for the codes"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(work, options, message):
+    Path("full").mkdir()
+    Path("full/file").touch()
+    np.save("rows.npy", np.zeros((2, WIDTH)))
+    table = table_of(5)
+    pq.write_table(table.append_column("code", table["id"]), "coded.parquet")
+    refused(message, **options)
+    assert not Path("out").exists()
+
+
+def test_wrong_engines_are_wrong_arguments(work):
+    with pytest.raises(ValueError, match="engine must be"):
+        encode(engine="spark")
+    with pytest.raises(ValueError, match="address is that of a Ray cluster"):
+        encode(address="auto")
+
+
+def test_two_runs_do_not_write_to_one_folder(work):
+    with manifest.Manifest(Path("out"), {}).held():
+        refused("another run is writing to")
+
+
+def test_the_command_encodes_folders_and_says_what_is_wrong(work):
+    def run(*arguments, code=0):
+        done = CliRunner().invoke(app, ["encode", "model.antipodal", *arguments])
+        assert done.exit_code == code, done.output
+        return done
+
+    done = run("in:v", "--out", "out/", "--columns", "id, title", "--json")
+    record = json.loads(done.stdout)
+    assert (record["files"], record["rows"], record["files_encoded"]) == (4, 5703, 4)
+    assert pq.read_table("out/a.parquet").column_names == ["id", "title", "code"]
+    done = run("in:v", "--out", "out", "--columns", "id,title", "--resume")
+    assert "out: 5,703 rows in 4 files, 0 of them encoded" in done.stdout
+    run("in:v", "--out", "codes.npy", "--resume", code=2)
+    run("in:v", "--out", "new/", "--address", "auto", code=2)
+    run("in:v", "--out", "codes.npy")
+    np.testing.assert_array_equal(np.load("codes.npy"), np.asarray(open_vectors("out", "code")))
+
+
+def test_the_encoder_takes_tables_and_batches_of_any_cut(made):
+    _, hasher = made
+    table = table_of(1000, 3)
+    whole = BatchEncoder(hasher, columns=["id"])(table)
+    encoder = BatchEncoder(hasher, column="v", columns=["id"])
+    parts = [encoder(batch) for batch in table.slice(7).to_batches(max_chunksize=37)]
+    assert pa.Table.from_batches(parts).equals(whole.slice(7))
+    assert encoder(table.slice(0, 0)).schema == whole.schema
+    assert whole["code"].to_pylist() == [bytes(code) for code in hasher.encode(rows_of(table))]
+
+
+def encode_slowly(root, target):
+    onefile.BATCH_BYTES = 5_000
+    bulk.encode(f"{root}/model.antipodal", f"{root}/in", target, resume=True)
+
+
+def test_killed_runs_leave_nothing_half_and_end_as_one_that_was_not(work, tmp_path, monkeypatch):
+    monkeypatch.setattr(onefile, "BATCH_BYTES", 5_000)
+    encode(target="undisturbed")
+    expected = contents("undisturbed")
+    moments = random.Random(0)
+    killed_at_work = 0
+    for number in range(rounds(3, 100)):
+        child = processes.Process(target=encode_slowly, args=(str(tmp_path), str(tmp_path / "out")))
+        child.start()
+        while child.is_alive() and not Path("out/_progress.jsonl").exists():
+            time.sleep(0.001)
+        time.sleep(moments.uniform(0, 0.1))
+        killed_at_work += child.is_alive()
+        child.kill()
+        child.join()
+        there = {k: v for k, v in contents("out").items() if k.name[0] not in "._"}
+        assert there.items() <= expected.items()
+        if Path("out/_manifest.json").exists():  # it was done: begin anew
+            assert contents("out") == expected
+            Path("out").rename(f"done{number}")
+    assert killed_at_work
+    encode(resume=True)
+    assert contents("out") == expected
+
+
+ON_CLUSTER = """
+import pyarrow.parquet as pq, ray
+from antipodal import bulk
+from antipodal.bulk.raycluster import connected
+
+with connected(None):
+    print("ready", flush=True)
+    print(bulk.encode("model.antipodal", "large", "by-ray", engine="ray"), flush=True)
+    batches = ray.data.read_parquet("in").map_batches(
+        bulk.BatchEncoder,
+        fn_constructor_args=("model.antipodal",),
+        fn_constructor_kwargs={"column": "v", "columns": ["id"]},
+        batch_format="pyarrow",
+        compute=ray.data.ActorPoolStrategy(size=1),
+        num_cpus=0.5,
+    )
+    for number, part in enumerate(batches.iter_batches(batch_size=None, batch_format="pyarrow")):
+        pq.write_table(part, f"part{number}.parquet")
+"""
+
+
+def writer_of(folder):
+    """Return the process that has a temporary file in the folder open."""
+    if not list(folder.glob(".*.parquet.*")):
+        return None
+    for handle in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if Path(os.readlink(handle)).parent == folder:
+                return int(handle.parts[2])
+        except OSError:
+            continue
+    return None
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="it looks for workers in /proc")
+def test_ray_writes_the_same_files_though_a_worker_is_killed(work, tmp_path):
+    pytest.importorskip("ray")
+    Path("large").mkdir()
+    for number in range(3):
+        pq.write_table(table_of(300_000, number), f"large/{number}.parquet")
+    encode("large", "here")
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(ON_CLUSTER)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ
+        | {"PYTHONPATH": str(Path(bulk.__file__).parents[2]), "RAY_worker_niceness": "0"},
+    )  # fmt: skip
+    try:
+        assert child.stdout.readline().strip() == "ready", child.stderr.read()
+        worker, deadline = None, time.monotonic() + 240
+        while worker in (None, child.pid) and child.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+            worker = writer_of(tmp_path / "by-ray")
+        assert worker not in (None, child.pid)
+        os.kill(worker, signal.SIGKILL)
+        printed, errors = child.communicate(timeout=180)
+    finally:
+        child.kill()
+    assert child.returncode == 0, errors
+    assert "Report(files=3, rows=900000, files_encoded=3" in printed
+    here, by_ray = contents("here"), contents("by-ray")
+    assert {k: v for k, v in by_ray.items() if k.name[0] != "."} == here
+    parts = pa.concat_tables(pq.read_table(path) for path in sorted(Path().glob("part*.parquet")))
+    encode(target="local")
+    local = pa.concat_tables(
+        pq.read_table(f"local/{name}", columns=["id", "code"]) for name in SIZES
+    )
+    order = [("id", "ascending"), ("code", "ascending")]
+    assert parts.sort_by(order).equals(local.sort_by(order))

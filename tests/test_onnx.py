@@ -1,0 +1,254 @@
+"""Exported models, run by onnxruntime, make the codes of `encode`; JavaScript does too."""
+
+import json
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from typer.testing import CliRunner
+
+from antipodal import (
+    AGH,
+    BRE,
+    CSQ,
+    ITQ,
+    KSH,
+    LSH,
+    PSH,
+    SDH,
+    AntipodalError,
+    BaseHasher,
+    ClassifierLSH,
+    DeepLinf,
+    LDAHash,
+    LinfHash,
+    NNHash,
+    OneHotHash,
+    OrthoHash,
+    SignHash,
+    SparseHash,
+    SpectralHash,
+    pack,
+)
+from antipodal.cli import app
+from antipodal.exporting.onnxfile import packed
+from antipodal.exporting.symbols import Graph, GraphError, Symbol
+from antipodal.hashers import HASHERS
+from antipodal.storage.modelfile import model_identity
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "onnx"
+X, Y = load_digits(return_X_y=True)
+X = X.astype(np.float32)
+SEED = {"random_state": 0}
+FAST = {"n_epochs": 2, "n_anchors": 100, **SEED}
+EXPORTED = [
+    DeepLinf(20, front="kernel", **FAST),
+    DeepLinf(20, front="hidden", scaling="root-each", shrinkage=0.1, **FAST),
+    DeepLinf(20, front="none", tied=True, n_stages=3, **FAST),
+    DeepLinf(24, front="hidden", nested=(9,), **FAST),
+    NNHash(20, front="kernel", **FAST),
+    NNHash(20, front="hidden", **FAST),
+    NNHash(20, front="none", **FAST),
+    SparseHash(20, front="kernel", **FAST),
+    SparseHash(20, front="hidden", nonnegative=False, **FAST),
+    SparseHash(20, front="none", n_stages=0, **FAST),
+    OrthoHash(20, **FAST),
+    CSQ(20, **FAST),
+    KSH(20, n_anchors=100, **SEED),
+    SDH(20, n_anchors=100, **SEED),
+    AGH(20, n_anchors=50, **SEED),
+    PSH(20, **SEED),
+    LDAHash(20, **SEED),
+    BRE(20, n_anchors=10, n_partners=10, n_sweeps=1, **SEED),
+    OneHotHash(20, **SEED),
+    ClassifierLSH(20, **SEED),
+    LinfHash(20, **SEED),
+    LinfHash(80, bound=0.6, **SEED),
+    SignHash(20, **SEED),
+    ITQ(20, **SEED),
+    SpectralHash(20, **SEED),
+    LSH(20, **SEED),
+]
+
+
+def run(path, rows):
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return session.run(["code", "projection"], {"x": rows})
+
+
+def check_same_codes(hasher, path):
+    """Every bit is that of `encode`, unless its projection is within rounding of zero."""
+    code, projection = run(path, X)
+    values = hasher.project(X)
+    differ = np.unpackbits(code ^ hasher.encode(X), axis=1, count=hasher.n_bits).astype(bool)
+    rounding = 1e-4 * np.abs(values).max()
+    far = np.abs(projection - values).max(axis=1) > rounding
+    assert far.sum() <= (20 if isinstance(hasher, AGH) else 0)  # two anchors may be equally near
+    assert np.abs(values[differ & ~far[:, None]]).max(initial=0) <= rounding
+    assert differ.mean() < 0.001
+
+
+@pytest.mark.parametrize("hasher", EXPORTED, ids=repr)
+def test_an_exported_model_makes_the_codes_of_encode(hasher, tmp_path):
+    hasher.fit(X[:300], Y[:300])
+    hasher.to_onnx(tmp_path / "model.onnx")
+    check_same_codes(hasher, tmp_path / "model.onnx")
+
+
+def test_every_hasher_is_exported():
+    assert {type(hasher) for hasher in EXPORTED} == set(HASHERS.values())
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("network")
+    hasher = DeepLinf(20, front="hidden", nested=(9,), **FAST).fit(X[:300], Y[:300])
+    hasher.save(folder / "model.antipodal")
+    hasher.to_onnx(folder / "model.onnx", licence="CC BY 4.0")
+    return hasher, folder
+
+
+def test_a_prefix_is_exported(network, tmp_path):
+    short = network[0].prefix(9)
+    short.to_onnx(tmp_path / "short.onnx")
+    check_same_codes(short, tmp_path / "short.onnx")
+
+
+def test_the_file_says_what_it_is_and_takes_any_number_of_rows(network):
+    hasher, folder = network
+    model = onnx.load(folder / "model.onnx")
+    about = {entry.key: entry.value for entry in model.metadata_props}
+    assert about.pop("antipodal")
+    assert about == {
+        "class": "DeepLinf",
+        "bits": "20",
+        "features": "64",
+        "model": model_identity(folder / "model.antipodal"),
+        "data_licence": "CC BY 4.0",
+    }
+    for n_rows in (0, 1, 33):
+        code, projection = run(folder / "model.onnx", X[:n_rows])
+        np.testing.assert_array_equal(code, hasher.encode(X[:n_rows]))
+        assert projection.shape == (n_rows, 20)
+        assert (code.dtype, projection.dtype) == (np.uint8, np.float32)
+
+
+def test_the_command_exports_and_says_what(network, tmp_path):
+    _, folder = network
+    arguments = [str(folder / "model.antipodal"), "--onnx", str(tmp_path / "model.onnx")]
+    done = CliRunner().invoke(app, ["export", *arguments, "--licence", "CC BY 4.0", "--json"])
+    record = json.loads(done.stdout)
+    assert record["model"] == model_identity(folder / "model.antipodal")
+    assert (record["method"], record["bits"], record["features"]) == ("DeepLinf", 20, 64)
+    assert (tmp_path / "model.onnx").read_bytes() == (folder / "model.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("n_bits", [1, 7, 8, 9, 16, 70])
+def test_bits_are_packed_as_codes_have_them(n_bits):
+    values = np.random.default_rng(n_bits).standard_normal((5, n_bits)).astype(np.float32)
+    values[0], values[1, 0] = 0, np.nan
+    graph = Graph()
+    made = packed(Symbol(graph, "x"), n_bits)
+    helper = onnx.helper
+    model = helper.make_model(
+        helper.make_graph(
+            graph.nodes,
+            "pack",
+            [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [None, n_bits])],
+            [helper.make_tensor_value_info(made.name, onnx.TensorProto.UINT8, None)],
+            list(graph.constants.values()),
+        ),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=8,
+    )
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    np.testing.assert_array_equal(session.run(None, {"x": values})[0], pack(values > 0))
+
+
+class OwnHash(BaseHasher):
+    """A hasher from outside: how it computes is a parameter."""
+
+    def __init__(self, n_bits=8, compute=None, random_state=None):
+        self.n_bits, self.compute, self.random_state = n_bits, compute, random_state
+
+    def fit(self, X, y=None):
+        self.check_fit(X)
+        return self
+
+    def projector(self, max_rows):
+        return lambda X: self.compute(X, torch.ones(max_rows, 8))
+
+
+def test_a_hasher_from_outside_is_exported(tmp_path):
+    own = OwnHash(compute=lambda X, work: 1 - torch.relu(X[:, 8:16]) / 3).fit(X)
+    own.to_onnx(tmp_path / "own.onnx")
+    check_same_codes(own, tmp_path / "own.onnx")
+
+
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        (lambda X, work: X[:, :8].cumsum(dim=1), "it calls 'cumsum'"),
+        (lambda X, work: X[:, :8] if X[:, :1] > 0 else -X[:, :8], "it decides by a value"),
+        (lambda X, work: work[: len(X)], "not returned"),
+        (lambda X, work: torch.mul(X[:, :8], 2, out=work[: len(X)]) * 0 + work[: len(X)], "off by"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, compute, message):
+    own = OwnHash(compute=compute).fit(X)
+    with pytest.raises(AntipodalError, match=f"OwnHash cannot be written as ONNX.*{message}"):
+        own.to_onnx(tmp_path / "own.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_search_for_bits_is_no_arithmetic(tmp_path):
+    hasher = LinfHash(16, descent=True, **SEED).fit(X[:300])
+    with pytest.raises(AntipodalError, match="LinfHash cannot be written as ONNX"):
+        hasher.to_onnx(tmp_path / "model.onnx")
+
+
+def test_a_symbol_changed_in_place_is_what_it_became():
+    graph = Graph()
+    x = Symbol(graph, "x")
+    y = x.mul_(2.0)
+    assert y is x
+    torch.add(x, 1.0, out=x)
+    assert [node.op_type for node in graph.nodes] == ["Mul", "Add"]
+    assert x.name == graph.nodes[1].output[0]
+    with pytest.raises(GraphError):
+        x.node("Exp")
+
+
+def test_without_the_package_the_message_says_how_to_install_it(tmp_path, monkeypatch):
+    hasher = LSH(8, **SEED).fit(X)
+    for module in ("antipodal.exporting.onnxfile", "antipodal.exporting.symbols"):
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(AntipodalError, match="extra `onnx`"):
+        hasher.to_onnx(tmp_path / "model.onnx")
+
+
+def test_javascript_makes_the_same_codes(tmp_path, monkeypatch):
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    if not (EXAMPLE / "node_modules" / "onnxruntime-node").is_dir():
+        pytest.skip("onnxruntime-node is not installed: npm install in examples/onnx")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(EXAMPLE / "model.py"))
+    done = subprocess.run(
+        [node, EXAMPLE / "encode.js", "digits.onnx", "digits.json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1297 codes of 44 bits: 129")
