@@ -75,7 +75,7 @@ class Bands:
         if tables is None:
             return [within(queries, items.rows, radius)]
         hits, n_tabled = tables.within(queries, radius), len(tables.codes)
-        if n_tabled == len(items):
+        if n_tabled == len(items.rows):
             return [hits]
         behind = within(queries, items.rows[n_tabled:], radius)
         return [hits, behind._replace(rows=behind.rows + n_tabled)]
@@ -92,7 +92,7 @@ class Bands:
         is outside of them: no call waits for what later ones may need.
         """
         tables = self._fitting(items, radius + 1)
-        n_outside = len(items) - (0 if tables is None else len(tables.codes))
+        n_outside = len(items.rows) - (0 if tables is None else len(tables.codes))
         if not n_outside:
             return tables
         n_bands = max(_MIN_BANDS, radius + 1)
@@ -106,7 +106,7 @@ class Bands:
         made = self._made  # read once: another thread may put newer ones in their place
         if made is None or made[0] is not items.era or made[1].n_bands < n_bands:
             return None
-        return made[1] if len(made[1].codes) <= len(items) else None
+        return made[1] if len(made[1].codes) <= len(items.rows) else None
 
     def _make(self, items: IndexedItems, n_bands: int) -> Tables:
         tables = Tables(items.rows, self.n_bits, n_bands)

@@ -6,6 +6,7 @@ into one again when they have grown to a share that would be felt.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,11 @@ class Contents:
     def n_loose(self) -> int:
         """Items that are not where one run would have them."""
         return len(self.removed_rows) + len(self.late)
+
+    @cached_property
+    def is_one_run(self) -> bool:
+        """Whether nothing is loose."""
+        return self.n_loose == 0
 
     def next_id(self) -> int:
         """Return the id after the largest, 0 if there is none."""

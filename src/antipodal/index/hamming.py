@@ -243,6 +243,9 @@ class HammingIndex:
             )
         main, late = held.main, held.late
         hits = self._bands.within(queries, main, radius)
+        if held.is_one_run and len(hits) == 1:  # the usual case, quickly
+            offsets, rows, distances = hits[0]
+            return Ball(offsets, main.ids_of(rows), distances)
         balls = [_ball(main, without(part, held.removed_rows)) for part in hits]
         if len(late):
             balls.append(_ball(late, scan.within(queries, late.rows, radius)))

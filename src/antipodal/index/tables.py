@@ -7,6 +7,7 @@ rows share a band is read from a table, a hash of the band to its rows: a collis
 comparison and never loses an answer.
 """
 
+import sys
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
@@ -24,7 +25,7 @@ SCANNED_PER_CANDIDATE = 24  # rows that Faiss scans while NumPy looks up and com
 _LOW_BITS = 62  # they are a number of 64 bits with a sign
 _CANDIDATES_AT_ONCE = 2**18
 _ROWS_AT_ONCE = 2**20
-_FEW = 48  # candidates that Python compares before NumPy is done being called
+_FEW = 40  # candidates that Python compares before NumPy is done being called
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads neighbouring keys
 _WORD = 2**64 - 1
 
@@ -98,7 +99,8 @@ class Tables:
         columns = (8 * codes.shape[1] - layout.ends, (1 << layout.n_low) - 1, *layout[2:-1])
         first_buckets = layout.first_bucket[:-1]
         self._of_one = list(zip(*(c.tolist() for c in (*columns, first_buckets)), strict=True))
-        self._views = starts.data, rows.data, codes.data.cast("B")
+        flat = self._words.reshape(-1) if codes.shape[1] <= 8 else codes.reshape(-1)
+        self._views = starts.data, rows.data, flat.data
 
     def over(self, codes: Codes) -> "Tables":
         """Return the same tables for the same codes in another place."""
@@ -174,42 +176,49 @@ class Tables:
         NumPy takes longer to be called than Python takes for a few numbers, which it reads from
         a `memoryview`: a quarter of the time of the way for many.
         """
-        codes, (starts, rows, flat) = self.codes, self._views
-        code = int.from_bytes(query.tobytes(), "big")
-        buckets, n_candidates, golden = [], 0, int(_GOLDEN)
+        starts, rows, codes = self._views
+        raw = query.tobytes()
+        code, width = int.from_bytes(raw, "big"), len(raw)
+        buckets, n_candidates = [], 0
         for to_end, mask, n_high, multiplier, hash_shift, first_bucket in self._of_one[
             : radius + 1
         ]:
             band = code >> to_end
             key = band & mask
             if n_high:
-                key ^= (band >> _LOW_BITS & (1 << n_high) - 1) * golden & _WORD
+                key ^= (band >> _LOW_BITS & (1 << n_high) - 1) * int(_GOLDEN) & _WORD
             bucket = first_bucket + ((key * multiplier & _WORD) >> hash_shift)
             begin, end = starts[bucket], starts[bucket + 1]
-            buckets.append((begin, end))
             n_candidates += end - begin
-        if n_candidates * SCANNED_PER_CANDIDATE > len(codes):
-            return within(query, codes, radius)
-        if n_candidates <= _FEW:
-            width = codes.shape[1]
-            pairs = set()
-            for row in {row for begin, end in buckets for row in rows[begin:end]}:
-                other = int.from_bytes(flat[row * width : row * width + width], "big")
-                pairs.add(((code ^ other).bit_count(), row))
+            buckets.append((begin, end))
+        if n_candidates > _FEW:
+            return self._within_crowd(query, buckets, n_candidates, radius)
+        candidates = [row for begin, end in buckets for row in rows[begin:end]]
+        if width <= 8:
+            others, mine = [codes[row] for row in candidates], int.from_bytes(raw, sys.byteorder)
         else:
-            candidates = np.concatenate([self.rows[begin:end] for begin, end in buckets])
-            distances = _distances(self._words.take(candidates, axis=0), as_words(query))
-            hits = (distances <= radius).nonzero()[0]
-            near, candidates = distances[hits], candidates[hits]
-            if len(hits) > _FEW:
-                return in_order(np.zeros(len(hits), np.int64), near, candidates, 1)
-            pairs = set(zip(near.tolist(), candidates.tolist(), strict=True))
-        found = sorted(pair for pair in pairs if pair[0] <= radius)
-        return RowHits(
-            np.array([0, len(found)]),
-            np.array([row for _, row in found], dtype=np.int64),
-            np.array([distance for distance, _ in found], dtype=np.int32),
-        )
+            places = [width * row for row in candidates]
+            others, mine = [int.from_bytes(codes[i : i + width], "big") for i in places], code
+        found = set()
+        for row, other in zip(candidates, others, strict=True):
+            distance = (mine ^ other).bit_count()
+            if distance <= radius:
+                found.add((distance, row))
+        return _in_order_of_one(found)
+
+    def _within_crowd(
+        self, query: Codes, buckets: list[tuple[int, int]], n_candidates: int, radius: int
+    ) -> RowHits:
+        """Compare a single query with the many rows of its buckets, or with all."""
+        if n_candidates * SCANNED_PER_CANDIDATE > len(self.codes):
+            return within(query, self.codes, radius)
+        rows = np.concatenate([self.rows[begin:end] for begin, end in buckets])
+        distances = _distances(self._words.take(rows, axis=0), as_words(query))
+        hits = (distances <= radius).nonzero()[0]
+        distances, rows = distances[hits], rows[hits]
+        if len(hits) > _FEW:
+            return in_order(np.zeros(len(hits), np.int64), distances, rows, 1)
+        return _in_order_of_one(set(zip(distances.tolist(), rows.tolist(), strict=True)))
 
     def _compared(self, queries: Codes, begins: Numbers, counts: Numbers, radius: int) -> RowHits:
         """Compare each query with the rows of its buckets, so many pairs at once."""
@@ -273,6 +282,14 @@ def _distances(rows: NDArray[Any], queries: NDArray[Any]) -> NDArray[np.unsigned
     for column in counts.T[1:]:
         distances += column
     return distances
+
+
+def _in_order_of_one(found: set[tuple[int, int]]) -> RowHits:
+    """Do what `in_order` does for a few pairs of distance and row of a single query."""
+    pairs = sorted(found)
+    numbers = np.array([0, len(pairs)] + [row for _, row in pairs])
+    distances = np.array([distance for distance, _ in pairs], dtype=np.int32)
+    return RowHits(numbers[:2], numbers[2:], distances)
 
 
 def _interleaved(first: NDArray[np.bool_], hits: RowHits, others: RowHits) -> RowHits:

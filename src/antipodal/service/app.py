@@ -128,12 +128,12 @@ def _add_api(
 
     @app.post(
         "/v1/search",
-        response_model=schemas.SearchResponse,
+        response_model=schemas.SearchResponse | schemas.SearchesResponse,
         responses=with_body | _problems(404),
         dependencies=reading,
     )
     async def search(request: schemas.SearchRequest) -> Response:
-        """Find the items nearest to a query, or all within a radius."""
+        """Find the items nearest to a query, or all within a radius; the same for many queries."""
         pool = pools.reads if request.image is None else pools.images
         answer = await pool.run(engine.search, request)
         if answer is None:
