@@ -85,7 +85,13 @@ def is_right(answer: dict[str, Any], query: np.ndarray, expected: tuple[Any, Any
 
 
 def clients(
-    port: int, n_connections: int, seconds: float, n_items: int, seed: int, at_once: int
+    port: int,
+    n_connections: int,
+    seconds: float,
+    n_items: int,
+    seed: int,
+    at_once: int,
+    items: bool,
 ) -> None:
     """Run the clients and print what they saw; this is a process of its own."""
     codes, queries = random_codes(n_items, 0), random_codes(max(256, at_once), seed)
@@ -94,7 +100,7 @@ def clients(
         bodies = [json.dumps({"code": text, "k": K}).encode() for text in texts]
     else:
         n_connections = 1
-        bodies = [json.dumps({"codes": texts[:at_once], "k": K}).encode()]
+        bodies = [json.dumps({"codes": texts[:at_once], "k": K, "items": items}).encode()]
     out: list[Any] = []
 
     async def everyone() -> None:
@@ -221,6 +227,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.1, help="seconds between writes")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--at-once", type=int, default=500, help="queries of a request of many")
+    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
@@ -233,11 +240,17 @@ def main() -> None:
             options.items,
             options.seed,
             options.at_once,
+            not options.bare,
         )
         return
     from antipodal import LSH, open_store
 
-    runs: dict[int, list[dict[str, Any]]] = {1: [], options.at_once: []}
+    ways = {
+        "one by one": ["--at-once", "1"],
+        "many": ["--at-once", str(options.at_once)],
+        "many, ids and distances": ["--at-once", str(options.at_once), "--bare"],
+    }
+    runs: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     n_features = 384
     statuses: list[int] = []
     with tempfile.TemporaryDirectory() as name, open(Path(name) / "log", "wb") as log:
@@ -262,11 +275,9 @@ def main() -> None:
                 command = [sys.executable, __file__, "--clients", str(port), "--seed", str(seed)]
                 for option in ("items", "seconds", "connections"):
                     command += [f"--{option}", str(getattr(options, option))]
-                for at_once, records in runs.items():
-                    done = subprocess.run(
-                        [*command, "--at-once", str(at_once)], stdout=subprocess.PIPE, check=True
-                    )
-                    records.append(json.loads(done.stdout))
+                for way, more in ways.items():
+                    done = subprocess.run([*command, *more], stdout=subprocess.PIPE, check=True)
+                    runs[way].append(json.loads(done.stdout))
             encoded = encoding(port, n_features)
         finally:
             stop.set()
@@ -277,7 +288,8 @@ def main() -> None:
     def middle(records: list[dict[str, Any]]) -> dict[str, Any]:
         return sorted(records, key=lambda run: run["searches_per_second"])[len(records) // 2]
 
-    one, many = middle(runs[1]), middle(runs[options.at_once])
+    alone = runs.pop("one by one")
+    one = middle(alone)
     record = {
         "items": options.items,
         "bits": N_BITS,
@@ -290,13 +302,18 @@ def main() -> None:
         "failed_writes": sum(status != 200 for status in statuses),
         "items_a_write": options.batch,
         "median_run": one,
-        "runs": runs[1],
-        "many": {
-            "queries_a_request": options.at_once,
-            "connections": 1,
-            "times_one_by_one": round(many["searches_per_second"] / one["searches_per_second"], 1),
-            "median_run": many,
-            "runs": runs[options.at_once],
+        "runs": alone,
+        "queries_a_request": options.at_once,
+        "many_in_a_request": {
+            way: {
+                "connections": 1,
+                "times_one_by_one": round(
+                    middle(records)["searches_per_second"] / one["searches_per_second"], 1
+                ),
+                "median_run": middle(records),
+                "runs": records,
+            }
+            for way, records in runs.items()
         },
         "encode": encoded,
     }

@@ -56,6 +56,18 @@ def test_many_queries_are_answered_as_each_alone(client, many, how):
     assert answers == alone
 
 
+@pytest.mark.parametrize(
+    "how", [*HOW, {"rescore": "project", "k": 5}, {"histogram": True}], ids=str
+)
+def test_ids_and_distances_come_without_the_items(client, how):
+    asked = {"vector": ROWS[3].tolist()} | how
+    whole = client.post("/v1/search", json=asked).json()
+    bare = client.post("/v1/search", json=asked | {"items": False}).json()
+    for hit in whole["results"]:
+        del hit["code"], hit["metadata"]
+    assert bare == whole
+
+
 def test_many_rescored_queries_are_those_of_the_index(client):
     index = HammingIndex(N_BITS)
     index.add(CODES)

@@ -41,6 +41,12 @@ class _Found(NamedTuple):
     totals: NDArray[np.int64]
     histogram: list[int] | None
 
+    def of(self, queries: NDArray[np.bool_]) -> "_Found":
+        """Return what was found for some of the queries."""
+        hits = np.repeat(queries, self.counts)
+        chosen = self.counts[queries], self.totals[queries]
+        return _Found(self.ids[hits], self.distances[hits], *chosen, self.histogram)
+
 
 class Engine:
     """A fitted hasher beside the store of its codes.
@@ -223,13 +229,29 @@ class Engine:
         values: NDArray[np.float32] | None,
         n_queries: int,
     ) -> list[dict[str, Any]]:
-        """Search until what was found is still there when it is fetched."""
+        """Search, and search again for those whose hits have changed before they were fetched."""
+        answers: list[dict[str, Any]] = [{}] * len(codes)
+        left = np.arange(len(codes))
         for _ in range(_TRIES):
-            found = self._found(request, k, codes, values is not None, n_queries)
-            unique, places = np.unique(found.ids, return_inverse=True)
-            items = self.store.get(unique)
-            if self._still(items, unique, places, found, codes, request.where):
-                return self._described_hits(found, items, places, k, codes, values)
+            found = self._found(request, k, codes[left], values is not None, n_queries)
+            if not request.items and values is None:
+                return self._answered(found, _bare(found), codes)
+            items = self.store.get(np.unique(found.ids))
+            good = self._unchanged(found, items, codes[left], request.where)
+            done, found = left[good], found.of(good)
+            scores = None
+            if values is not None:
+                found, scores = self._rescored(found, items, k, values[done])
+            results = self._with_items(found, items) if request.items else _bare(found)
+            for result, score in zip(results, scores or [], strict=False):
+                result["score"] = score
+            for place, answer in zip(
+                done, self._answered(found, results, codes[done]), strict=True
+            ):
+                answers[place] = answer
+            left = left[~good]
+            if not len(left):
+                return answers
         raise UnavailableError("the items found are being replaced too quickly: try again")
 
     def _found(
@@ -269,63 +291,62 @@ class Engine:
         kept += np.arange(len(kept))
         return _Found(ball.ids[kept], ball.distances[kept], counts, totals, histogram)
 
-    def _described_hits(
-        self,
-        found: _Found,
-        items: Items,
-        places: NDArray[np.int64],
-        k: int,
-        codes: Codes,
-        values: NDArray[np.float32] | None,
-    ) -> list[dict[str, Any]]:
-        """Say what was found for each query."""
-        known, distances, counts = self._described(items), found.distances, found.counts
-        scores = None
-        if values is not None and len(found.ids):
-            table = (len(codes), -1)
-            candidates = Neighbours(found.ids.reshape(table), distances.reshape(table))
-            near = items.codes[places].reshape(*candidates.ids.shape, -1)
-            best = rescored(candidates, k, values, self.store.n_bits, lambda: near)
-            places = np.searchsorted(items.ids, best.ids.ravel())
-            distances, scores = best.distances.ravel(), best.scores
-            counts = np.full(len(codes), best.ids.shape[1])
-        results = [
+    def _rescored(
+        self, found: _Found, items: Items, k: int, values: NDArray[np.float32]
+    ) -> tuple[_Found, list[float]]:
+        """Put the hits of each query, which are equally many, into a finer order."""
+        if not len(found.ids):
+            return found, []
+        table = (len(values), len(found.ids) // len(values))
+        candidates = Neighbours(found.ids.reshape(table), found.distances.reshape(table))
+        codes = items.codes[np.searchsorted(items.ids, candidates.ids)]
+        best = rescored(candidates, k, values, self.store.n_bits, lambda: codes)
+        scores = [] if best.scores is None else best.scores.ravel().tolist()
+        counts = np.full(len(values), best.ids.shape[1])
+        ids, distances = best.ids.ravel(), best.distances.ravel()
+        return found._replace(ids=ids, distances=distances, counts=counts), scores
+
+    def _with_items(self, found: _Found, items: Items) -> list[dict[str, Any]]:
+        known = self._described(items)
+        places = np.searchsorted(items.ids, found.ids)
+        return [
             known[place] | {"distance": distance}
-            for place, distance in zip(places.tolist(), distances.tolist(), strict=True)
+            for place, distance in zip(places.tolist(), found.distances.tolist(), strict=True)
         ]
-        if scores is not None:
-            for result, score in zip(results, scores.ravel().tolist(), strict=True):
-                result["score"] = score
-        ends = np.cumsum(counts).tolist()
+
+    def _answered(
+        self, found: _Found, results: list[dict[str, Any]], codes: Codes
+    ) -> list[dict[str, Any]]:
+        """Give each query its results."""
+        ends = np.cumsum(found.counts).tolist()
+        begins = [0, *ends][:-1]
+        totals, names = found.totals.tolist(), self._hex(codes)
         answers: list[dict[str, Any]] = [
             {"code": code, "results": results[begin:end], "total": total}
-            for code, begin, end, total in zip(
-                self._hex(codes), [0, *ends], ends, found.totals.tolist(), strict=False
-            )
+            for code, begin, end, total in zip(names, begins, ends, totals, strict=True)
         ]
         if found.histogram is not None:
             answers[0]["histogram"] = found.histogram
         return answers
 
-    def _still(
-        self,
-        items: Items,
-        ids: Ids,
-        places: NDArray[np.int64],
-        found: _Found,
-        codes: Codes,
-        where: Mapping[str, Any] | None,
-    ) -> bool:
-        """Say whether the items are those that were found: nobody wrote them in between."""
-        if not np.array_equal(items.ids, ids):
-            return False
-        differing = items.codes[places] ^ np.repeat(codes, found.counts, axis=0)
-        if not np.array_equal(np.bitwise_count(differing).sum(axis=1), found.distances):
-            return False
-        if where is None:
-            return True
-        tree = parse_where(where)
-        return all(matches(tree, metadata) for metadata in items.metadata)
+    def _unchanged(
+        self, found: _Found, items: Items, codes: Codes, where: Mapping[str, Any] | None
+    ) -> NDArray[np.bool_]:
+        """Say of each query whether its hits are still what was found: nobody wrote them since."""
+        good = np.ones(len(codes), np.bool_)
+        if not len(found.ids):
+            return good
+        query = np.repeat(np.arange(len(codes)), found.counts)
+        if not len(items.ids):
+            good[query] = False
+            return good
+        tree = None if where is None else parse_where(where)
+        passing = [tree is None or matches(tree, metadata) for metadata in items.metadata]
+        places = np.minimum(np.searchsorted(items.ids, found.ids), len(items.ids) - 1)
+        differing = np.bitwise_count(items.codes[places] ^ codes[query]).sum(axis=1)
+        same = (items.ids[places] == found.ids) & (differing == found.distances)
+        good[query[~(same & np.array(passing)[places])]] = False
+        return good
 
     # ------------------------------------------------------------------------------- details
 
@@ -387,3 +408,10 @@ def _check_where(where: Mapping[str, Any]) -> None:
         parse_where(where)
     except (TypeError, ValueError) as error:
         raise ValueError(f"where is not a valid filter: {error}") from None
+
+
+def _bare(found: _Found) -> list[dict[str, Any]]:
+    return [
+        {"id": number, "distance": distance}
+        for number, distance in zip(found.ids.tolist(), found.distances.tolist(), strict=True)
+    ]

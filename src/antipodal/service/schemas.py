@@ -64,6 +64,10 @@ class SearchRequest(_Request):
     where: Annotated[Metadata, Field(description="A filter on metadata.")] | None = None
     rescore: Literal["project"] | None = None
     histogram: Annotated[bool, Field(description="Count the items at every distance.")] = False
+    items: Annotated[
+        bool,
+        Field(description="False: only ids and distances, without codes and metadata, and faster."),
+    ] = True
 
     @property
     def is_single(self) -> bool:
@@ -129,6 +133,14 @@ class Item(BaseModel):
     metadata: Metadata
 
 
+class Hit(BaseModel):
+    """What a search found, without the item; `score` if the search was rescored."""
+
+    id: int
+    distance: int
+    score: float | None = None
+
+
 class Found(Item):
     """An item that a search found; `score` if the search was rescored."""
 
@@ -140,7 +152,7 @@ class SearchResponse(BaseModel):
     """Items by (distance, id), or by (score, id) if rescored."""
 
     code: Annotated[str, Field(description="The code of the query.")]
-    results: list[Found]
+    results: list[Found] | list[Hit]
     total: Annotated[int, Field(description="Results, or all items within the radius.")]
     histogram: Annotated[
         list[int] | None, Field(description="Items at distance 0, 1, …, n_bits.")
