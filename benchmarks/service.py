@@ -5,7 +5,8 @@ python benchmarks/service.py --json benchmarks/results/service.json
 One worker, 100,000 codes of 64 bits in a SQLite store. Clients in a process of their own keep a
 fixed number of connections busy; a writer puts batches of items in the background. Every answer is
 compared with brute force: of the items that were there from the beginning it must hold the nearest,
-in order, and of the written ones what was written.
+in order, and of the written ones what was written. The same is done with many queries in a request,
+over one connection. Encoding is timed with vectors in JSON and in bytes.
 """
 
 import argparse
@@ -83,10 +84,23 @@ def is_right(answer: dict[str, Any], query: np.ndarray, expected: tuple[Any, Any
     )
 
 
-def clients(port: int, n_connections: int, seconds: float, n_items: int, seed: int) -> None:
+def clients(
+    port: int,
+    n_connections: int,
+    seconds: float,
+    n_items: int,
+    seed: int,
+    at_once: int,
+    items: bool,
+) -> None:
     """Run the clients and print what they saw; this is a process of its own."""
-    codes, queries = random_codes(n_items, 0), random_codes(256, seed)
-    bodies = [json.dumps({"code": query.tobytes().hex(), "k": K}).encode() for query in queries]
+    codes, queries = random_codes(n_items, 0), random_codes(max(256, at_once), seed)
+    texts = [query.tobytes().hex() for query in queries]
+    if at_once == 1:
+        bodies = [json.dumps({"code": text, "k": K}).encode() for text in texts]
+    else:
+        n_connections = 1
+        bodies = [json.dumps({"codes": texts[:at_once], "k": K, "items": items}).encode()]
     out: list[Any] = []
 
     async def everyone() -> None:
@@ -111,15 +125,16 @@ def clients(port: int, n_connections: int, seconds: float, n_items: int, seed: i
         nearest = np.lexsort((np.arange(n_items), distance))[:K]
         expected.append((nearest, distance[nearest]))
     failed = sum(status != 200 for _, _, status, _ in out)
-    wrong = sum(
-        not is_right(json.loads(answer), queries[number], expected[number])
-        for _, number, status, answer in out
-        if status == 200
-    )
+    wrong = 0
+    for _, number, status, answer in out:
+        if status == 200:
+            found = json.loads(answer)
+            for place, one in enumerate(found.get("searches", [found])):
+                wrong += not is_right(one, queries[number + place], expected[number + place])
     times = np.array([t for t, *_ in out]) * 1e3
     record = {
-        "searches": len(out),
-        "searches_per_second": round(len(out) / taken, 1),
+        "searches": len(out) * at_once,
+        "searches_per_second": round(len(out) * at_once / taken, 1),
         "p50_ms": round(float(np.percentile(times, 50)), 2),
         "p99_ms": round(float(np.percentile(times, 99)), 2),
         "max_ms": round(float(times.max()), 2),
@@ -156,6 +171,28 @@ def write(port: int, stop: threading.Event, batch: int, pause: float, done: list
         first += batch
 
 
+def encoding(port: int, n_features: int, n_rows: int = 1_000, repeats: int = 15) -> dict[str, Any]:
+    """Time the same vectors in JSON and in bytes: vectors per second, of the median request."""
+    rows = np.random.default_rng(1).standard_normal((n_rows, n_features)).astype("<f4")
+    bodies = {
+        "json": (json.dumps({"vectors": rows.tolist()}), "application/json"),
+        "bytes": (rows.tobytes(), "application/octet-stream"),
+    }
+    client, rates = http.client.HTTPConnection("127.0.0.1", port), {}
+    for name, (body, kind) in bodies.items():
+        times = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            client.request("POST", "/v1/encode", body, {"Content-Type": kind})
+            response = client.getresponse()
+            response.read()
+            times.append(time.perf_counter() - began)
+            if response.status != 200:
+                raise SystemExit(f"encoding failed: {response.status}")
+        rates[name] = round(n_rows / float(np.median(times)))
+    return {"vectors_a_request": n_rows, "features": n_features, "vectors_per_second": rates}
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -189,22 +226,38 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=10, help="items of one write")
     parser.add_argument("--pause", type=float, default=0.1, help="seconds between writes")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--at-once", type=int, default=500, help="queries of a request of many")
+    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.clients is not None:
-        clients(options.clients, options.connections, options.seconds, options.items, options.seed)
+        clients(
+            options.clients,
+            options.connections,
+            options.seconds,
+            options.items,
+            options.seed,
+            options.at_once,
+            not options.bare,
+        )
         return
     from antipodal import LSH, open_store
 
-    runs = []
+    ways = {
+        "one by one": ["--at-once", "1"],
+        "many": ["--at-once", str(options.at_once)],
+        "many, ids and distances": ["--at-once", str(options.at_once), "--bare"],
+    }
+    runs: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+    n_features = 384
     statuses: list[int] = []
     with tempfile.TemporaryDirectory() as name, open(Path(name) / "log", "wb") as log:
         folder = Path(name)
-        LSH(N_BITS, random_state=0).fit(np.random.default_rng(0).standard_normal((500, 32))).save(
-            folder / "model"
-        )
+        LSH(N_BITS, random_state=0).fit(
+            np.random.default_rng(0).standard_normal((500, n_features))
+        ).save(folder / "model")
         from antipodal.storage.modelfile import model_identity
 
         url, identity = f"sqlite:///{folder}/codes.db", model_identity(folder / "model")
@@ -222,14 +275,21 @@ def main() -> None:
                 command = [sys.executable, __file__, "--clients", str(port), "--seed", str(seed)]
                 for option in ("items", "seconds", "connections"):
                     command += [f"--{option}", str(getattr(options, option))]
-                done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-                runs.append(json.loads(done.stdout))
+                for way, more in ways.items():
+                    done = subprocess.run([*command, *more], stdout=subprocess.PIPE, check=True)
+                    runs[way].append(json.loads(done.stdout))
+            encoded = encoding(port, n_features)
         finally:
             stop.set()
             writer.join()
             process.send_signal(signal.SIGTERM)
             process.wait(60)
-    middle = sorted(runs, key=lambda run: run["searches_per_second"])[len(runs) // 2]
+
+    def middle(records: list[dict[str, Any]]) -> dict[str, Any]:
+        return sorted(records, key=lambda run: run["searches_per_second"])[len(records) // 2]
+
+    alone = runs.pop("one by one")
+    one = middle(alone)
     record = {
         "items": options.items,
         "bits": N_BITS,
@@ -241,8 +301,21 @@ def main() -> None:
         "writes": len(statuses),
         "failed_writes": sum(status != 200 for status in statuses),
         "items_a_write": options.batch,
-        "median_run": middle,
-        "runs": runs,
+        "median_run": one,
+        "runs": alone,
+        "queries_a_request": options.at_once,
+        "many_in_a_request": {
+            way: {
+                "connections": 1,
+                "times_one_by_one": round(
+                    middle(records)["searches_per_second"] / one["searches_per_second"], 1
+                ),
+                "median_run": middle(records),
+                "runs": records,
+            }
+            for way, records in runs.items()
+        },
+        "encode": encoded,
     }
     text = json.dumps(record, indent=1)
     print(text)

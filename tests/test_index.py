@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from antipodal.codes import pack, unpack
-from antipodal.index import Ball, HammingIndex, bands, scan
-from antipodal.index.bands import Tables
+from antipodal.index import Ball, HammingIndex, bands, contents, merging, scan, tables
 from antipodal.index.items import to_rows
+from antipodal.index.tables import Tables
 from effort import fresh_examples
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -118,13 +118,13 @@ def test_band_tables_find_what_brute_force_finds(n_bits, n_bands):
     codes = crowded_codes(rng, 3_000, n_bits, n_centres=200)
     queries = codes[:40] ^ pack(rng.random((40, n_bits)) < 1 / n_bits)
     rows = to_rows(codes, n_bits)
-    tables = Tables(rows, n_bits, n_bands)
+    made = Tables(rows, n_bits, n_bands)
     answers = brute_force(queries, codes, range(3_000), n_bits)
     for r in range(n_bands):
-        hits = tables.within(to_rows(queries, n_bits), r)
+        hits = made.within(to_rows(queries, n_bits), r)
         check_ball(rename(hits), answers, r)
         for i in range(len(queries)):  # one by one they take another way
-            hits = tables.within(to_rows(queries[i : i + 1], n_bits), r)
+            hits = made.within(to_rows(queries[i : i + 1], n_bits), r)
             check_ball(rename(hits), answers[i : i + 1], r)
 
 
@@ -144,51 +144,95 @@ def test_band_tables_scan_only_the_queries_that_have_too_many_candidates(monkeyp
         scanned.append(len(queries))
         return scan.within(queries, rows, radius)
 
-    monkeypatch.setattr(bands, "within", watched)
-    tables = Tables(codes, 64, 3)
-    check_ball(rename(tables.within(queries, 2)), answers, 2)
+    monkeypatch.setattr(tables, "within", watched)
+    made = Tables(codes, 64, 3)
+    check_ball(rename(made.within(queries, 2)), answers, 2)
     assert scanned == [2]
-    check_ball(rename(tables.within(queries[:1], 2)), answers[:1], 2)
+    check_ball(rename(made.within(queries[:1], 2)), answers[:1], 2)
     assert scanned == [2, 1]
 
 
 def test_band_tables_compare_many_candidates_in_blocks(monkeypatch, fresh_rng):
-    monkeypatch.setattr(bands, "_CANDIDATES_AT_ONCE", 100)
-    monkeypatch.setattr(bands, "QUERIES_AT_ONCE", 37)
+    monkeypatch.setattr(tables, "_CANDIDATES_AT_ONCE", 100)
+    monkeypatch.setattr(tables, "QUERIES_AT_ONCE", 37)
     codes = crowded_codes(fresh_rng, 20_000, 64, n_centres=2_000)
-    tables = Tables(codes, 64, 3)
-    hits, expected = tables.within(codes[:200], 2), scan.within(codes[:200], codes, 2)
+    hits, expected = Tables(codes, 64, 3).within(codes[:200], 2), scan.within(codes[:200], codes, 2)
     for mine, other in zip(hits, expected, strict=True):
         np.testing.assert_array_equal(mine, other)
 
 
-def test_small_radii_use_tables_once_they_pay_and_never_stale_ones():
+def test_tables_are_made_by_a_call_that_they_pay_for_and_never_stale():
     rng = np.random.default_rng(0)
     codes = crowded_codes(rng, 5_000, 64, n_centres=1_000)
     index = HammingIndex(64)
     index.add(codes[:4_500])
     without = index.nbytes
-    index.radius(codes[:10], 2)
-    assert index.nbytes == without  # ten scans are cheaper than tables
+    for _ in range(30):
+        index.radius(codes[:10], 2)
+    assert index.nbytes == without  # each of these calls is better off with a scan
     flips = pack(np.isin(np.arange(64), [5, 25, 50, 60])[None])  # a bit in each of 3 bands
-    queries = np.tile(np.concatenate([codes[:10], codes[:10] ^ flips]), (10, 1))
+    queries = np.tile(np.concatenate([codes[:15], codes[:15] ^ flips]), (10, 1))
     check_against_brute_force(index, queries, 2)
     assert index.nbytes > without
     check_against_brute_force(index, queries, 4)  # needs more bands
 
     index.add(codes[4_500:])
-    assert index.nbytes == 5_000 * 8  # tables of other items are not kept
     check_against_brute_force(index, queries, 2)
+    check_against_brute_force(index, queries[:10], 2, rounds=1)
     index.remove(np.arange(0, 400, 2))
+    assert index.nbytes == 4_800 * 16  # tables of other rows are not kept
     check_against_brute_force(index, queries, 2)
     assert index.radius(queries[:0], 2).offsets.tolist() == [0]
 
 
-def check_against_brute_force(index, queries, r):
-    """Queries come in ten equal rounds, whose answers are worked out once."""
+@pytest.mark.parametrize("n_bits", [40, 64, 256])
+def test_a_prepared_index_stays_prepared(n_bits, monkeypatch):
+    monkeypatch.setattr(contents, "_LOOSE", 50)
+    rng = np.random.default_rng(n_bits)
+    codes = crowded_codes(rng, 6_000, n_bits, n_centres=1_000)
+    index = HammingIndex(n_bits)
+    index.prepare()  # before there is anything to prepare
+    index.add(codes[:3_000], np.arange(0, 6_000, 2))
+    assert index._bands.nbytes == 0  # so few are scanned
+    index.add(codes[3_000:4_500], np.arange(6_000, 9_000, 2))
+    with_tables = index._bands.nbytes
+    assert with_tables > 4_500 * 12
+
+    queries = codes[rng.integers(0, 4_500, 20)] ^ pack(rng.random((20, n_bits)) < 1 / n_bits)
+
+    def check():
+        check_against_brute_force(index, queries, 2, rounds=1)
+        for i in range(5):
+            check_against_brute_force(index, queries[i : i + 1], 2, rounds=1)
+
+    check()
+    index.remove(index.ids[::200])  # noted
+    index.add(codes[4_500:4_510], np.arange(1, 400, 40))  # late
+    index.add(codes[4_510:4_600])  # behind the tables
+    assert index._bands.nbytes == with_tables
+    check()
+    index.remove(index.ids[::50])  # too many: one run again, and tables of it
+    assert not index._held.n_loose
+    assert index._bands.covering(index._held.main, 3) is not None
+    check()
+    index.add(codes[4_600:])  # more than an eighth
+    assert index._bands.covering(index._held.main, 3) is not None
+    check()
+
+
+def test_prepare_refuses_a_radius_for_which_a_scan_is_as_fast():
+    index = HammingIndex(16)
+    with pytest.raises(ValueError, match="16 bits are too short for tables of radius 4"):
+        index.prepare(radius=4)
+    with pytest.raises(ValueError, match="radius must be at least 0"):
+        index.prepare(-1)
+
+
+def check_against_brute_force(index, queries, r, rounds=10):
+    """Queries come in equal rounds, whose answers are worked out once."""
     ids = index.ids
-    answers = brute_force(queries[: len(queries) // 10], index.codes(ids), ids, index.n_bits)
-    check_ball(index.radius(queries, r), answers * 10, r)
+    answers = brute_force(queries[: len(queries) // rounds], index.codes(ids), ids, index.n_bits)
+    check_ball(index.radius(queries, r), answers * rounds, r)
 
 
 class IndexBesideADictionary(RuleBasedStateMachine):
@@ -251,6 +295,88 @@ class IndexBesideADictionary(RuleBasedStateMachine):
 
 TestIndexBesideADictionary = IndexBesideADictionary.TestCase
 TestIndexBesideADictionary.settings = fresh_examples(40, stateful_step_count=30)
+
+
+class LooseIndexBesideADictionary(IndexBesideADictionary):
+    """The same where an index of three items is a large one, and one of six is tidied."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(contents, "_LOOSE", 3)
+        self.patch.setattr(merging, "_SPARE", 1)
+        self.patch.setattr(bands, "_MIN_ROWS", 2)
+        self.patch.setattr(bands, "_tell_apart", lambda n_bits, n_bands: True)
+
+    def teardown(self):
+        self.patch.undo()
+
+    @rule(radius=st.integers(0, 3))
+    def prepare(self, radius):
+        self.index.prepare(radius)
+
+    @invariant()
+    def finds_the_same_among_some_and_by_values(self):
+        ids = sorted(self.model)
+        allowed = [i for i in range(-30, 60) if i % 3]
+        kept = [i for i in ids if i % 3 and -30 <= i < 60]
+        codes = np.frombuffer(b"".join(self.model[i] for i in kept), np.uint8).reshape(-1, 2)
+        queries = self.codes(2)
+        answers = brute_force(queries, codes, kept, 11)
+        check_search(self.index.search(queries, 4, allowed=allowed), answers, 4)
+        check_ball(self.index.radius(queries, 4, allowed=allowed), answers, 4)
+        values = self.rng.integers(-3, 4, (2, 11)).astype(float)  # exact sums, many ties
+        found = self.index.search(vectors=values, k=4)
+        signs = 2.0 * unpack(self.index.codes(ids), 11) - 1
+        for row, value in enumerate(values):
+            pairs = sorted(zip((-signs @ value).tolist(), ids, strict=True))[:4]
+            assert found.ids[row].tolist() == [i for _, i in pairs]
+            assert (-found.scores[row]).tolist() == [score for score, _ in pairs]
+        assert self.index.contains(allowed).tolist() == [i in self.model for i in allowed]
+
+
+TestLooseIndexBesideADictionary = LooseIndexBesideADictionary.TestCase
+TestLooseIndexBesideADictionary.settings = fresh_examples(15, stateful_step_count=25)
+
+
+def test_a_small_change_of_a_large_index_copies_little(monkeypatch):
+    rng = np.random.default_rng(0)
+    index = HammingIndex(64)
+    index.add(rng.integers(0, 256, (200_000, 8), dtype=np.uint8))
+    index.prepare(radius=2)
+    codes, made = index._held.main.rows, index._bands._made
+    for first in range(0, 60_000, 3_000):
+        changed = np.arange(first, first + 100)
+        new = index.codes(changed) ^ np.uint8(1)
+        index.remove(changed)
+        assert not index.contains(changed).any()
+        index.add(new, changed)
+        assert (index.search(new, 1).distances == 0).all()
+        assert np.isin(changed, index.radius(new, 0).ids).all()
+    assert index._held.main.rows is codes  # neither codes nor tables were copied or made again
+    assert index._bands._made is made
+    assert len(index) == 200_000
+    index.remove(np.arange(70_000))
+    assert index._held.n_loose == 0
+    assert len(index) == len(index._held.main) == 130_000
+
+
+def test_items_removed_around_a_query_do_not_hide_the_others():
+    index = HammingIndex(64)
+    codes = np.random.default_rng(0).integers(0, 256, (100_000, 8), dtype=np.uint8)
+    codes[20_000:50_000] = codes[0]  # a crowd, most of which goes
+    index.add(codes)
+    index.remove(np.arange(20_000, 49_000))
+    found = index.search(codes[:2], 1_500)
+    assert found.ids[0, :1_001].tolist() == [0, *range(49_000, 50_000)]
+    kept = np.delete(np.arange(100_000), np.arange(20_000, 49_000))
+    distances = np.bitwise_count(codes[kept] ^ codes[1]).sum(axis=1)
+    order = np.lexsort((kept, distances))[:1_500]
+    np.testing.assert_array_equal(found.ids[1], kept[order])
+    assert index.radius(codes[:1], 0).ids.tolist() == [0, *range(49_000, 50_000)]
+    index.remove([99_999, 99_998, 99_990])
+    index.add(codes[:1])
+    assert index.search(codes[:1], 3_000).ids[0, 1_001] == 99_998  # ids go on after the largest
 
 
 def test_an_empty_index_gives_empty_answers():

@@ -13,8 +13,9 @@ import pytest
 
 from antipodal.codes import pack
 from antipodal.errors import AntipodalError, IndexFileError
-from antipodal.index import HammingIndex, indexfile
+from antipodal.index import HammingIndex, bands, indexfile
 from antipodal.index.approximate import Approximate
+from antipodal.index.tables import Tables
 
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -51,7 +52,7 @@ def test_a_loaded_index_knows_its_engine_and_reads_from_the_map(tmp_path):
     index.save(tmp_path / "index")
     loaded = HammingIndex.load(tmp_path / "index")
     check_same(loaded, index)
-    for array in (loaded._items.rows, loaded._items.id_column.rows):
+    for array in (loaded._held.main.rows, loaded._held.main.id_column.rows):
         assert not array.flags.owndata
         assert not array.flags.writeable
 
@@ -118,16 +119,16 @@ def test_what_is_not_an_index_file_is_refused(tmp_path):
         HammingIndex.load(path)
     make_index().save(path)
     data = bytearray(path.read_bytes())
-    data[8:12] = struct.pack("<I", 2)
+    data[8:12] = struct.pack("<I", 3)
     path.write_bytes(data)
-    with pytest.raises(IndexFileError, match="format version 2, this antipodal reads 1"):
+    with pytest.raises(IndexFileError, match="format version 3, this antipodal reads 1 to 2"):
         HammingIndex.load(path)
 
 
-def write_file(path, header, body):
+def write_file(path, header, body, version=1):
     """Write any header and body under a true checksum."""
     header += b" " * (-(48 + len(header)) % 64)
-    start = struct.pack("<8sII", b"antipidx", 1, len(header))
+    start = struct.pack("<8sII", b"antipidx", version, len(header))
     digest = hashlib.sha256(start + header + body).digest()
     path.write_bytes(start + digest + header + body)
 
@@ -153,14 +154,21 @@ TRUE_HEADER = {"n_bits": 20, "engine": "flat", "n_items": 3, "first_id": 0, "eng
         {"engine_bytes": 7},
         {"engine_bytes": -8},
         {"unknown": 1},
+        {"model": 5},
+        {"bands": 3},
+        {"bands": -1},
+        {"bands": 1.0},
     ],
 )
 def test_a_false_header_under_a_true_checksum_is_refused(tmp_path, change):
     path = tmp_path / "index"
     body = bytes(16)  # three rows of 4 bytes, padded to a multiple of 8
-    write_file(path, json.dumps(TRUE_HEADER | change).encode(), body)
+    for version in (1, 2):
+        write_file(path, json.dumps(TRUE_HEADER | change).encode(), body, version)
+        if not change:
+            loaded = HammingIndex.load(path)
+            assert (len(loaded), loaded.model) == (3, None)
     if not change:
-        assert len(HammingIndex.load(path)) == 3
         return
     with pytest.raises(IndexFileError, match=str(path)):
         HammingIndex.load(path)
@@ -265,8 +273,43 @@ def test_the_written_layout_is_the_documented_one(tmp_path):
     assert data[16:48] == hashlib.sha256(data[:16] + data[48:]).digest()
     assert json.loads(data[48 : 48 + length]) == {
         "n_bits": 20, "engine": "flat", "n_items": 3, "first_id": None, "engine_bytes": 0,
+        "model": None, "bands": 0,
     }  # fmt: skip
     assert (48 + length) % 64 == 0
     body = data[48 + length :]
     assert body[:12] == bytes([64, 0, 0, 0, 128, 0, 0, 0, 32, 0, 0, 0])
     assert struct.unpack("<3q", body[16:]) == (1, 5, 9)
+
+
+@pytest.mark.parametrize("gaps", [True, False])
+def test_prepared_tables_are_in_the_file_and_read_from_the_map(tmp_path, monkeypatch, gaps):
+    index = make_index(64, 5_000, gaps)
+    index.prepare(radius=2)
+    index.remove(index.ids[:7])
+    index.save(tmp_path / "index")
+    queries = index.codes(index.ids[::100]) ^ np.uint8(1 << 6)
+    monkeypatch.setattr(Tables, "_fill", lambda *_: pytest.fail("made again"))
+    loaded = HammingIndex.load(tmp_path / "index")
+    check_same(loaded, index)
+    assert loaded.nbytes == index.nbytes
+    for array in loaded._bands._made[1].arrays:
+        assert not array.flags.owndata
+    monkeypatch.setattr(bands, "within", lambda *_: pytest.fail("scanned"))
+    for part in (queries, queries[:1]):
+        for mine, other in zip(loaded.radius(part, 2), index.radius(part, 2), strict=True):
+            np.testing.assert_array_equal(mine, other)
+
+
+def test_an_index_of_one_model_is_not_loaded_for_another(tmp_path):
+    index = HammingIndex(64, model="3f9c")
+    index.add(np.zeros((3, 8), np.uint8))
+    index.save(tmp_path / "index")
+    for asked in ("3f9c", None):
+        loaded = HammingIndex.load(tmp_path / "index", model=asked)
+        assert loaded.model == "3f9c"
+    loaded.save(tmp_path / "copy")
+    with pytest.raises(IndexFileError, match=r"model '3f9c'.*searched by codes of model '77aa'"):
+        HammingIndex.load(tmp_path / "copy", model="77aa")
+    make_index().save(tmp_path / "index")
+    with pytest.raises(IndexFileError, match="does not say which model made its codes"):
+        HammingIndex.load(tmp_path / "index", model="77aa")

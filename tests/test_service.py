@@ -1175,7 +1175,7 @@ def test_items_that_change_between_search_and_fetch_are_searched_again(store, mo
     assert n_changes > 3
     n_changes = -(10**9)
     never = Engine(HASHER, store)
-    monkeypatch.setattr(never, "_still", lambda *_: False)
+    monkeypatch.setattr(never, "_unchanged", lambda found, *_: np.zeros(len(found.counts), bool))
     response = TestClient(create_app(never)).post("/v1/search", json={"code": code})
     assert "too quickly" in is_problem(response, 503)
 

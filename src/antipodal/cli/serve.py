@@ -38,6 +38,9 @@ def serve(
     max_batch: Annotated[int, typer.Option(min=1, help="Vectors or items of a request.")] = 1_000,
     max_k: Annotated[int, typer.Option(min=1, help="Neighbours of a search.")] = 1_000,
     max_results: Annotated[int, typer.Option(min=1, help="Items of a radius search.")] = 1_000,
+    max_found: Annotated[
+        int, typer.Option(min=1, help="Items that all queries of a request find together.")
+    ] = 100_000,
     max_histogram: Annotated[
         int, typer.Option(min=1, help="Items that a histogram may count.")
     ] = 1_000_000,
@@ -59,6 +62,7 @@ def serve(
         batch=max_batch,
         k=max_k,
         results=max_results,
+        found=max_found,
         histogram=max_histogram,
         pixels=max_pixels,
         request_pixels=max_request_pixels,

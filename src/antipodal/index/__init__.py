@@ -1,9 +1,9 @@
 """Exact search by Hamming distance, in memory and in files that are mapped, not read.
 
 `HammingIndex` is the whole interface. Behind it: `items` keeps codes in the order of their ids,
-`scan` compares a query with all of them (Faiss) and `asymmetric` a query's real values, `bands`
-looks up small radii in tables, `approximate` holds the engines that may miss, `indexfile` the
-file format.
+`contents` what has changed since, `merging` makes one answer of both. `scan` compares a query with
+all codes (Faiss) and `asymmetric` a query's real values, `tables` looks small radii up and `bands`
+knows when, `approximate` holds the engines that may miss, `indexfile` the file format.
 """
 
 from antipodal.index.answers import Ball, Neighbours

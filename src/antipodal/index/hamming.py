@@ -15,10 +15,12 @@ from antipodal.index.answers import Ball, Neighbours
 from antipodal.index.approximate import ENGINES, Approximate
 from antipodal.index.asymmetric import Floats, best_rows, check_one, check_values
 from antipodal.index.bands import Bands
-from antipodal.index.indexfile import read_index_file, write_index_file
-from antipodal.index.items import MAX_ITEMS, IndexedItems, RowNumbers, take_rows, to_rows
+from antipodal.index.contents import Contents
+from antipodal.index.indexfile import AboutIndex, read_index_file, write_index_file
+from antipodal.index.items import MAX_ITEMS, IndexedItems, RowNumbers, row_width, take_rows, to_rows
+from antipodal.index.merging import first_of_all, union, without
 from antipodal.index.rescore import OVERSAMPLE, Vectors, rescored
-from antipodal.index.scan import MAX_BITS, Distances
+from antipodal.index.scan import MAX_BITS, RowHits
 
 
 class HammingIndex:
@@ -39,17 +41,21 @@ class HammingIndex:
         unless it is filtered, may miss items (`recall` measures how many) and is meant for tens
         of millions of codes. "ivf" groups codes and looks into the nearest groups, "hnsw"
         follows a graph, whose making takes long. Everything else they do exactly, as "flat".
+    model : str, optional
+        Identity of the model that makes the codes, such as the SHA-256 of its file. It is kept
+        in the file of the index, which then refuses to be loaded for another.
 
     Notes
     -----
     Memory: a code takes its bytes, rounded up to 4, 8, 16, 32 or a multiple of 8, for which
     there are fast kernels. Ids without gaps take nothing, others 8 bytes each. The tables
-    behind small radii take about 6 bytes for each of their bands, of which radius 2 has 3; they
-    are made when queries first pay for them. An approximate engine keeps a second copy of the
-    codes, with 8 bytes ("ivf") or about 150 ("hnsw") for each.
+    behind small radii (`prepare`) take 4 to 12 bytes for each of their bands, of which radius 2
+    has 3. An approximate engine keeps a second copy of the codes, with 8 bytes ("ivf") or about
+    150 ("hnsw") for each.
 
-    Adding ids larger than all others costs what is added. Adding others, and removing, copies
-    the codes once a call: do many at a time.
+    Adding ids larger than all others costs what is added. Others are kept apart, and what is
+    removed is only noted: a change copies up to 65,536 items, or a 256th of them. Beyond that,
+    one change copies all.
 
     Examples
     --------
@@ -62,19 +68,20 @@ class HammingIndex:
     array([1, 0, 2])
     """
 
-    def __init__(self, n_bits: int, *, engine: str = "flat") -> None:
+    def __init__(self, n_bits: int, *, engine: str = "flat", model: str | None = None) -> None:
         self.n_bits = operator.index(n_bits)
         if not 1 <= self.n_bits <= MAX_BITS:
             raise ValueError(f"n_bits must be from 1 to {MAX_BITS}: got {n_bits}")
         if engine not in ENGINES:
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}: got {engine!r}")
-        self.engine = engine
-        self._items = IndexedItems.none(self.n_bits)
+        self.engine, self.model = engine, model
+        self._held = Contents.of(IndexedItems.none(self.n_bits), self.n_bits)
         self._bands = Bands(self.n_bits)
+        self._is_padded = row_width(self.n_bits) > code_width(self.n_bits)
         self._approximate = None if engine == "flat" else Approximate(engine)
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._held)
 
     def __repr__(self) -> str:
         return f"HammingIndex(n_bits={self.n_bits}, engine={self.engine!r}): {len(self)} items"
@@ -82,18 +89,22 @@ class HammingIndex:
     @property
     def ids(self) -> Ids:
         """All ids, increasing."""
-        return self._items.ids.copy()
+        return self._held.ids.copy()
 
     @property
     def nbytes(self) -> int:
         """Bytes of codes, ids and band tables; for a loaded index most of them are in the map."""
-        return self._items.nbytes + self._bands.nbytes
+        return self._held.nbytes + self._bands.nbytes
 
     def codes(self, ids: ArrayLike) -> Codes:
         """Return the packed codes of ids, in their order."""
-        items = self._items
-        rows = _known_rows(items, check_ids(ids))
-        return items.rows[rows, : code_width(self.n_bits)]
+        held = self._held
+        codes = held.codes_of(_known_rows(held, check_ids(ids)))
+        return np.ascontiguousarray(codes[:, : code_width(self.n_bits)])
+
+    def contains(self, ids: ArrayLike) -> NDArray[np.bool_]:
+        """Say of each id whether it is in the index."""
+        return self._held.rows_of(check_ids(ids)) >= 0
 
     def add(self, codes: ArrayLike, ids: ArrayLike | None = None) -> None:
         """Add codes (n, ⌈n_bits / 8⌉), each under an id of its own.
@@ -111,15 +122,15 @@ class HammingIndex:
             Among other reasons if an id is given twice or is in the index already. An error
             leaves the index as it was.
         """
-        items = self._items
+        held = self._held
         new = check_codes(codes, self.n_bits)
-        if len(items) + len(new) > MAX_ITEMS:
+        if len(held.main) + len(held.late) + len(new) > MAX_ITEMS:
             raise ValueError(f"an index holds at most {MAX_ITEMS} items")
         if ids is None:
-            first = items.next_id()
+            first = held.next_id()
             if first + len(new) > MAX_ID + 1:
                 raise ValueError(f"no ids are left after {first - 1}: give ids")
-            self._change_to(items.added(to_rows(new, self.n_bits), range(first, first + len(new))))
+            self._change_to(held.added(to_rows(new, self.n_bits), range(first, first + len(new))))
             return
         given = check_ids(ids)
         if len(given) != len(new):
@@ -130,10 +141,10 @@ class HammingIndex:
             twice = given[1:][given[1:] == given[:-1]]
             if len(twice):
                 raise ValueError(f"ids must be unique: {some_ids(np.unique(twice))} given twice")
-        known = given[items.rows_of(given) >= 0]
+        known = given[held.rows_of(given) >= 0]
         if len(known):
             raise ValueError(f"ids {some_ids(known)} are in the index already: remove them first")
-        self._change_to(items.added(to_rows(new, self.n_bits), given.copy()))
+        self._change_to(held.added(to_rows(new, self.n_bits), given.copy()))
 
     def remove(self, ids: ArrayLike) -> None:
         """Remove the items with these ids.
@@ -143,10 +154,25 @@ class HammingIndex:
         ValueError
             If some ids are not in the index; it names them, and nothing is removed.
         """
-        items = self._items
-        rows = _known_rows(items, check_ids(ids))
+        held = self._held
+        rows = _known_rows(held, check_ids(ids))
         if len(rows):
-            self._change_to(items.removed(rows))
+            self._change_to(held.removed(rows))
+
+    def prepare(self, radius: int = 2) -> None:
+        """Make the tables that answer `radius` queries up to this radius without a scan.
+
+        They take about as long as some 200 queries, and are then kept up and saved with the
+        index. Without them queries are scanned, unless there are so many in one call that making
+        tables is faster.
+
+        Raises
+        ------
+        ValueError
+            If codes are too short for tables to be faster than a scan at this radius.
+        """
+        check_whole(radius, "radius", 0)
+        self._bands.prepare(self._held.main, int(radius))
 
     def search(
         self,
@@ -180,24 +206,23 @@ class HammingIndex:
         oversample : int
             Candidates for each result of a rescored search.
         """
-        items = self._items
+        held = self._held
         check_one(codes, vectors)
         check_whole(k, "k", 1)
         check_whole(oversample, "oversample", 1)
-        rows = None if allowed is None else _allowed_rows(items, allowed)
+        rows = None if allowed is None else _allowed_rows(held, allowed)
         n_wanted = k if rescore is None else k * oversample
-        scores: Floats | None = None
         if codes is not None:
-            queries = self._queries(codes)
-            found, distances = self._nearest(queries, items, rows, n_wanted)
+            near = self._nearest(self._queries(codes), held, rows, n_wanted)
         else:
             values = check_values(vectors, "vectors", self.n_bits)
-            found, distances, scores = self._best(values, items, rows, n_wanted)
-        near = Neighbours(items.ids_of(found), distances, scores)
+            near = self._best(values, held, rows, n_wanted)
         if rescore is None:
             return near
         width = code_width(self.n_bits)
-        return rescored(near, k, rescore, self.n_bits, lambda: items.rows[found, :width])
+        return rescored(
+            near, k, rescore, self.n_bits, lambda: _codes_found(held, near.ids)[..., :width]
+        )
 
     def radius(self, codes: ArrayLike, r: int, *, allowed: ArrayLike | None = None) -> Ball:
         """Find all items at Hamming distance ≤ r of each query, in the order (distance, id).
@@ -205,18 +230,26 @@ class HammingIndex:
         Small radii are looked up in tables where that is faster than a scan; the answer is the
         same. `allowed` is as in `search`.
         """
-        items, queries = self._items, self._queries(codes)
+        held, queries = self._held, self._queries(codes)
         check_whole(r, "r", 0)
         radius = min(int(r), self.n_bits)
         if allowed is not None:
-            rows = _allowed_rows(items, allowed)
-            hits = scan.within(queries, take_rows(items.rows, rows), radius)
-            hits = hits._replace(rows=rows[hits.rows])
-        elif tables := self._bands.tables(items, radius, len(queries)):
-            hits = tables.within(queries, radius)
-        else:
-            hits = scan.within(queries, items.rows, radius)
-        return Ball(hits.offsets, items.ids_of(hits.rows), hits.distances)
+            some = held.by_run(_allowed_rows(held, allowed))
+            return union(
+                [
+                    _ball(items, scan.within(queries, take_rows(items.rows, rows), radius), rows)
+                    for items, rows in some
+                ]
+            )
+        main, late = held.main, held.late
+        hits = self._bands.within(queries, main, radius)
+        if held.is_one_run and len(hits) == 1:  # the usual case, quickly
+            offsets, rows, distances = hits[0]
+            return Ball(offsets, main.ids_of(rows), distances)
+        balls = [_ball(main, without(part, held.removed_rows)) for part in hits]
+        if len(late):
+            balls.append(_ball(late, scan.within(queries, late.rows, radius)))
+        return union(balls)
 
     def recall(self, codes: ArrayLike, k: int) -> float:
         """Measure the share of the k nearest that `search` finds, against the exact scan.
@@ -224,95 +257,133 @@ class HammingIndex:
         An item counts as found if it is no farther than the k-th nearest: which of several
         items at that distance is returned does not matter.
         """
-        items, queries = self._items, self._queries(codes)
+        held, queries = self._held, self._queries(codes)
         check_whole(k, "k", 1)
-        if not len(items) or not len(queries):
+        if not len(held) or not len(queries):
             raise ValueError("recall needs items in the index and queries")
-        exact = scan.nearest(queries, items.rows, min(k, len(items)))[1]
-        found = self._nearest(queries, items, None, k)[1]
+        exact = first_of_all(scan.nearest, queries, k, held)[1]
+        found = self._nearest(queries, held, None, k).distances
         return float(np.mean(found <= exact[:, -1:]))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index to a file, with a checksum; a file already there is replaced whole.
 
-        An approximate engine is made if it is not yet, and is in the file. Tables for small
-        radii are not: they are quick to make again.
+        An approximate engine is made if it is not yet, and is in the file. So are the tables of
+        an index that was prepared, and the identity of the model.
         """
-        items, engine_data = self._items, np.empty(0, dtype=np.uint8)
+        items, engine_data = self._held.in_one_run(), np.empty(0, dtype=np.uint8)
         if self._approximate is not None:
             engine_data = self._approximate.to_bytes(items)
-        write_index_file(path, self.n_bits, self.engine, items, engine_data)
+        about = AboutIndex(self.n_bits, self.engine, self.model)
+        write_index_file(path, about, items, engine_data, self._bands.to_save(items))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Open a saved index. Its codes stay in the file, mapped; adding or removing copies them.
+    def load(cls, path: str | os.PathLike[str], *, model: str | None = None) -> Self:
+        """Open a saved index. Its codes stay in the file, mapped.
+
+        Parameters
+        ----------
+        path : path
+        model : str, optional
+            Identity of the model whose codes are to be compared with those in the file.
 
         Raises
         ------
         IndexFileError
-            If the file is not an index, was truncated or does not match its checksum.
+            If the file is not an index, was truncated or does not match its checksum, or if it
+            holds codes of another model, or does not say of which.
         """
-        header, items, engine_data = read_index_file(path)
+        about, items, engine_data, tables = read_index_file(path)
+        if model not in (None, about.model):
+            held = (
+                "does not say which model made its codes"
+                if about.model is None
+                else (f"holds codes of model {about.model!r}")
+            )
+            raise IndexFileError(
+                f"{path} {held}: it cannot be searched by codes of model {model!r}. Distances "
+                "between codes of different models mean nothing"
+            )
         try:
-            index = cls(header.n_bits, engine=header.engine)
+            index = cls(about.n_bits, engine=about.engine, model=about.model)
         except (TypeError, ValueError) as error:
             raise IndexFileError(f"{path} cannot be used: {error}") from error
-        index._items = items
+        index._held = Contents.of(items, index.n_bits)
+        if tables is not None:
+            index._bands.keep(items, tables)
         if len(engine_data):
-            index._approximate = Approximate(header.engine, engine_data, items.era)
+            index._approximate = Approximate(about.engine, engine_data, items.era)
         return index
 
-    def _change_to(self, items: IndexedItems) -> None:
-        self._items = items
-        self._bands = Bands(self.n_bits)  # tables of other items would only keep their memory
+    def _change_to(self, held: Contents) -> None:
+        self._held = held
+        self._bands.follow(held.main)
 
     def _queries(self, codes: ArrayLike) -> Codes:
-        return to_rows(check_codes(codes, self.n_bits, "query codes"), self.n_bits)
+        checked = check_codes(codes, self.n_bits, "query codes")
+        return to_rows(checked, self.n_bits) if self._is_padded else checked
 
     def _nearest(
-        self, queries: Codes, items: IndexedItems, rows: RowNumbers | None, k: int
-    ) -> tuple[RowNumbers, Distances]:
-        if rows is not None:
-            found, distances = scan.nearest(queries, take_rows(items.rows, rows), min(k, len(rows)))
-            return rows[found], distances
-        k = min(k, len(items))
-        if self._approximate is not None:
-            return self._approximate.nearest(queries, items, k)
-        return scan.nearest(queries, items.rows, k)
+        self, queries: Codes, held: Contents, rows: RowNumbers | None, k: int
+    ) -> Neighbours:
+        approximate = self._approximate
+        if approximate is None:
+            return Neighbours(*first_of_all(scan.nearest, queries, k, held, rows))
+        return Neighbours(
+            *first_of_all(
+                scan.nearest,
+                queries,
+                k,
+                held,
+                rows,
+                search_main=lambda part, _, n: approximate.nearest(part, held.main, n),
+            )
+        )
 
-    def _best(
-        self, values: Floats, items: IndexedItems, rows: RowNumbers | None, k: int
-    ) -> tuple[RowNumbers, Distances, Floats]:
-        if rows is None:
-            found, scores = best_rows(values, items.rows, min(k, len(items)))
-        else:
-            found, scores = best_rows(values, take_rows(items.rows, rows), min(k, len(rows)))
-            found = rows[found]
+    def _best(self, values: Floats, held: Contents, rows: RowNumbers | None, k: int) -> Neighbours:
+        def search(part: Floats, codes: Codes, n: int) -> tuple[RowNumbers, Floats]:
+            found, scores = best_rows(part, codes, n)
+            return found, -scores  # smaller is better, as for distances
+
+        ids, costs = first_of_all(search, values, k, held, rows)
         signs = to_rows(np.packbits(values > 0, axis=1), self.n_bits)
-        distances = np.bitwise_count(items.rows[found] ^ signs[:, None]).sum(axis=2, dtype=np.int32)
-        return found, distances, scores
+        codes = _codes_found(held, ids)
+        distances = np.bitwise_count(codes ^ signs[:, None]).sum(axis=2, dtype=np.int32)
+        return Neighbours(ids, distances, -costs)
 
 
-def _allowed_rows(items: IndexedItems, allowed: ArrayLike) -> RowNumbers:
+def _allowed_rows(held: Contents, allowed: ArrayLike) -> RowNumbers:
     """Return the rows of the allowed ids that there are, increasing."""
-    rows = items.rows_of(check_ids(allowed, "allowed"))
+    rows = held.rows_of(check_ids(allowed, "allowed"))
     rows = rows[rows >= 0]
     if _increasing(rows):
         return rows
-    if len(rows) > len(items) // 4:  # mark them: sorting so many takes longer
-        is_allowed = np.zeros(len(items), dtype=np.bool_)
+    n_rows = len(held.main) + len(held.late)
+    if len(rows) > n_rows // 4:  # mark them: sorting so many takes longer
+        is_allowed = np.zeros(n_rows, dtype=np.bool_)
         is_allowed[rows] = True
         return np.flatnonzero(is_allowed)
     rows.sort()
     return rows[scan.first_of_equals(rows)]
 
 
-def _known_rows(items: IndexedItems, ids: Ids) -> RowNumbers:
-    rows = items.rows_of(ids)
+def _known_rows(held: Contents, ids: Ids) -> RowNumbers:
+    rows = held.rows_of(ids)
     unknown = ids[rows < 0]
     if len(unknown):
         raise ValueError(f"ids {some_ids(unknown)} are not in the index")
     return rows
+
+
+def _codes_found(held: Contents, ids: Ids) -> Codes:
+    """Return the padded codes of items that a search has found, in the shape of their ids."""
+    return held.codes_of(held.rows_of(ids.ravel()).reshape(ids.shape))
+
+
+def _ball(items: IndexedItems, hits: RowHits, rows: RowNumbers | None = None) -> Ball:
+    """Name the items that were found in a run, or in some of its rows."""
+    found = hits.rows if rows is None else rows[hits.rows]
+    return Ball(hits.offsets, items.ids_of(found), hits.distances)
 
 
 def _increasing(numbers: NDArray[np.int64]) -> bool:

@@ -7,7 +7,12 @@
            48 …      header: JSON, padded with spaces to a multiple of 64 bytes
            then      codes, n_items × row_width bytes, padded with zeros to a multiple of 8
            then      ids, int64 little-endian, unless they are a range and stand in the header
+           then      tables of small radii, if they were prepared: where the rows of each bucket
+                     begin, uint32 (uint64 from 2³² entries on), and these rows, uint32, each
+                     padded with zeros to a multiple of 8
            then      an approximate engine in the form of Faiss, if there is one
+
+Version 1 knew neither tables nor the identity of a model, and is read as well.
 
 The arrays are mapped, not read: opening a file costs one pass for the checksum, memory is taken
 only for what is searched, and processes that open one file share it. A file that is replaced
@@ -28,16 +33,25 @@ from numpy.typing import NDArray
 from antipodal.checks import Ids
 from antipodal.codes import Codes
 from antipodal.errors import IndexFileError
-from antipodal.index.items import MAX_ITEMS, IndexedItems, row_width, without_gaps
+from antipodal.index.items import MAX_ITEMS, IndexedItems, row_width
+from antipodal.index.tables import Tables, table_arrays
 from antipodal.storage.files import replacing
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 Bytes = NDArray[np.uint8]
 
 _MAGIC = b"antipidx"
 _START = struct.Struct("<8sII")
 _DIGEST = slice(_START.size, _START.size + 32)
+
+
+class AboutIndex(NamedTuple):
+    """What the file says of its codes; `model` is the identity of what made them, if known."""
+
+    n_bits: int
+    engine: str
+    model: str | None
 
 
 class Header(NamedTuple):
@@ -48,23 +62,34 @@ class Header(NamedTuple):
     n_items: int
     first_id: int | None
     engine_bytes: int
+    model: str | None = None
+    bands: int = 0  # of the tables, 0 if there are none
 
 
 def write_index_file(
-    path: str | os.PathLike[str], n_bits: int, engine: str, items: IndexedItems, engine_data: Bytes
+    path: str | os.PathLike[str],
+    about: AboutIndex,
+    items: IndexedItems,
+    engine_data: Bytes,
+    tables: Tables | None,
 ) -> None:
     """Write the items; a file already at `path` is replaced at once or not at all."""
     ids = items.id_column
     first_id = (ids.start if len(ids) else 0) if isinstance(ids, range) else None
-    header = Header(n_bits, engine, len(items), first_id, len(engine_data))
+    n_bits, engine, model = about
+    bands = 0 if tables is None else tables.n_bands
+    header = Header(n_bits, engine, len(items), first_id, len(engine_data), model, bands)
     text = json.dumps(header._asdict(), sort_keys=True).encode()
     text += b" " * (-(_DIGEST.stop + len(text)) % 64)
     start = _START.pack(_MAGIC, FORMAT_VERSION, len(text))
-    rows = np.ascontiguousarray(items.rows)
-    parts: list[Any] = [text, rows.data.cast("B") if rows.size else b""]
-    parts.append(b"\0" * (-rows.nbytes % 8))
+    arrays: list[NDArray[Any]] = [np.ascontiguousarray(items.rows)]
     if first_id is None:
-        parts.append(items.ids.astype("<i8", copy=False).data.cast("B"))
+        arrays.append(items.ids.astype("<i8", copy=False))
+    if tables is not None:
+        arrays += [a.astype(a.dtype.newbyteorder("<"), copy=False) for a in tables.arrays]
+    parts: list[Any] = [text]
+    for array in arrays:
+        parts += [array.reshape(-1).view(np.uint8).data, b"\0" * (-array.nbytes % 8)]
     parts.append(engine_data.data)
     digest = hashlib.sha256(start)
     for part in parts:
@@ -74,7 +99,9 @@ def write_index_file(
             file.write(part)
 
 
-def read_index_file(path: str | os.PathLike[str]) -> tuple[Header, IndexedItems, Bytes]:
+def read_index_file(
+    path: str | os.PathLike[str],
+) -> tuple[AboutIndex, IndexedItems, Bytes, Tables | None]:
     """Map what `write_index_file` wrote, or raise IndexFileError saying what is wrong with it."""
     try:
         with open(path, "rb") as file:
@@ -87,9 +114,9 @@ def read_index_file(path: str | os.PathLike[str]) -> tuple[Header, IndexedItems,
     magic, version, length = _START.unpack(data[: _START.size])
     if magic != _MAGIC:
         raise IndexFileError(f"{path} is not an index file of antipodal")
-    if version != FORMAT_VERSION:
+    if not 1 <= version <= FORMAT_VERSION:
         raise IndexFileError(
-            f"{path} has format version {version}, this antipodal reads {FORMAT_VERSION}. "
+            f"{path} has format version {version}, this antipodal reads 1 to {FORMAT_VERSION}. "
             "It was written by a newer version, or is damaged"
         )
     digest = hashlib.sha256(data[: _START.size])
@@ -100,35 +127,53 @@ def read_index_file(path: str | os.PathLike[str]) -> tuple[Header, IndexedItems,
         )
     try:
         header = Header(**json.loads(bytes(data[_DIGEST.stop : _DIGEST.stop + length])))
-        rows, ids, engine_data = _arrays(header, data[_DIGEST.stop + length :])
+        items, tables, engine_data = _contents(header, data[_DIGEST.stop + length :])
     except (TypeError, ValueError, RecursionError) as error:  # the checksum holds: not our writer
         raise IndexFileError(f"{path} cannot be read: {error}") from error
-    return header, IndexedItems.of(rows, ids), engine_data
+    return AboutIndex(header.n_bits, header.engine, header.model), items, engine_data, tables
 
 
-def _arrays(header: Header, data: memoryview) -> tuple[Codes, range | Ids, Bytes]:
-    n_bits, _, n_items, first_id, engine_bytes = header
-    if not all(type(number) is int for number in (n_bits, n_items, first_id or 0, engine_bytes)):
+def _contents(header: Header, data: memoryview) -> tuple[IndexedItems, Tables | None, Bytes]:
+    _check(header)
+    n_bits, _, n_items, first_id, engine_bytes, _, bands = header
+    width = row_width(n_bits)
+    kinds: list[tuple[Any, int]] = [(np.uint8, n_items * width)]
+    kinds += [(np.int64, n_items)] if first_id is None else []
+    kinds += table_arrays(n_items, n_bits, bands) if bands else []
+    whole, place = np.frombuffer(data, dtype=np.uint8), 0
+    arrays = []
+    for kind, n in kinds:
+        dtype = np.dtype(kind)
+        stored = whole[place : place + n * dtype.itemsize]
+        if len(stored) < n * dtype.itemsize:
+            break
+        arrays.append(stored.view(dtype.newbyteorder("<")).astype(dtype, copy=False).view(dtype))
+        place += len(stored) + -len(stored) % 8
+    if len(arrays) < len(kinds) or len(whole) != place + engine_bytes:
+        raise ValueError(f"{len(data)} bytes do not hold {n_items} items of {n_bits} bits")
+    rows = arrays[0].reshape(n_items, width)
+    _check_padding(rows, n_bits)
+    ids: range | Ids = arrays[1] if first_id is None else range(first_id, first_id + n_items)
+    if not isinstance(ids, range) and not (ids[1:] > ids[:-1]).all():
+        raise ValueError("its ids are not in increasing order")
+    tables = Tables(rows, n_bits, bands, *arrays[-2:]) if bands else None
+    return IndexedItems.of(rows, ids), tables, whole[place:]
+
+
+def _check(header: Header) -> None:
+    """Refuse a header that no writer of ours could have written."""
+    n_bits, _, n_items, first_id, engine_bytes, model, bands = header
+    numbers = (n_bits, n_items, first_id or 0, engine_bytes, bands)
+    if not all(type(number) is int for number in numbers):
         raise TypeError(f"numbers in its header are not whole: {header}")
+    if model is not None and type(model) is not str:
+        raise TypeError(f"the model in its header is no name: {model!r}")
     if n_bits < 1 or not 0 <= n_items <= MAX_ITEMS or engine_bytes < 0:
         raise ValueError(f"its header claims {n_items} items of {n_bits} bits")
-    width = row_width(n_bits)
-    rows_end = n_items * width
-    ids_begin = rows_end + -rows_end % 8
-    ids_end = ids_begin + (8 * n_items if first_id is None else 0)
-    if len(data) != ids_end + engine_bytes:
-        raise ValueError(f"{len(data)} bytes do not hold {n_items} items of {n_bits} bits")
-    array = np.frombuffer(data, dtype=np.uint8)
-    rows, engine_data = array[:rows_end].reshape(n_items, width), array[ids_end:]
-    _check_padding(rows, n_bits)
-    if first_id is not None:
-        if not -(2**63) <= first_id <= 2**63 - n_items:
-            raise ValueError(f"its ids from {first_id} on do not fit into 64 bits")
-        return rows, range(first_id, first_id + n_items), engine_data
-    ids = array[ids_begin:ids_end].view("<i8").astype(np.int64, copy=False)
-    if not (ids[1:] > ids[:-1]).all():
-        raise ValueError("its ids are not in increasing order")
-    return rows, without_gaps(ids), engine_data
+    if not 0 <= bands <= min(n_bits, 64 * n_items):
+        raise ValueError(f"its header claims tables of {bands} bands, for {n_items} items")
+    if first_id is not None and not -(2**63) <= first_id <= 2**63 - n_items:
+        raise ValueError(f"its ids from {first_id} on do not fit into 64 bits")
 
 
 def _check_padding(rows: Codes, n_bits: int) -> None:

@@ -95,9 +95,10 @@ class IndexedItems:
             0 if isinstance(self.id_column, range) else self.id_column.rows.nbytes
         )
 
-    def next_id(self) -> int:
-        """Return the id after the largest, 0 if there is none."""
-        return self._id(-1) + 1 if len(self) else 0
+    def id_of(self, row: int) -> int:
+        """Return the id of one row; -1 is the last, as in a list."""
+        ids = self.id_column
+        return ids[row] if isinstance(ids, range) else int(ids.rows[row])
 
     def ids_of(self, rows: RowNumbers) -> Ids:
         """Return the ids of rows, whatever the shape of their array."""
@@ -122,7 +123,7 @@ class IndexedItems:
             return self
         if not len(self):
             return IndexedItems(self.code_column.extended(rows), _column(ids))
-        if ids[0] > self._id(-1):
+        if ids[0] > self.id_of(-1):
             return replace(
                 self,
                 code_column=self.code_column.extended(rows),
@@ -138,10 +139,6 @@ class IndexedItems:
         is_kept[rows] = False
         kept = np.flatnonzero(is_kept)
         return IndexedItems.of(take_rows(self.rows, kept), self.ids_of(kept))
-
-    def _id(self, row: int) -> int:
-        ids = self.id_column
-        return ids[row] if isinstance(ids, range) else int(ids.rows[row])
 
     def _extended_ids(self, ids: range | Ids) -> range | Column:
         more = without_gaps(ids)

@@ -142,7 +142,7 @@ def joined(parts: list[RowHits]) -> RowHits:
         return no_hits(0)
     counts = np.concatenate([np.diff(part.offsets) for part in parts])
     return RowHits(
-        _offsets(counts),
+        offsets_of(counts),
         np.concatenate([part.rows for part in parts]),
         np.concatenate([part.distances for part in parts]),
     )
@@ -164,7 +164,8 @@ def no_hits(n_queries: int) -> RowHits:
     )
 
 
-def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def offsets_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where the hits of each query begin, and where the last end."""
     offsets = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets

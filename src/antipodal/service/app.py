@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Query, params
+from fastapi import Depends, FastAPI, Query, Request, params
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -17,6 +17,13 @@ from starlette.staticfiles import StaticFiles
 import antipodal
 from antipodal.errors import StoreError
 from antipodal.service import schemas
+from antipodal.service.bodies import (
+    codes_response,
+    media_type,
+    media_types,
+    read_rows,
+    takes_bytes,
+)
 from antipodal.service.engine import Engine
 from antipodal.service.gate import Gate
 from antipodal.service.guard import Guard, GuardedRoute
@@ -118,22 +125,34 @@ def _add_api(
     always = _problems(401, 503)
     with_body = always | _problems(400, 408, 413, 422)
 
+    async def encode_bytes(request: Request) -> Response:
+        kind, body = media_type(request), await request.body()
+        rows = read_rows(kind, body, engine.hasher.n_features_in_)
+        return codes_response(await pools.reads.run(engine.encode_rows, rows), kind)
+
+    binary = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in media_types()}
+
     @app.post(
-        "/v1/encode", response_model=schemas.Encoded, responses=with_body, dependencies=reading
+        "/v1/encode",
+        response_model=schemas.Encoded,
+        responses=with_body | {200: {"content": binary}},
+        dependencies=reading,
+        openapi_extra={"requestBody": {"content": binary}},
     )
+    @takes_bytes(encode_bytes)
     async def encode(request: schemas.EncodeRequest) -> Response:
-        """Return the codes of vectors or images."""
+        """Return the codes of vectors or images; of vectors in bytes, in bytes."""
         pool = pools.reads if request.images is None else pools.images
         return _json(await pool.run(engine.encode, request))
 
     @app.post(
         "/v1/search",
-        response_model=schemas.SearchResponse,
+        response_model=schemas.SearchResponse | schemas.SearchesResponse,
         responses=with_body | _problems(404),
         dependencies=reading,
     )
     async def search(request: schemas.SearchRequest) -> Response:
-        """Find the items nearest to a query, or all within a radius."""
+        """Find the items nearest to a query, or all within a radius; the same for many queries."""
         pool = pools.reads if request.image is None else pools.images
         answer = await pool.run(engine.search, request)
         if answer is None:

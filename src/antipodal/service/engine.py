@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,27 @@ from antipodal.stores.where import matches, parse_where
 
 _TRIES = 20
 _HEALTH_SAMPLE = 1_000
+_BALLS_AT_ONCE = 16  # each may hold every item
 _NO_IMAGES = (
     "this service takes no images: it was started without --images, which says how the features "
     "of the model are made. Send vectors"
 )
+
+
+class _Found(NamedTuple):
+    """Hits of all queries one after the other, and how many each has, here and in all."""
+
+    ids: Ids
+    distances: Distances
+    counts: NDArray[np.int64]
+    totals: NDArray[np.int64]
+    histogram: list[int] | None
+
+    def of(self, queries: NDArray[np.bool_]) -> "_Found":
+        """Return what was found for some of the queries."""
+        hits = np.repeat(queries, self.counts)
+        chosen = self.counts[queries], self.totals[queries]
+        return _Found(self.ids[hits], self.distances[hits], *chosen, self.histogram)
 
 
 class Engine:
@@ -100,22 +117,33 @@ class Engine:
             codes = self._encode(self._features(request.images or []))
         return {"n_bits": self.store.n_bits, "codes": self._hex(codes)}
 
+    def encode_rows(self, rows: NDArray[np.float32]) -> Codes:
+        """Return the packed codes of a table of vectors."""
+        self.limits.check_batch(len(rows), "vectors")
+        return self._encode(rows)
+
     def search(self, request: SearchRequest) -> dict[str, Any] | None:
-        """Return the answer to one query, or None if it is by an id that is not there."""
+        """Return the answer to one query or to many; None if it is by an id that is not there."""
         k = 10 if request.k is None else request.k
         if k > self.limits.k:
             raise ValueError(f"k must be at most {self.limits.k}: got {k}")
         if request.where is not None:
             _check_where(request.where)
-        code, values = self._query(request)
-        if code is None:
+        codes, values = self._queries(request)
+        if codes is None:
             return None
-        for _ in range(_TRIES):
-            with self.store.snapshot() as now:
-                found = self._answer(now, request, k, code, values)
-            if found is not None:
-                return {"code": self._hex(code)[0], **found}
-        raise UnavailableError("the items found are being replaced too quickly: try again")
+        if request.radius is None and len(codes) * k > self.limits.found:
+            raise ValueError(
+                f"a request may find at most {self.limits.found:,} items: got {len(codes)} queries "
+                f"for {k} each. Send them in parts"
+            )
+        answers: list[dict[str, Any]] = []
+        size = len(codes) if request.radius is None else _BALLS_AT_ONCE
+        for start in range(0, len(codes), size):
+            part = slice(start, start + size)
+            some = None if values is None else values[part]
+            answers += self._answers(request, k, codes[part], some, len(codes))
+        return answers[0] if request.is_single else {"searches": answers}
 
     def upsert(self, request: UpsertRequest) -> dict[str, int]:
         """Keep items; what is wrong with one of them keeps out all."""
@@ -174,32 +202,71 @@ class Engine:
 
     # ----------------------------------------------------------------------------- searching
 
-    def _query(self, request: SearchRequest) -> tuple[Codes | None, NDArray[np.float32] | None]:
-        """Return the query's code, (1, width), and its real values if they are known."""
+    def _queries(self, request: SearchRequest) -> tuple[Codes | None, NDArray[np.float32] | None]:
+        """Return the queries' codes and, if they are known and needed, their real values."""
         if request.id is not None:
             codes = self.store.get([request.id]).codes
             return (codes if len(codes) else None), None
-        if request.code is not None:
-            return from_hex([request.code], self.store.n_bits), None
-        if request.vector is not None:
-            rows = self._rows([request.vector])
+        if request.code is not None or request.codes is not None:
+            given = request.codes if request.code is None else [request.code]
+            self.limits.check_batch(len(given or []), "codes")
+            return from_hex(given or [], self.store.n_bits), None
+        if request.image is not None:
+            rows = self._features([request.image])
         else:
-            rows = self._features([request.image or ""])
+            vectors = request.vectors if request.vector is None else [request.vector]
+            self.limits.check_batch(len(vectors or []), "vectors")
+            rows = self._rows(vectors or [])
         values = None if request.rescore is None else self.hasher.query(rows)
-        return self.hasher.encode(rows), values
+        return self._encode(rows), values
 
-    def _answer(
+    def _answers(
+        self,
+        request: SearchRequest,
+        k: int,
+        codes: Codes,
+        values: NDArray[np.float32] | None,
+        n_queries: int,
+    ) -> list[dict[str, Any]]:
+        """Search, and in Milvus again for those whose hits changed before they were fetched."""
+        answers: list[dict[str, Any]] = [{}] * len(codes)
+        left = np.arange(len(codes))
+        for _ in range(_TRIES):
+            with self.store.snapshot() as now:
+                found = self._found(now, request, k, codes[left], values is not None, n_queries)
+                if not request.items and values is None:
+                    return self._answered(found, _bare(found), codes)
+                items = now.get(np.unique(found.ids))
+            good = self._unchanged(found, items, codes[left], request.where)
+            done, found = left[good], found.of(good)
+            scores = None
+            if values is not None:
+                found, scores = self._rescored(found, items, k, values[done])
+            results = self._with_items(found, items) if request.items else _bare(found)
+            for result, score in zip(results, scores or [], strict=False):
+                result["score"] = score
+            for place, answer in zip(
+                done, self._answered(found, results, codes[done]), strict=True
+            ):
+                answers[place] = answer
+            left = left[~good]
+            if not len(left):
+                return answers
+        raise UnavailableError("the items found are being replaced too quickly: try again")
+
+    def _found(
         self,
         store: Snapshot,
         request: SearchRequest,
         k: int,
-        code: Codes,
-        values: NDArray[np.float32] | None,
-    ) -> dict[str, Any] | None:
-        """Search once. None: what was found has changed before it could be fetched, in Milvus."""
+        codes: Codes,
+        is_rescored: bool,
+        n_queries: int,
+    ) -> _Found:
+        """Search once."""
         where = request.where
-        answer: dict[str, Any] = {}
-        n_wanted = k if values is None else k * OVERSAMPLE
+        histogram = None
+        n_wanted = k * OVERSAMPLE if is_rescored else k
         if request.histogram:
             n_items = store.count(where)
             if n_items > self.limits.histogram:
@@ -207,57 +274,85 @@ class Engine:
                     f"a histogram is counted over at most {self.limits.histogram:,} items: there "
                     f"are {n_items:,}. Narrow them by where, or leave histogram out"
                 )
-        if request.histogram or request.radius is not None:
-            # With a histogram, one pass over all distances answers the rest as well.
-            reach = store.n_bits if request.histogram else request.radius or 0
-            ball = store.radius(code, reach, where=where)
-            ids, distances = ball.ids, ball.distances
-            if request.histogram:
-                answer["histogram"] = np.bincount(distances, minlength=store.n_bits + 1).tolist()
-            if request.radius is None:
-                total = min(k, len(ids))
-            else:
-                total = int(np.searchsorted(distances, request.radius, side="right"))
-                n_wanted = min(total, self.limits.results)
-            ids, distances = ids[:n_wanted], distances[:n_wanted]
+        elif request.radius is None:
+            near = store.search(codes, n_wanted, where=where)
+            n_found = near.ids.shape[1]
+            counts = np.full(len(codes), n_found)
+            totals = np.full(len(codes), min(k, n_found))
+            return _Found(near.ids.ravel(), near.distances.ravel(), counts, totals, None)
+        # With a histogram, one pass over all distances answers the rest as well.
+        reach = store.n_bits if request.histogram else request.radius or 0
+        ball = store.radius(codes, reach, where=where)
+        if request.histogram:
+            histogram = np.bincount(ball.distances, minlength=store.n_bits + 1).tolist()
+        totals = np.diff(ball.offsets)
+        if request.radius is None:
+            totals = np.minimum(totals, k)
         else:
-            near = store.search(code, n_wanted, where=where)
-            ids, distances = near.ids[0], near.distances[0]
-            total = min(k, len(ids))
-        items = store.get(ids)
-        if not self._still(items, ids, distances, code, where):
-            return None
-        results = self._described(items)
-        for result, distance in zip(results, distances.tolist(), strict=True):
-            result["distance"] = distance
-        if values is not None and len(ids):
-            candidates = Neighbours(ids[None], distances[None])
-            best = rescored(candidates, k, values, store.n_bits, lambda: items.codes[None])
-            scores = [] if best.scores is None else best.scores[0].tolist()
-            known = dict(zip(ids.tolist(), results, strict=True))
-            results = [
-                known[number] | {"score": score}
-                for number, score in zip(best.ids[0].tolist(), scores, strict=True)
-            ]
-        return {"results": results, "total": total, **answer}
+            if request.histogram:
+                totals = np.array([np.searchsorted(ball.distances, request.radius, side="right")])
+            n_wanted = min(self.limits.results, max(1, self.limits.found // n_queries))
+        counts = np.minimum(np.diff(ball.offsets) if request.radius is None else totals, n_wanted)
+        kept = np.repeat(ball.offsets[:-1] - np.cumsum(counts) + counts, counts)
+        kept += np.arange(len(kept))
+        return _Found(ball.ids[kept], ball.distances[kept], counts, totals, histogram)
 
-    def _still(
-        self,
-        items: Items,
-        ids: Ids,
-        distances: Distances,
-        code: Codes,
-        where: Mapping[str, Any] | None,
-    ) -> bool:
-        """Say whether the items are those that were found: nobody wrote them in between."""
-        if not np.array_equal(items.ids, ids):
-            return False
-        if not np.array_equal(np.bitwise_count(items.codes ^ code).sum(axis=1), distances):
-            return False
-        if where is None:
-            return True
-        tree = parse_where(where)
-        return all(matches(tree, metadata) for metadata in items.metadata)
+    def _rescored(
+        self, found: _Found, items: Items, k: int, values: NDArray[np.float32]
+    ) -> tuple[_Found, list[float]]:
+        """Put the hits of each query, which are equally many, into a finer order."""
+        if not len(found.ids):
+            return found, []
+        table = (len(values), len(found.ids) // len(values))
+        candidates = Neighbours(found.ids.reshape(table), found.distances.reshape(table))
+        codes = items.codes[np.searchsorted(items.ids, candidates.ids)]
+        best = rescored(candidates, k, values, self.store.n_bits, lambda: codes)
+        scores = [] if best.scores is None else best.scores.ravel().tolist()
+        counts = np.full(len(values), best.ids.shape[1])
+        ids, distances = best.ids.ravel(), best.distances.ravel()
+        return found._replace(ids=ids, distances=distances, counts=counts), scores
+
+    def _with_items(self, found: _Found, items: Items) -> list[dict[str, Any]]:
+        known = self._described(items)
+        places = np.searchsorted(items.ids, found.ids)
+        return [
+            known[place] | {"distance": distance}
+            for place, distance in zip(places.tolist(), found.distances.tolist(), strict=True)
+        ]
+
+    def _answered(
+        self, found: _Found, results: list[dict[str, Any]], codes: Codes
+    ) -> list[dict[str, Any]]:
+        """Give each query its results."""
+        ends = np.cumsum(found.counts).tolist()
+        begins = [0, *ends][:-1]
+        totals, names = found.totals.tolist(), self._hex(codes)
+        answers: list[dict[str, Any]] = [
+            {"code": code, "results": results[begin:end], "total": total}
+            for code, begin, end, total in zip(names, begins, ends, totals, strict=True)
+        ]
+        if found.histogram is not None:
+            answers[0]["histogram"] = found.histogram
+        return answers
+
+    def _unchanged(
+        self, found: _Found, items: Items, codes: Codes, where: Mapping[str, Any] | None
+    ) -> NDArray[np.bool_]:
+        """Say of each query whether its hits are still what was found: nobody wrote them since."""
+        good = np.ones(len(codes), np.bool_)
+        if not len(found.ids):
+            return good
+        query = np.repeat(np.arange(len(codes)), found.counts)
+        if not len(items.ids):
+            good[query] = False
+            return good
+        tree = None if where is None else parse_where(where)
+        passing = [tree is None or matches(tree, metadata) for metadata in items.metadata]
+        places = np.minimum(np.searchsorted(items.ids, found.ids), len(items.ids) - 1)
+        differing = np.bitwise_count(items.codes[places] ^ codes[query]).sum(axis=1)
+        same = (items.ids[places] == found.ids) & (differing == found.distances)
+        good[query[~(same & np.array(passing)[places])]] = False
+        return good
 
     # ------------------------------------------------------------------------------- details
 
@@ -319,3 +414,10 @@ def _check_where(where: Mapping[str, Any]) -> None:
         parse_where(where)
     except (TypeError, ValueError) as error:
         raise ValueError(f"where is not a valid filter: {error}") from None
+
+
+def _bare(found: _Found) -> list[dict[str, Any]]:
+    return [
+        {"id": number, "distance": distance}
+        for number, distance in zip(found.ids.tolist(), found.distances.tolist(), strict=True)
+    ]

@@ -15,6 +15,7 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from antipodal.service.bodies import media_type, media_types
 from antipodal.service.keys import Keys, Role
 
 _BEARER = HTTPBearer(
@@ -55,7 +56,7 @@ class Guard:
 
 
 class GuardedRoute(APIRoute):
-    """A route that asks its guards, and only then reads the body, as strict JSON."""
+    """A route that asks its guards, and only then reads the body: strict JSON, or bytes."""
 
     @property
     def guards(self) -> list[Guard]:
@@ -66,10 +67,15 @@ class GuardedRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Any]:
         """Return what answers a request."""
         handle, guards = super().get_route_handler(), self.guards
+        of_bytes = getattr(self.endpoint, "bytes_handler", None)
+        kinds = media_types()
 
         async def guarded(request: Request) -> Response:
             for guard in guards:
                 await guard.check(request)
+            if of_bytes is not None and media_type(request) in kinds:
+                answer: Response = await of_bytes(request)
+                return answer
             response: Response = await handle(_StrictRequest(request.scope, request.receive))
             return response
 

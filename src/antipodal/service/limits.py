@@ -12,11 +12,13 @@ class Limits:
     body : int
         Bytes of a body; it is refused while it is read, whatever length it declared.
     batch : int
-        Vectors, images, items or ids in one request.
+        Vectors, codes, images, items or ids in one request.
     k : int
         Neighbours of one search, and items of one sample.
     results : int
         Items that a radius search returns, the nearest first; all of them are counted.
+    found : int
+        Items that one request finds, all its queries together.
     histogram : int
         Items over which a histogram of distances is counted.
     pixels : int
@@ -35,6 +37,7 @@ class Limits:
     batch: int = 1_000
     k: int = 1_000
     results: int = 1_000
+    found: int = 100_000
     histogram: int = 1_000_000
     pixels: int = 16_000_000
     request_pixels: int = 64_000_000

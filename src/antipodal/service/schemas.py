@@ -40,14 +40,21 @@ class EncodeRequest(_Request):
         return self
 
 
+_MANY = (
+    "Many queries, answered in their order: at most as many as --max-batch says, 1,000 by itself."
+)
+
+
 class SearchRequest(_Request):
-    """One query, by exactly one of vector, image, code or id."""
+    """One query, by exactly one of vector, image, code or id; or many, by vectors or codes."""
 
     model_config = _example(vector=[0.1, -2.5, 3.0], k=5, where={"label": 3})
     vector: Vector | None = None
     image: Image | None = None
     code: Code | None = None
     id: Id | None = None
+    vectors: Annotated[list[Vector], Field(min_length=1, description=_MANY)] | None = None
+    codes: Annotated[list[Code], Field(min_length=1, description=_MANY)] | None = None
     k: Annotated[int, Field(ge=1, description="Nearest items; 10 if neither is given.")] | None = (
         None
     )
@@ -57,17 +64,28 @@ class SearchRequest(_Request):
     where: Annotated[Metadata, Field(description="A filter on metadata.")] | None = None
     rescore: Literal["project"] | None = None
     histogram: Annotated[bool, Field(description="Count the items at every distance.")] = False
+    items: Annotated[
+        bool,
+        Field(description="False: only ids and distances, without codes and metadata, and faster."),
+    ] = True
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the answer is to one query, and not to a list of them."""
+        return self.vectors is None and self.codes is None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _one_of(self, "vector", "image", "code", "id")
+        _one_of(self, "vector", "image", "code", "id", "vectors", "codes")
+        if self.histogram and not self.is_single:
+            raise ValueError("a histogram is of one query: it cannot go with vectors or codes")
         if self.k is not None and self.radius is not None:
             raise ValueError("k and radius exclude each other: got both")
         if self.rescore is not None:
             if self.radius is not None:
                 raise ValueError("rescore orders the k nearest: it cannot go with radius")
-            if self.vector is None and self.image is None:
-                raise ValueError("rescore needs a vector or an image: a code has lost the values")
+            if self.vector is None and self.image is None and self.vectors is None:
+                raise ValueError("rescore needs vectors or an image: a code has lost the values")
         return self
 
 
@@ -115,6 +133,14 @@ class Item(BaseModel):
     metadata: Metadata
 
 
+class Hit(BaseModel):
+    """What a search found, without the item; `score` if the search was rescored."""
+
+    id: int
+    distance: int
+    score: float | None = None
+
+
 class Found(Item):
     """An item that a search found; `score` if the search was rescored."""
 
@@ -126,11 +152,17 @@ class SearchResponse(BaseModel):
     """Items by (distance, id), or by (score, id) if rescored."""
 
     code: Annotated[str, Field(description="The code of the query.")]
-    results: list[Found]
+    results: list[Found] | list[Hit]
     total: Annotated[int, Field(description="Results, or all items within the radius.")]
     histogram: Annotated[
         list[int] | None, Field(description="Items at distance 0, 1, …, n_bits.")
     ] = None
+
+
+class SearchesResponse(BaseModel):
+    """The answers to many queries, in their order."""
+
+    searches: list[SearchResponse]
 
 
 class Upserted(BaseModel):
