@@ -121,8 +121,8 @@ def test_evaluate_scores_codes_and_labels_of_columns_as_those_of_arrays(folder):
         asked = ("evaluate", "c.parquet", "c.parquet:code", "--labels-column", column)
         assert run(*asked, "--bits", 16, "--json").stdout == expected
     asked = ("evaluate", "c.npy", "c.parquet", "--bits", 16)
-    assert "or --labels-column" in said(*asked, "--query-labels", "y.npy", code=2)
-    assert "or --labels-column" in said(*asked, *labels, "--labels-column", "digit", code=2)
+    assert "--labels-column" in said(*asked, "--query-labels", "y.npy", code=2)
+    assert "--labels-column" in said(*asked, *labels, "--labels-column", "digit", code=2)
 
 
 def test_index_takes_ids_and_metadata_from_columns_and_resumes(folder):
