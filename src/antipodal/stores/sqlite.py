@@ -217,7 +217,7 @@ class SqliteStore(Store):
             index = HammingIndex(self.n_bits)
         else:
             cursor = _rows_of(connection, changed)
-            index.remove(changed[_places(index.ids, changed) >= 0])
+            index.remove(changed[index.contains(changed)])
             for name, (where, before) in filters.items():
                 places = _places(before, changed)
                 others = np.delete(before, places[places >= 0])
