@@ -15,6 +15,7 @@ from antipodal import LSH, open_store, unpack
 from antipodal.cli import app, indexing
 from antipodal.errors import AntipodalError
 from antipodal.index import HammingIndex
+from antipodal.stores.sqlite import SqliteStore
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((300, 20)).astype(np.float32)
@@ -391,3 +392,58 @@ def test_a_bad_line_of_metadata_is_named_and_nothing_is_stored(files, line, prob
     assert "meta.jsonl, line 251" in str(done.exception)
     assert problem in str(done.exception)
     assert not (folder / "items.db").exists()
+
+
+def test_an_index_file_refuses_queries_of_another_model(files):
+    folder, _ = files
+    index = folder / "items.index"
+    run("index", folder / "codes.npy", "--out", index, "--model", folder / "model")
+    run("search", folder / "X.npy", "--index", index, "--model", folder / "model")
+    LSH(12, random_state=1).fit(X).save(folder / "other")
+    asked = ("search", folder / "X.npy", "--index", index, "--model", folder / "other")
+    done = run(*asked, code=1)
+    assert "keeps codes of another model" in str(done.exception)
+    assert run("search", folder / "codes.npy", "--index", index).stdout  # codes have no model
+    HammingIndex(12).save(index)
+    run(*asked)  # an index that does not say
+    np.save(folder / "long.npy", RNG.integers(0, 256, (5_000, 8), dtype=np.uint8))
+    run("index", folder / "long.npy", "--out", index, "--prepare", 2)
+    assert HammingIndex.load(index).nbytes > 5_000 * 20  # codes and tables
+    run("index", folder / "codes.npy", "--out", index, "--prepare", 9, code=1)
+
+
+def test_a_folder_of_parquet_goes_on_where_it_stopped(files, monkeypatch):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder, codes = files
+    (folder / "codes").mkdir()
+    for part in range(3):
+        rows = range(100 * part, 100 * part + 100)
+        columns = {
+            "code": pa.array([codes[i].tobytes() for i in rows], pa.binary(2)),
+            "id": pa.array([7 * i for i in rows]),
+            "word": pa.array([f"w{i % 5}" for i in rows]),
+        }
+        parquet.write_table(pa.table(columns), folder / "codes" / f"part-{part}.parquet")
+    url = f"sqlite:///{folder}/parquet.db"
+    asked = ("index", folder / "codes", "--store", url, "--model", folder / "model", "--json")
+    asked += ("--id-column", "id", "--metadata-columns", "word")
+    monkeypatch.setattr(indexing, "_BATCH", 70)
+    put, n_puts = SqliteStore._put, 0
+
+    def stop(*arguments, **options):
+        nonlocal n_puts
+        n_puts += 1
+        if n_puts == 3:
+            raise KeyboardInterrupt
+        return put(*arguments, **options)
+
+    monkeypatch.setattr(SqliteStore, "_put", stop)
+    CliRunner().invoke(app, list(map(str, asked)))
+    with open_store(url) as store:
+        assert store.count() == 140  # two batches, whole
+    (record,) = lines(run(*asked, "--resume"))
+    assert (record["items"], record["added"], record["unchanged"]) == (300, 160, 140)
+    with open_store(url) as store:
+        items = store.get(np.arange(300) * 7)
+        np.testing.assert_array_equal(items.codes, codes)
+        assert items.metadata == [{"word": f"w{i % 5}"} for i in range(300)]

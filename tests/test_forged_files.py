@@ -13,7 +13,7 @@ import pytest
 
 from antipodal import AntipodalError, DeepLinf, HammingIndex, load, open_store
 from antipodal.hashers import HASHERS
-from antipodal.index.indexfile import AboutIndex, write_index_file
+from antipodal.index.indexfile import IndexDescription, write_index_file
 from antipodal.index.items import IndexedItems
 from antipodal.reading import open_vectors
 from antipodal.storage.modelfile import read_model_file, write_model_file
@@ -234,7 +234,7 @@ def test_bits_behind_the_last_of_a_code_are_refused(tmp_path, n_bits, byte):
     else:
         rows[3, byte] = 1
     items, nothing = IndexedItems.of(rows, range(5)), np.empty(0, np.uint8)
-    write_index_file(path, AboutIndex(n_bits, "flat", None), items, nothing, None)
+    write_index_file(path, IndexDescription(n_bits, "flat", None), items, nothing, None)
     if byte is None:
         assert len(HammingIndex.load(path)) == 5
         return

@@ -28,6 +28,7 @@ from antipodal.storage.files import check_writable
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from antipodal.index import HammingIndex
     from antipodal.reading import VectorFile
     from antipodal.stores import Store
     from antipodal.stores.metadata import MetadataText
@@ -73,7 +74,10 @@ def index(
         typer.Option(help="Or columns of the file of the codes, with commas between."),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="That made the codes: the store will refuse others'.")
+        Path | None,
+        typer.Option(
+            help="That made the codes: the store, or the index file, will refuse others'."
+        ),
     ] = None,
     bits: Annotated[
         int | None,
@@ -102,6 +106,10 @@ def index(
     engine: Annotated[
         IndexEngine, typer.Option(help="Of an index file: ivf and hnsw may miss items.")
     ] = IndexEngine.flat,
+    prepare: Annotated[
+        int | None,
+        typer.Option(min=0, help="Keep tables in the index file that answer radii up to this."),
+    ] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Measure the recall of searches in the index file.")
     ] = False,
@@ -119,14 +127,15 @@ def index(
     has_metadata = metadata is not None or metadata_columns is not None
     if store is None and (has_metadata or resume or replace):
         raise typer.BadParameter("--metadata, --replace and --resume are for stores")
-    if store is not None and (stats or engine is not IndexEngine.flat):
-        raise typer.BadParameter("--engine and --stats are for index files: stores are exact")
+    if store is not None and (stats or prepare is not None or engine is not IndexEngine.flat):
+        raise typer.BadParameter("--engine, --prepare and --stats are for index files")
     if drop_metadata and (has_metadata or not replace):
         raise typer.BadParameter("--drop-metadata is for --replace without --metadata")
     if store is None:
         check_writable(str(out))
     import numpy as np
 
+    from antipodal.index import HammingIndex
     from antipodal.reading import open_vectors, read_column
 
     names = [] if metadata_columns is None else _split_names(metadata_columns)
@@ -150,7 +159,10 @@ def index(
     identity, n_bits = _described(model, bits)
     began = time.perf_counter()
     if store is None:
-        record = _write_index(Path(str(out)), rows, numbers, n_bits, engine, stats)
+        index = HammingIndex(n_bits or 8 * rows.shape[1], engine=engine.value, model=identity)
+        if prepare is not None:
+            index.prepare(prepare)
+        record = _write_index(index, Path(str(out)), rows, numbers, stats)
     else:
         how = {"replace": replace, "resume": resume}
         how["keep_metadata"] = replace and not has_metadata and not drop_metadata
@@ -327,24 +339,20 @@ def _split_names(text: str) -> list[str]:
 
 
 def _write_index(
+    index: "HammingIndex",
     out: Path,
     rows: "NDArray[Any]",
     ids: "NDArray[Any] | None",
-    n_bits: int | None,
-    engine: IndexEngine,
     stats: bool,
 ) -> dict[str, Any]:
     import numpy as np
 
-    from antipodal.index import HammingIndex
-
-    index = HammingIndex(n_bits or 8 * rows.shape[1], engine=engine)
     index.add(rows, ids)
     index.save(out)
     record: dict[str, Any] = {
         "index": str(out),
         "items": len(index),
-        "engine": engine.value,
+        "engine": index.engine,
         "bits": index.n_bits,
         "added": len(rows),
     }

@@ -135,8 +135,9 @@ def _open(
     if store is None:
         from antipodal.index import HammingIndex
 
-        return HammingIndex.load(str(file)), str(file)
-    from antipodal.storage.modelfile import model_identity
+        index = HammingIndex.load(str(file))
+        _check_model(index.model, str(file), model)
+        return index, str(file)
     from antipodal.stores import open_store
 
     try:
@@ -146,12 +147,19 @@ def _open(
             f"there is no store at {error.place}: is the name right? "
             "`antipodal index CODES --store URL` makes one"
         ) from None
-    if model is not None and opened.model not in (None, model_identity(model)):
-        raise AntipodalError(
-            f"{opened.place} keeps codes of another model than {model}: distances between "
-            "codes of different models mean nothing"
-        )
+    _check_model(opened.model, opened.place, model)
     return opened, opened.place
+
+
+def _check_model(kept: str | None, place: str, model: Path | None) -> None:
+    """Refuse to compare codes of this model with those of another, where that is known."""
+    from antipodal.storage.modelfile import model_identity
+
+    if model is not None and kept not in (None, model_identity(model)):
+        raise AntipodalError(
+            f"{place} keeps codes of another model than {model}: distances between codes of "
+            "different models mean nothing"
+        )
 
 
 def _check_codes(rows: "VectorFile", queries: str, n_bits: int, place: str) -> None:

@@ -16,7 +16,7 @@ from antipodal.index.approximate import ENGINES, Approximate
 from antipodal.index.asymmetric import Floats, best_rows, check_one, check_values
 from antipodal.index.bands import Bands
 from antipodal.index.contents import Contents
-from antipodal.index.indexfile import AboutIndex, read_index_file, write_index_file
+from antipodal.index.indexfile import IndexDescription, read_index_file, write_index_file
 from antipodal.index.items import MAX_ITEMS, IndexedItems, RowNumbers, row_width, take_rows, to_rows
 from antipodal.index.merging import first_of_all, union, without
 from antipodal.index.rescore import OVERSAMPLE, Vectors, rescored
@@ -274,7 +274,7 @@ class HammingIndex:
         items, engine_data = self._held.in_one_run(), np.empty(0, dtype=np.uint8)
         if self._approximate is not None:
             engine_data = self._approximate.to_bytes(items)
-        about = AboutIndex(self.n_bits, self.engine, self.model)
+        about = IndexDescription(self.n_bits, self.engine, self.model)
         write_index_file(path, about, items, engine_data, self._bands.to_save(items))
 
     @classmethod

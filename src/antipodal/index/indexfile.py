@@ -46,7 +46,7 @@ _START = struct.Struct("<8sII")
 _DIGEST = slice(_START.size, _START.size + 32)
 
 
-class AboutIndex(NamedTuple):
+class IndexDescription(NamedTuple):
     """What the file says of its codes; `model` is the identity of what made them, if known."""
 
     n_bits: int
@@ -68,7 +68,7 @@ class Header(NamedTuple):
 
 def write_index_file(
     path: str | os.PathLike[str],
-    about: AboutIndex,
+    about: IndexDescription,
     items: IndexedItems,
     engine_data: Bytes,
     tables: Tables | None,
@@ -101,7 +101,7 @@ def write_index_file(
 
 def read_index_file(
     path: str | os.PathLike[str],
-) -> tuple[AboutIndex, IndexedItems, Bytes, Tables | None]:
+) -> tuple[IndexDescription, IndexedItems, Bytes, Tables | None]:
     """Map what `write_index_file` wrote, or raise IndexFileError saying what is wrong with it."""
     try:
         with open(path, "rb") as file:
@@ -130,7 +130,7 @@ def read_index_file(
         items, tables, engine_data = _contents(header, data[_DIGEST.stop + length :])
     except (TypeError, ValueError, RecursionError) as error:  # the checksum holds: not our writer
         raise IndexFileError(f"{path} cannot be read: {error}") from error
-    return AboutIndex(header.n_bits, header.engine, header.model), items, engine_data, tables
+    return IndexDescription(header.n_bits, header.engine, header.model), items, engine_data, tables
 
 
 def _contents(header: Header, data: memoryview) -> tuple[IndexedItems, Tables | None, Bytes]:

@@ -88,7 +88,7 @@ class IndexCache:
             index = HammingIndex(self._n_bits)
         else:
             cursor = connection.execute(f"{SELECT} WHERE {AMONG}", [id_list(changed)])
-            index.remove(changed[_places(index.ids, changed) >= 0])
+            index.remove(changed[index.contains(changed)])
             for name, (where, before) in filters.items():
                 places = _places(before, changed)
                 others = np.delete(before, places[places >= 0])
