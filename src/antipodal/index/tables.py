@@ -174,7 +174,7 @@ class Tables:
         """Do the same for a single query.
 
         NumPy takes longer to be called than Python takes for a few numbers, which it reads from
-        a `memoryview`: a quarter of the time of the way for many.
+        a `memoryview`.
         """
         starts, rows, codes = self._views
         raw = query.tobytes()

@@ -1,4 +1,4 @@
-"""Vectors and codes in bodies of bytes: a tenth of the size of JSON, and nothing to parse.
+"""Vectors and codes in bodies of bytes: smaller than JSON, and nothing to parse.
 
 application/octet-stream               float32, little-endian, row after row; codes as they are
 application/vnd.apache.arrow.stream    an Arrow IPC stream, a column of lists of numbers; codes
