@@ -23,9 +23,9 @@ def check_type(value: object, name: str, kind: object) -> None:
     """Refuse a value that is not of the kind that a parameter is declared as.
 
     Kinds are whole numbers, numbers, strings, true or false, each perhaps "or None", and lists of
-    whole numbers, declared as a tuple; of other kinds nothing is said.
+    whole numbers, declared as a tuple or list; of other kinds nothing is said.
     """
-    if get_origin(kind) is tuple:
+    if get_origin(kind) in (tuple, list):
         if not isinstance(value, (list, tuple)) or not all(
             isinstance(entry, Integral) and not isinstance(entry, bool) for entry in value
         ):

@@ -60,10 +60,13 @@ def restore_checkpoint(
         )
     weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     weights |= {f"best.{name}": value for name, value in encoder.state_dict().items()}
+    # A weight that takes no part in the loss never has a gradient, and nothing is remembered of it.
+    known = {name.split(".")[1] for name in arrays if name.startswith("optimizer.")}
     state = {
         f"optimizer.{number}.{key}": value
         for number, values in _state_after_a_step(optimizer).items()
         for key, value in values.items()
+        if str(number) in known
     }
     _check_arrays(path, arrays, weights | state)
     history = header.get("history")
