@@ -61,10 +61,10 @@ class HasherCodes:
         if not self.fitted:
             self.hasher.fit(X)
         fitted = time.perf_counter()
-        self.codes = np.concatenate(list(self.hasher.encode_blocks(X)))
+        codes = np.concatenate(list(self.hasher.encode_blocks(X)))
         self.fit_seconds = fitted - began
         self.encode_seconds = time.perf_counter() - fitted
-        self.index.add(self.codes)
+        self.index.add(codes)
 
     def search(self, queries: Rows, k: int, way: str) -> Ids:
         """Return the rows of the k best of each query."""
@@ -75,7 +75,8 @@ class HasherCodes:
     def distances(self, queries: Rows, rows: Ids) -> NDArray[np.int64]:
         """Count, by Hamming distance, the rows given for each query: (bits + 1,)."""
         codes = self.hasher.encode(queries)
-        apart = np.bitwise_count(codes[:, None] ^ self.codes[rows]).sum(axis=2, dtype=np.int64)
+        others = self.index.codes(rows.ravel()).reshape(*rows.shape, -1)
+        apart = np.bitwise_count(codes[:, None] ^ others).sum(axis=2, dtype=np.int64)
         return np.bincount(apart.ravel(), minlength=self.bits + 1)
 
 

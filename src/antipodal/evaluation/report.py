@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from antipodal.codes import Codes, check_codes, unpack
 from antipodal.evaluation.charts import bar_chart, bit_strip, line_chart, range_chart
-from antipodal.evaluation.htmlpage import html_page, html_table, text
+from antipodal.evaluation.htmlpage import about_table, html_page, html_table, text
 from antipodal.evaluation.metrics import Evaluation, bit_correlations, evaluate
 from antipodal.evaluation.ranking import hamming_distances
 from antipodal.storage.files import replacing
@@ -92,14 +92,14 @@ def bits_of(codes: Codes, n_bits: int) -> Bits:
 
 
 def _about(about: Mapping[str, str], result: Evaluation) -> str:
-    rows = [[text(name), text(value)] for name, value in about.items()]
-    rows += [
-        ["queries", f"{result.queries:,}"],
-        ["queries without a relevant item, left out", f"{result.queries_without_relevant:,}"],
-        ["items in the database", f"{result.database:,}"],
-        ["relevant items, the precision of chance", f"{result.chance:.2f} %"],
+    facts = [
+        *about.items(),
+        ("queries", f"{result.queries:,}"),
+        ("queries without a relevant item, left out", f"{result.queries_without_relevant:,}"),
+        ("items in the database", f"{result.database:,}"),
+        ("relevant items, the precision of chance", f"{result.chance:.2f} %"),
     ]
-    return html_table(["what was scored", ""], rows)
+    return about_table(facts)
 
 
 def _ranking(result: Evaluation) -> str:
