@@ -4,13 +4,16 @@ import json
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
 from antipodal import __version__
-from antipodal.errors import AntipodalError, missing_extra
+from antipodal.errors import AntipodalError, NoStoreError, StoreError, missing_extra
+
+if TYPE_CHECKING:
+    from antipodal.stores import Store
 
 Given = TypeVar("Given", str, Path | None)
 _UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it
@@ -126,3 +129,16 @@ def require_service() -> None:
         import_module("antipodal.service.server")
     except ImportError as error:
         raise AntipodalError(missing_extra("the service", str(error.name), "serve")) from error
+
+
+def open_known_store(url: str) -> "Store":
+    """Open a store that is there already, or say how to make one."""
+    from antipodal.stores import open_store
+
+    try:
+        return open_store(url)
+    except NoStoreError as error:
+        raise StoreError(
+            f"there is no store at {error.place}: is the name right? "
+            "`antipodal index CODES --store URL` makes one"
+        ) from None

@@ -15,9 +15,10 @@ from antipodal.cli.app import (
     app,
     check_no_url,
     chosen_store,
+    open_known_store,
     print_json,
 )
-from antipodal.errors import AntipodalError, NoStoreError
+from antipodal.errors import AntipodalError
 
 if TYPE_CHECKING:
     from antipodal.hashers import BaseHasher
@@ -138,15 +139,7 @@ def _open(
         index = HammingIndex.load(str(file))
         _check_model(index.model, str(file), model)
         return index, str(file)
-    from antipodal.stores import open_store
-
-    try:
-        opened = stack.enter_context(open_store(store))
-    except NoStoreError as error:
-        raise AntipodalError(
-            f"there is no store at {error.place}: is the name right? "
-            "`antipodal index CODES --store URL` makes one"
-        ) from None
+    opened = stack.enter_context(open_known_store(store))
     _check_model(opened.model, opened.place, model)
     return opened, opened.place
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from antipodal.cli.app import AsJson, StoreUrl, app, check_no_url, print_json
+from antipodal.cli.app import AsJson, StoreUrl, app, check_no_url, open_known_store, print_json
 
 commands = typer.Typer(help="Back up and restore stores.", no_args_is_help=True)
 app.add_typer(commands, name="store")
@@ -24,12 +24,11 @@ def backup(
 
     The file is a store of SQLite, whatever engine the items come from.
     """
-    from antipodal.stores import open_store
     from antipodal.stores.address import shown_url
     from antipodal.stores.backup import back_up
 
     began = time.monotonic()
-    with open_store(_given(store)) as source:
+    with open_known_store(_given(store)) as source:
         made = back_up(source, file)
     if as_json:
         print_json({"file": str(file), **made._asdict(), "bytes": file.stat().st_size})
