@@ -10,9 +10,11 @@ demo: .venv/.library
 test: .venv/.developer
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# The same with twenty times the examples, longer campaigns of faults, and other seeds: an hour or more.
+# All campaigns of faults, about an hour, with new seeds, which they print: records in benchmarks/results.
+CAMPAIGNS := kills
 campaign: .venv/.developer
-	ANTIPODAL_CAMPAIGN=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	failed=; for name in $(CAMPAIGNS); do $(BIN)/python campaigns/$$name.py || failed="$$failed $$name"; done; \
+	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 lint: .venv/.developer
 	$(BIN)/ruff check .

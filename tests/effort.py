@@ -1,7 +1,7 @@
-"""How much a test tries: a little in `make test`, much more in `make campaign`.
+"""How much a test tries: a little in `make test`, much more with ANTIPODAL_CAMPAIGN=1.
 
-A campaign also draws its examples anew, and so do some tests always (`fresh_examples`): what fails
-is printed with what reproduces it.
+With that a run also draws its examples anew, and so do some tests always (`fresh_examples`): what
+fails is printed with what reproduces it.
 """
 
 import os

@@ -8,7 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(
-    path for folder in ("benchmarks", "examples") for path in (ROOT / folder).glob("*.py")
+    path
+    for folder in ("benchmarks", "campaigns", "examples")
+    for path in (ROOT / folder).glob("*.py")
 )
 
 

