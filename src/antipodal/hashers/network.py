@@ -25,20 +25,19 @@ from antipodal.centres import (
 from antipodal.checks import check_finite, check_type, check_whole
 from antipodal.encoders import Encoder
 from antipodal.hashers.base import FloatArray, SupervisedHasher
+from antipodal.hashers.parts.forward import Network, forward_map
 from antipodal.hashers.parts.inputs import (
     Inputs,
     Scaling,
-    check_scaling,
     choose_scaling,
     learn_inputs,
-    linear_map,
-    scale_map,
     scaled,
 )
-from antipodal.hashers.parts.lift import Lift, kernel_map, learn_lift, lift_rows
-from antipodal.hashers.parts.rows import as_floats, draw_rows, sample_labelled
+from antipodal.hashers.parts.lift import Lift, learn_lift, lift_rows
+from antipodal.hashers.parts.rows import as_floats, draw_rows, hold_out, sample_labelled
+from antipodal.hashers.parts.settings import check_nested, check_settings, find_device
 from antipodal.hashers.parts.svm import label_table
-from antipodal.hashers.parts.teacher import beliefs, can_teach
+from antipodal.hashers.parts.teacher import beliefs, can_teach, sharpened
 from antipodal.pairs import (
     BelievedPairs,
     InBatchPairs,
@@ -168,7 +167,7 @@ class NetworkHasher(SupervisedHasher):
         seed = self._seed()
         rng = np.random.default_rng(seed)
         rows, labels = sample_labelled(checked, labels, self.n_samples, rng)
-        train_rows, held_out = self._hold_out(labels, seed)
+        train_rows, held_out = hold_out(labels, self.validation_fraction, seed)
         if others is not None and not can_teach(labels[train_rows]):
             others = None
         inputs = self._learn_inputs(_some(rows, train_rows), labels[train_rows], others, seed)
@@ -184,7 +183,7 @@ class NetworkHasher(SupervisedHasher):
             n = len(train_rows)
             random = np.random.RandomState(seed)
             p = beliefs(Y[:n], labels[train_rows], Y[n:n_learned], random)
-            p = _sharpened(p, self.belief_power, exclusive=labels.ndim == 1)
+            p = sharpened(p, self.belief_power, exclusive=labels.ndim == 1)
             told = torch.from_numpy(p).to(device)
             pairs = self._believed_pairs(told, seed, exclusive=labels.ndim == 1)
         seen = self._learn_front(Y, n_learned, seed, believed=others is not None)
@@ -266,7 +265,7 @@ class NetworkHasher(SupervisedHasher):
         rows = as_floats(checked)
         seed = self._seed()
         device = self._device()
-        train_pairs, held_out = self._hold_out(flags, seed)
+        train_pairs, held_out = hold_out(flags, self.validation_fraction, seed)
 
         def source(chosen: NDArray[np.int64]) -> ListedPairs:
             return ListedPairs(
@@ -383,61 +382,17 @@ class NetworkHasher(SupervisedHasher):
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         """Return the map to the values whose signs are the bits."""
-        # The same layers in v = z/θ, where the scalings around the neuron merge into the weights
-        # and one with threshold 1 is left: v⁰ = f₁(Wy/θ), vᵏ = f₁(Wy/θ + Θ⁻¹S_kΘvᵏ⁻¹ + b_k/θ),
-        # Θ = diag(θ).
-        encoder, hidden = self.encoder_, vars(self).get("hidden_")
-        kept = self.n_bits if "full_bits_" in vars(self) else None  # None keeps all
-        if not encoder.is_plain_unfolding or not (hidden is None or hidden.is_plain_unfolding):
-            inputs = self._encoder_inputs(max_rows)
-            return lambda X: encoder(inputs(X))[:, :kept]
-        theta = encoder.threshold
-        first_layer = self._first_layer(encoder.W / theta[:, None], max_rows)
-        stages = [(S * theta / theta[:, None], b / theta) for S, b in encoder.stages()]
-        # Memory that is asked for anew for every block would cost more than the neurons.
-        work = torch.empty(3, max_rows, len(theta))
+        forward = forward_map(self._network(), max_rows)
+        if "full_bits_" not in vars(self):
+            return forward
+        return lambda X: forward(X)[:, : self.n_bits]
 
-        def project(X: Tensor) -> Tensor:
-            drive, v, u = work[:, : len(X)].unbind()
-            drive = first_layer(X, drive)
-            v = encoder.layers(drive, stages, partial(encoder.unit, out=v), out=u)
-            return encoder.readout(v.mul_(theta))[:, :kept]
-
-        return project
-
-    def _first_layer(self, W: Tensor, max_rows: int) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return what writes Wy of rows (m, n) to a given tensor, y as the encoder sees it."""
+    def _network(self) -> Network:
+        lift = None
+        if "anchors_" in vars(self):
+            lift = Lift(self.anchors_, self.gamma_, self.lift_, self.lift_offset_)
         inputs = Inputs(self.root_, self.mean_, self.scale_)
-        if "anchors_" in vars(self):
-            lift, scale = self._lift(), scale_map(inputs)
-            kernels = kernel_map(lift, max_rows)
-            weights = torch.from_numpy(lift.weight) @ W.T  # W(Lᵀk - c), again one product
-            shift = -(W @ torch.from_numpy(lift.offset))
-            return lambda X, out: torch.addmm(shift, kernels(scale(X)), weights, out=out)
-        hidden = vars(self).get("hidden_")
-        if hidden is None:
-            return linear_map(inputs, W, torch.zeros(len(W)))
-        theta = hidden.threshold
-        below = linear_map(inputs, hidden.W / theta[:, None], hidden.c / theta)
-        work = torch.empty(2, max_rows, len(theta))
-
-        def write(X: Tensor, out: Tensor) -> Tensor:
-            u, v = work[:, : len(X)].unbind()
-            h = hidden.readout(hidden.unit(below(X, u), out=v).mul_(theta))
-            return torch.mm(h, W.T, out=out)
-
-        return write
-
-    def _encoder_inputs(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map from rows to what the encoder sees of them."""
-        scale = scale_map(Inputs(self.root_, self.mean_, self.scale_))
-        if "anchors_" in vars(self):
-            return lambda X: lift_rows(self._lift(), scale(X))
-        hidden = vars(self).get("hidden_")
-        return scale if hidden is None else lambda X: hidden(scale(X))
-
-    def _lift(self) -> Lift:
-        return Lift(self.anchors_, self.gamma_, self.lift_, self.lift_offset_)
+        return Network(inputs, vars(self).get("hidden_"), lift, self.encoder_)
 
     def _own_loss(self) -> PairLoss | None:
         """Return what to minimise in place of Eq. 12, if anything."""
@@ -451,103 +406,19 @@ class NetworkHasher(SupervisedHasher):
             return self.margin
         return 0.95 * math.sqrt(2 * self.n_bits) * self.reach()
 
-    def _hold_out(
-        self, groups: NDArray[Any], seed: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Split the entries into a training and a validation part, a share of each group."""
-        n = len(groups)
-        order = np.random.default_rng(seed).permutation(n)
-        if groups.ndim == 1:  # deal the groups out evenly along the order
-            order = order[np.argsort(groups[order], kind="stable")]
-            rank = np.concatenate(
-                [np.arange(c) / c for c in np.unique(groups, return_counts=True)[1]]
-            )
-            order = order[np.argsort(rank, kind="stable")]
-        n_held_out = round(n * self.validation_fraction)
-        return np.sort(order[n_held_out:]), np.sort(order[:n_held_out])
-
     def _seed(self) -> int:
         self._check_parameters()
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _device(self) -> torch.device:
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
+        return find_device(self.device)
 
     def _check_parameters(self) -> None:
         """Refuse settings that cannot work, before any time is spent."""
         for parameter in fields(self):
             if parameter.init:
                 check_type(getattr(self, parameter.name), parameter.name, parameter.type)
-        for name, least in (
-            ("n_stages", 0),
-            ("n_hidden", 1),
-            ("n_anchors", 1),
-            ("n_unlabelled", 0),
-            ("n_pairs", 1),
-            ("n_epochs", 1),
-            ("patience", 0),
-            ("batch_size", 2),
-        ):
-            if getattr(self, name) is not None:
-                check_whole(getattr(self, name), name, least)
-        self._check_nested()
-        for name in ("learning_rate", "belief_power"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive and finite: got {getattr(self, name)}")
-        for name in ("margin", "similar_weight"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive and finite, or None: got {value}")
-        check_scaling(self.scaling)
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1): got {self.dropout}")
-        if not 0 <= self.validation_fraction <= 0.5:
-            raise ValueError(
-                f"validation_fraction must be in [0, 0.5]: got {self.validation_fraction}"
-            )
-        if self.weight_decay is not None and not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay must not be negative: got {self.weight_decay}")
-        for name, allowed in (
-            ("optimizer", ("adamw", "sgd")),
-            ("schedule", ("constant", "cosine")),
-            ("pairs", ("batch", "sampled")),
-            ("front", ("auto", "none", "hidden", "kernel")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}: got {getattr(self, name)!r}")
-        try:
-            torch.zeros(1, device=self._device()).item()
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).partition("\n")[0].rstrip(".")
-            raise ValueError(
-                "device must be 'auto', 'cpu', or another that PyTorch can use here: "
-                f"got {self.device!r} ({reason})"
-            ) from error
-        if self.loss not in ("contrastive", "triplet") and not callable(self.loss):
-            raise ValueError(
-                f"loss must be 'contrastive', 'triplet' or a function of (codes, targets): got "
-                f"{self.loss!r}. A model that was loaded knows its own loss by name only"
-            )
-        if self.centres and (self.loss != "contrastive" or self.nested):
-            raise ValueError(
-                "centres stand beside the pairs of loss='contrastive' and have one length: leave "
-                f"them at None with loss={self.loss!r} and nested={self.nested}"
-            )
-        if self.loss == "triplet" and self.pairs == "sampled":
-            raise ValueError(
-                "loss must not be 'triplet' with pairs='sampled': pairs that are drawn one by one "
-                "make no triplets"
-            )
-
-    def _check_nested(self) -> None:
-        lengths = list(self.nested)
-        if lengths != sorted(set(lengths)) or not all(1 <= n < self.n_bits for n in lengths):
-            raise ValueError(
-                "nested must be lengths in ascending order, each once, at least 1 and below the "
-                f"{self.n_bits} of n_bits: got {self.nested}"
-            )
+        check_settings(self.get_params(deep=False))
 
     def fitted_state(self) -> dict[str, Any]:
         """Return what was learned, the weights of the network by name."""
@@ -573,7 +444,7 @@ class NetworkHasher(SupervisedHasher):
         expected = vars(self).get("full_bits_", self.n_bits)
         if made != expected:  # before anything of that size is made
             raise ValueError(f"its encoder makes codes of {made} bits, not {expected}")
-        self._check_nested()
+        check_nested(self.nested, self.n_bits)
         self.encoder_ = self.new_encoder(n_features, made, self.n_stages)
         if weights["hidden_"]:
             n_hidden, n_features = weights["hidden_"]["W"].shape
@@ -594,18 +465,6 @@ class NetworkHasher(SupervisedHasher):
         if "nested" in parameters:  # JSON knows lists alone
             parameters["nested"] = tuple(parameters["nested"])
         return parameters
-
-
-def _sharpened(p: NDArray[np.float32], power: float, *, exclusive: bool) -> NDArray[np.float32]:
-    """Return p^a, of classes over its sum, of concepts over p^a + (1 - p)^a: surer for a > 1."""
-    if power == 1:
-        return p
-    raised = np.power(p, np.float32(power))
-    total = raised.sum(axis=1, keepdims=True)
-    if not exclusive:
-        total = raised + np.power(1 - p, np.float32(power))
-    sharpened: NDArray[np.float32] = raised / total
-    return sharpened
 
 
 def _some(rows: NDArray[Any], chosen: NDArray[np.int64]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""What several hashers do to rows first: draw them, measure their features, scale them."""
+"""What several hashers do to rows first: draw them, hold some out, measure and scale features."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -56,6 +56,20 @@ def sample_labelled(
     chosen = draw_rows(len(rows), n_samples, rng, labels)
     # checked again: they may have lost classes, or all similar pairs
     return as_floats(rows[chosen]), check_labels(labels[chosen], len(chosen))
+
+
+def hold_out(
+    groups: NDArray[Any], share: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Split the entries into a training and a validation part, a share of each group."""
+    n = len(groups)
+    order = np.random.default_rng(seed).permutation(n)
+    if groups.ndim == 1:  # deal the groups out evenly along the order
+        order = order[np.argsort(groups[order], kind="stable")]
+        rank = np.concatenate([np.arange(c) / c for c in np.unique(groups, return_counts=True)[1]])
+        order = order[np.argsort(rank, kind="stable")]
+    n_held_out = round(n * share)
+    return np.sort(order[n_held_out:]), np.sort(order[:n_held_out])
 
 
 def as_floats(rows: NDArray[Any]) -> FloatArray:

@@ -69,6 +69,18 @@ def beliefs(
     return np.concatenate([known, believed])
 
 
+def sharpened(p: Float32Array, power: float, *, exclusive: bool) -> Float32Array:
+    """Return p^a, of classes over its sum, of concepts over p^a + (1 - p)^a: surer for a > 1."""
+    if power == 1:
+        return p
+    raised = np.power(p, np.float32(power))
+    total = raised.sum(axis=1, keepdims=True)
+    if not exclusive:
+        total = raised + np.power(1 - p, np.float32(power))
+    surer: Float32Array = raised / total
+    return surer
+
+
 def _mean_of_nearest(
     queries: Float32Array, rows: Float32Array, values: Float32Array
 ) -> Float32Array:

@@ -1,0 +1,70 @@
+"""A variant that is not in the library: the classifier's log-probabilities beside the features.
+
+    hidden    the hidden layer sees (x, log p)       kernel    the encoder sees (φ(x), log p)
+
+Encoding then needs the classifier. The log-probabilities of a labelled row come from machines that
+were not fitted to it; all are standardised. Measured as any other setting:
+
+PYTHONPATH=benchmarks python benchmarks/validation.py … --settings benchmarks/logprobabilities.txt
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.model_selection import StratifiedKFold
+from torch import Tensor
+
+from antipodal import DeepLinf
+from antipodal.hashers.parts.inputs import Inputs, scale_map
+from antipodal.hashers.parts.lift import lift_rows
+from antipodal.hashers.parts.svm import fit_svm, svm_probabilities
+
+PENALTY, FOLDS, LEAST = 5.0, 5, 1e-6
+
+
+@dataclass(eq=False, repr=False)
+class LogProbabilities(DeepLinf):
+    """`DeepLinf` on features and log-probabilities; for rows with one class each."""
+
+    def fit(self, X, y=None, **options):
+        """Keep the labels for the classifier, then learn as `DeepLinf` does."""
+        self._labels = np.unique(y, return_inverse=True)[1]
+        return super().fit(X, y, **options)
+
+    def _learn_front(self, Y, n_learned, seed, *, believed):
+        n, random = len(self._labels), np.random.RandomState(seed)
+        self._svm = fit_svm(Y[:n], self._labels, PENALTY, None, random)
+        log_p = logs(self._svm, torch.from_numpy(Y))
+        for train, held_out in StratifiedKFold(FOLDS).split(Y[:n], self._labels):
+            svm = fit_svm(Y[train], self._labels[train], PENALTY, None, random)
+            log_p[held_out] = logs(svm, torch.from_numpy(Y[held_out]))
+        self._mean, self._scale = log_p.mean(dim=0), log_p.std(dim=0)
+        log_p = (log_p - self._mean) / self._scale
+        if self.front == "kernel":
+            seen = super()._learn_front(Y, n_learned, seed, believed=believed)
+            return torch.cat([seen, log_p], dim=1)
+        both = np.concatenate([Y, log_p.numpy()], axis=1)
+        return super()._learn_front(both, n_learned, seed, believed=believed)
+
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits."""
+        scale = scale_map(Inputs(self.root_, self.mean_, self.scale_))
+
+        def project(X: Tensor) -> Tensor:
+            rows = scale(X)
+            log_p = (logs(self._svm, rows) - self._mean) / self._scale
+            if self.front == "kernel":
+                return self.encoder_(
+                    torch.cat([lift_rows(self._network().lift, rows), log_p], dim=1)
+                )
+            return self.encoder_(self.hidden_(torch.cat([rows, log_p], dim=1)))
+
+        return project
+
+
+def logs(svm, rows: Tensor) -> Tensor:
+    """Return log p of scaled rows."""
+    blocks = [svm_probabilities(svm, len(block))(block) for block in rows.split(4096)]
+    return torch.cat(blocks).clamp_(min=LEAST).log()
