@@ -61,8 +61,11 @@ ROUTES = [
     ("POST", "/v1/search"),
     ("PUT", "/v1/items"),
     ("DELETE", "/v1/items"),
+    ("POST", "/v1/items/get"),
+    ("POST", "/v1/count"),
     ("GET", "/v1/items"),
     ("GET", "/v1/items/{id}"),
+    ("GET", "/v1/store"),
     ("GET", "/v1/model"),
     ("GET", "/healthz"),
     ("GET", "/readyz"),
@@ -159,7 +162,10 @@ def test_every_engine_answers_behind_the_service(engine, engines):  # noqa: F811
                 }
                 for i in part
             ]
-            assert client.put("/v1/items", json={"items": items}).json() == {"upserted": len(part)}
+            assert client.put("/v1/items", json={"items": items}).json() == {
+                "upserted": len(part),
+                "replaced": 0,
+            }
         code, asked = CODES[3:4], {"id": int(IDS[3])}
         for where, wanted in ((None, None), ({"label": 2}, 2)):
             ids, near = nearest(code, wanted)
@@ -245,7 +251,7 @@ def test_an_empty_store_answers_with_nothing(tmp_path):
             assert answer["histogram"] == [0] * (N_BITS + 1)
         assert client.get("/v1/items").json() == {"items": []}
         assert client.get("/v1/model").json()["bit_health"] is None
-        assert client.put("/v1/items", json={"items": []}).json() == {"upserted": 0}
+        assert client.put("/v1/items", json={"items": []}).json() == {"upserted": 0, "replaced": 0}
         assert client.request("DELETE", "/v1/items", json={"ids": []}).json() == {"deleted": 0}
 
 
@@ -255,7 +261,7 @@ def test_items_are_kept_replaced_and_removed(client, store):
         {"id": 2**63 - 1, "code": "abcde0"},
         {"id": int(IDS[0]), "code": "000000", "metadata": {"replaced": True}},
     ]
-    assert client.put("/v1/items", json={"items": new}).json() == {"upserted": 3}
+    assert client.put("/v1/items", json={"items": new}).json() == {"upserted": 3, "replaced": 1}
     assert client.get("/v1/items/2").json() == {
         "id": 2,
         "code": to_hex(CODES[:1], N_BITS)[0],
@@ -267,6 +273,50 @@ def test_items_are_kept_replaced_and_removed(client, store):
     assert answer.json() == {"deleted": 2}
     assert "there is no item 2" in is_problem(client.get("/v1/items/2"), 404)
     assert store.count() == N_ITEMS
+
+
+def test_many_items_come_in_the_order_asked_for(reader):
+    ids = [int(IDS[9]), 10**9, int(IDS[2]), int(IDS[5])]
+    items = reader.post("/v1/items/get", json={"ids": ids}).json()["items"]
+    assert [item["id"] for item in items] == [ids[0], ids[2], ids[3]]
+    assert items == [reader.get(f"/v1/items/{item['id']}").json() for item in items]
+    assert reader.post("/v1/items/get", json={"ids": []}).json() == {"items": []}
+    too_many = reader.post("/v1/items/get", json={"ids": list(range(51))})
+    assert "at most 50 ids" in is_problem(too_many, 422)
+    twice = reader.post("/v1/items/get", json={"ids": [1, 1]})
+    assert "1 comes more than once" in is_problem(twice, 422)
+
+
+def test_items_are_counted_by_a_filter(reader):
+    assert reader.post("/v1/count", json={}).json() == {"count": N_ITEMS}
+    counted = reader.post("/v1/count", json={"where": {"label": 1}}).json()
+    assert counted == {"count": sum(label(i) == 1 for i in IDS)}
+    response = reader.post("/v1/count", json={"where": {"a": [1]}})
+    assert is_problem(response, 422).startswith("where is not a valid filter: ")
+
+
+def test_items_that_are_there_stay_as_they_are_if_asked_to(client, store):
+    before = contents(store)
+    new = {"id": 2, "code": "000000"}
+    old = {"id": int(IDS[3]), "code": "abcde0"}
+    refused = client.put("/v1/items", json={"items": [new, old], "replace": False})
+    assert f"has items with ids {IDS[3]} already" in is_problem(refused, 409)
+    assert contents(store) == before
+    client.put("/v1/items", json={"items": [new], "replace": False})
+    assert store.count() == N_ITEMS + 1
+    client.put("/v1/items", json={"items": [old], "keep_metadata": True})
+    item = client.get(f"/v1/items/{IDS[3]}").json()
+    assert (item["code"], item["metadata"]["title"]) == ("abcde0", f"item {IDS[3]}")
+    both = {"items": [old | {"metadata": {}}], "keep_metadata": True}
+    assert "got some" in is_problem(client.put("/v1/items", json=both), 422)
+
+
+def test_a_client_is_told_what_it_must_know(reader):
+    about = reader.get("/v1/store").json()
+    assert (about["n_bits"], about["next_id"]) == (N_BITS, int(IDS.max()) + 1)
+    assert about["limits"] == {
+        name: getattr(LIMITS, name) for name in ("body", "batch", "k", "results", "found")
+    }
 
 
 def test_a_sample_is_of_different_items_and_repeats_by_its_seed(reader, kept_store):
@@ -332,7 +382,10 @@ def test_images_of_digits_become_the_features_of_digits(tmp_path):
         close = np.bitwise_count(from_hex(answer["codes"], 32) ^ hasher.encode(digits[:20]))
         assert close.sum(axis=1).max() <= 1  # but for rounding to 256 levels, the digits themselves
         items = [{"id": i, "image": image} for i, image in enumerate(images)]
-        assert client.put("/v1/items", json={"items": items}).json() == {"upserted": 20}
+        assert client.put("/v1/items", json={"items": items}).json() == {
+            "upserted": 20,
+            "replaced": 0,
+        }
         found = client.post("/v1/search", json={"image": images[5], "k": 1}).json()
         assert found["results"][0]["distance"] == 0
         request = {"image": images[5], "rescore": "project"}
@@ -597,7 +650,7 @@ def unchanged(reader, kept_store):
 
 def test_bodies_that_are_not_good_json_are_refused(unchanged):
     for body in BAD_JSON:
-        for method, path in ROUTES[:4]:
+        for method, path in ROUTES[:6]:
             headers = {"Content-Type": "application/json"}
             is_problem(unchanged.request(method, path, content=body, headers=headers), 400, 422)
 
@@ -746,7 +799,7 @@ names = ("vector", "code", "id", "k", "radius", "where", "items", "ids", "vector
     | st.dictionaries(st.sampled_from(names), json_values, max_size=4).map(
         lambda value: json.dumps(value).encode()
     ),
-    route=st.sampled_from(ROUTES[:4]),
+    route=st.sampled_from(ROUTES[:6]),
 )
 def test_any_bytes_get_an_answer_that_is_no_accident(client, body, route):
     headers = {"Content-Type": "application/json"}
@@ -766,7 +819,7 @@ CHECKS = [
 @pytest.mark.parametrize(
     ("method", "path", "mode"),
     [(*route, GenerationMode.POSITIVE) for route in ROUTES]
-    + [(*route, GenerationMode.NEGATIVE) for route in ROUTES[:6]],  # the others take nothing
+    + [(*route, GenerationMode.NEGATIVE) for route in ROUTES[:8]],  # the others take nothing
 )
 def test_the_service_keeps_to_its_openapi_description(store, method, path, mode):
     app = create_app(Engine(HASHER, store, limits=LIMITS))
@@ -784,7 +837,7 @@ def test_the_service_keeps_to_its_openapi_description(store, method, path, mode)
 def test_the_openapi_description_has_examples_that_work(reader):
     described = reader.get("/openapi.json").json()
     requests = [name for name in described["components"]["schemas"] if name.endswith("Request")]
-    assert len(requests) == 4
+    assert len(requests) == 5
     for name in requests:
         assert described["components"]["schemas"][name]["examples"]
     assert set(described["components"]["securitySchemes"]) == {"bearer", "header"}
@@ -805,6 +858,9 @@ def keyed_routes():
         ("POST", "/v1/search", code, "read"),
         ("GET", "/v1/items", None, "read"),
         ("GET", f"/v1/items/{IDS[0]}", None, "read"),
+        ("POST", "/v1/items/get", {"ids": [1]}, "read"),
+        ("POST", "/v1/count", {}, "read"),
+        ("GET", "/v1/store", None, "read"),
         ("GET", "/v1/model", None, "read"),
         ("GET", "/metrics", None, "read"),
         ("PUT", "/v1/items", {"items": [{"id": 1, **code}]}, "write"),
@@ -1099,7 +1155,7 @@ def test_writes_wait_for_another_process_only_so_long(tmp_path):
         assert client.post("/v1/search", json={"code": "000000"}).status_code == 200
         lock.execute("ROLLBACK")
         lock.close()
-        assert client.put("/v1/items", json=request).json() == {"upserted": 1}
+        assert client.put("/v1/items", json=request).json() == {"upserted": 1, "replaced": 1}
 
 
 def test_slow_work_is_given_up_and_holds_nobody_else_up(store, monkeypatch):

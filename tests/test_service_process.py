@@ -158,7 +158,8 @@ def test_two_workers_write_and_read_one_store_and_no_answer_is_wrong(model, tmp_
                 items.append({"id": number, "code": code, "metadata": {"turn": turn}})
                 acknowledged.pop(number, None)  # neither version is certain while it is written
             body = json.dumps({"items": items})
-            assert ask(port, "PUT", "/v1/items", body) == (200, {"upserted": 5})
+            status, answer = ask(port, "PUT", "/v1/items", body)
+            assert (status, answer["upserted"]) == (200, 5)
             acknowledged.update((number, turn) for number in ids.tolist())
             n_writes[writer] += 1
 
@@ -266,7 +267,7 @@ def test_a_guarded_service_finishes_what_it_accepted_and_logs_no_key(model, tmp_
         lock.close()
         others.join()
         process.wait(30)
-    assert answers == [(200, {"upserted": 1})] * 5
+    assert answers == [(200, {"upserted": 1, "replaced": 0})] * 5
     assert len(refused) == 3
     with open_store(f"sqlite:///{tmp_path}/codes.db") as store:
         assert store.get(range(5)).ids.tolist() == list(range(5))

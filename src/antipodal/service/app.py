@@ -162,7 +162,7 @@ def _add_api(
     @app.put(
         "/v1/items",
         response_model=schemas.Upserted,
-        responses=with_body | _problems(403),
+        responses=with_body | _problems(403, 409),
         dependencies=writing,
     )
     async def upsert(request: schemas.UpsertRequest) -> Response:
@@ -175,7 +175,7 @@ def _add_api(
         responses=with_body | _problems(403),
         dependencies=writing,
     )
-    async def delete(request: schemas.DeleteRequest) -> Response:
+    async def delete(request: schemas.IdsRequest) -> Response:
         """Remove items."""
         return _json(await pools.writes.run(engine.delete, request))
 
@@ -191,6 +191,26 @@ def _add_api(
     ) -> Response:
         """Return a sample of the items."""
         return _json({"items": await pools.reads.run(engine.sample, limit, seed)})
+
+    @app.post(
+        "/v1/items/get",
+        response_model=schemas.ItemList,
+        responses=with_body,
+        dependencies=reading,
+    )
+    async def items(request: schemas.IdsRequest) -> Response:
+        """Return items in the order of their ids here; those that are not there are left out."""
+        return _json({"items": await pools.reads.run(engine.items, request)})
+
+    @app.post("/v1/count", response_model=schemas.Count, responses=with_body, dependencies=reading)
+    async def count(request: schemas.CountRequest) -> Response:
+        """Count the items, or those that pass a filter."""
+        return _json(await pools.reads.run(engine.count, request))
+
+    @app.get("/v1/store", response_model=schemas.AboutStore, responses=always, dependencies=reading)
+    async def store() -> Response:
+        """Say what a client must know to use the store as one of its own."""
+        return _json(await pools.reads.run(engine.about))
 
     @app.get(
         "/v1/items/{id}",

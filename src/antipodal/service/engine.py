@@ -17,7 +17,13 @@ from antipodal.index.scan import Distances
 from antipodal.service.imagefeatures import ImageFeatures
 from antipodal.service.limits import Limits
 from antipodal.service.problems import UnavailableError
-from antipodal.service.schemas import DeleteRequest, EncodeRequest, SearchRequest, UpsertRequest
+from antipodal.service.schemas import (
+    CountRequest,
+    EncodeRequest,
+    IdsRequest,
+    SearchRequest,
+    UpsertRequest,
+)
 from antipodal.storage.modelfile import model_identity
 from antipodal.stores import Items, Snapshot, Store, open_store
 from antipodal.stores.where import matches, parse_where
@@ -156,14 +162,41 @@ class Engine:
         codes[by_vector] = self._encode(self._rows([items[i].vector or [] for i in by_vector]))
         codes[by_image] = self._encode(self._features([items[i].image or "" for i in by_image]))
         codes[by_code] = from_hex((items[i].code or "" for i in by_code), self.store.n_bits)
-        ids = np.array([item.id for item in items], np.int64)
-        self.store.upsert(ids, codes, [item.metadata for item in items])
-        return {"upserted": len(items)}
+        done = self.store.load(
+            np.array([item.id for item in items], np.int64),
+            codes,
+            None if request.keep_metadata else [item.metadata for item in items],
+            replace=request.replace,
+            keep_metadata=request.keep_metadata,
+            batch_size=self.limits.batch,  # all of them: none is kept without the others
+        )
+        return {"upserted": len(items), "replaced": done.replaced}
 
-    def delete(self, request: DeleteRequest) -> dict[str, int]:
+    def delete(self, request: IdsRequest) -> dict[str, int]:
         """Remove items."""
-        self.limits.check_batch(len(request.ids), "ids")
-        return {"deleted": self.store.delete(np.unique(np.array(request.ids, np.int64)))}
+        return {"deleted": self.store.delete(np.unique(self._ids(request)))}
+
+    def items(self, request: IdsRequest) -> list[dict[str, Any]]:
+        """Return the items with these ids, in this order; those that are not there are left out."""
+        return self._described(self.store.get(self._ids(request)))
+
+    def count(self, request: CountRequest) -> dict[str, int]:
+        """Count the items, or those that pass a filter."""
+        if request.where is not None:
+            _check_where(request.where)
+        return {"count": self.store.count(request.where)}
+
+    def about(self) -> dict[str, Any]:
+        """Return what a client must know to use the store as one of its own."""
+        limits = self.limits
+        return {
+            "n_bits": self.store.n_bits,
+            "model": self._identity,
+            "next_id": self.store.next_id(),
+            "limits": {
+                name: getattr(limits, name) for name in ("body", "batch", "k", "results", "found")
+            },
+        }
 
     def item(self, number: int) -> dict[str, Any] | None:
         """Return one item, or None."""
@@ -355,6 +388,10 @@ class Engine:
         return good
 
     # ------------------------------------------------------------------------------- details
+
+    def _ids(self, request: IdsRequest) -> Ids:
+        self.limits.check_batch(len(request.ids), "ids")
+        return np.array(request.ids, np.int64)
 
     def _rows(self, vectors: Sequence[Sequence[float]]) -> NDArray[np.float32]:
         """Return vectors as a table, each of the width that the model was fitted on."""

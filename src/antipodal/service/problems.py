@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from antipodal.errors import StoreError
+from antipodal.errors import IdsTakenError, StoreError
 
 _LONGEST = 2_000  # characters of a detail
 # What a message quotes may hold half a surrogate pair or controls: neither is for a terminal.
@@ -42,6 +42,7 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _of_validation)
     app.add_exception_handler(StoreError, _of_store)
     app.add_exception_handler(UnavailableError, _of_store)
+    app.add_exception_handler(IdsTakenError, _of_taken)
     app.add_exception_handler(ValueError, _of_value)
     app.add_exception_handler(TypeError, _of_value)
 
@@ -66,6 +67,10 @@ def _sentence(error: Mapping[str, Any]) -> str:
 
 async def _of_store(request: Request, error: Exception) -> Response:
     return problem(503, str(error), {"Retry-After": "1"})
+
+
+async def _of_taken(request: Request, error: Exception) -> Response:
+    return problem(409, str(error))
 
 
 async def _of_value(request: Request, error: Exception) -> Response:

@@ -109,13 +109,32 @@ class UpsertRequest(_Request):
 
     model_config = _example(items=[{"id": 7, "vector": [0.1, -2.5, 3.0], "metadata": {"label": 3}}])
     items: list[NewItem]
+    replace: Annotated[
+        bool, Field(description="False: if there is an item with one of the ids, keep none. 409.")
+    ] = True
+    keep_metadata: Annotated[
+        bool, Field(description="Items that are replaced keep their metadata. No item has any.")
+    ] = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.keep_metadata and any(item.metadata is not None for item in self.items):
+            raise ValueError("keep_metadata is for items without metadata: got some")
+        return self
 
 
-class DeleteRequest(_Request):
-    """Ids of items to remove; those that are not there are passed over."""
+class IdsRequest(_Request):
+    """Ids of items; those that are not there are passed over."""
 
     model_config = _example(ids=[7, 9])
     ids: list[Id]
+
+
+class CountRequest(_Request):
+    """Which items to count; without a filter, all."""
+
+    model_config = _example(where={"label": 3})
+    where: Annotated[Metadata, Field(description="A filter on metadata.")] | None = None
 
 
 class Encoded(BaseModel):
@@ -166,15 +185,41 @@ class SearchesResponse(BaseModel):
 
 
 class Upserted(BaseModel):
-    """How many items were stored."""
+    """How many items were stored, and how many of these took the place of others."""
 
     upserted: int
+    replaced: int
 
 
 class Deleted(BaseModel):
     """How many items there were to remove."""
 
     deleted: int
+
+
+class Count(BaseModel):
+    """How many items there are."""
+
+    count: int
+
+
+class RequestLimits(BaseModel):
+    """What one request may ask for, as the options of `antipodal serve` have it."""
+
+    body: int
+    batch: int
+    k: int
+    results: int
+    found: int
+
+
+class AboutStore(BaseModel):
+    """What a client must know to use the store as one of its own."""
+
+    n_bits: int
+    model: Annotated[str, Field(description="SHA-256 of the model's file.")]
+    next_id: Annotated[int, Field(description="The id after the largest.")]
+    limits: RequestLimits
 
 
 class ItemList(BaseModel):
