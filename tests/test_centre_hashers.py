@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits, make_multilabel_classification
 
 from antipodal import CSQ, ITQ, AntipodalError, NNHash, OrthoHash, evaluate, load
+from antipodal.batches import BelievedPairs, InBatchPairs
 from antipodal.centres import (
     CentrePairs,
     central_loss,
@@ -18,7 +19,6 @@ from antipodal.centres import (
     cosine_loss,
     random_centres,
 )
-from antipodal.pairs import BelievedPairs, InBatchPairs
 
 KINDS = [OrthoHash, CSQ]
 QUICK = {"scaling": "each", "random_state": 0}

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from antipodal import DeepLinf, NNHash, SparseHash
+from antipodal.batches import BelievedPairs
 from antipodal.centres import CentrePairs, class_centres, cosine_loss
-from antipodal.pairs import BelievedPairs
 
 QUICK = {"n_epochs": 1, "scaling": "each", "random_state": 0}
 

@@ -11,9 +11,10 @@ from sklearn.datasets import load_digits, make_multilabel_classification
 from sklearn.exceptions import NotFittedError
 
 from antipodal import DeepLinf, LinfEncoder, NNHash, SparseHash, evaluate, load, pack
+from antipodal.batches import AllPairsBatch, BelievedBatch, ListedBatch
 from antipodal.errors import ModelFileError
 from antipodal.hashers.methods import make_hasher
-from antipodal.pairs import AllPairsBatch, BelievedBatch, ListedBatch, mean_over_prefixes
+from antipodal.pairs import mean_over_prefixes
 from antipodal.storage.modelfile import read_model_file, write_model_file
 
 X, Y = load_digits(return_X_y=True)

@@ -11,9 +11,10 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import softplus
 
 from antipodal import BLU, DeepLinf, Encoder, LinfEncoder, NetworkHasher, evaluate, load, register
+from antipodal.batches import AllPairsBatch, ListedBatch
 from antipodal.errors import ModelFileError
 from antipodal.hashers import registry
-from antipodal.pairs import AllPairsBatch, ListedBatch, function_name
+from antipodal.pairs import function_name
 
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:300], Y[:300]

@@ -6,20 +6,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antipodal.pairs import (
+from antipodal.batches import (
     AllPairsBatch,
     BelievedBatch,
     BelievedPairs,
     InBatchPairs,
     ListedBatch,
     ListedPairs,
-    are_similar,
-    check_labels,
-    check_pairs,
-    expected_pairwise_loss,
-    probably_similar,
     sample_pairs,
 )
+from antipodal.labels import check_labels, check_pairs
+from antipodal.pairs import are_similar, expected_pairwise_loss, probably_similar
 
 seeds = st.integers(0, 2**32 - 1)
 CLASSES = torch.tensor([0, 0, 1, 1, 2, 0])

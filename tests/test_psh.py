@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from antipodal import LSH, evaluate
+from antipodal.batches import ListedPairs
 from antipodal.hashers.parts.cuts import best_cuts
 from antipodal.hashers.psh import PSH, _choose
-from antipodal.pairs import ListedPairs
 
 X, Y = load_digits(return_X_y=True)
 seeds = st.integers(0, 2**32 - 1)

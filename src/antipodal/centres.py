@@ -17,7 +17,7 @@ from scipy.linalg import hadamard
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from antipodal.pairs import Batch, PairSource, Usual
+from antipodal.batches import Batch, PairSource, Usual
 
 Centres = NDArray[np.int8]
 

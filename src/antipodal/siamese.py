@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from antipodal.pairs import Batch, PairLoss, PairSource, mean_over_prefixes
+from antipodal.batches import Batch, PairSource
+from antipodal.pairs import PairLoss, mean_over_prefixes
 from antipodal.storage.checkpoint import fingerprint, restore_checkpoint, save_checkpoint
 from antipodal.threads import one_thread
 

@@ -19,7 +19,8 @@ import antipodal
 from antipodal.checks import check_finite, check_type, check_whole
 from antipodal.codes import Bits, Codes, code_width
 from antipodal.errors import AntipodalError, missing_extra
-from antipodal.pairs import check_labels, function_name
+from antipodal.labels import check_labels
+from antipodal.pairs import function_name
 from antipodal.reading import VectorFile
 from antipodal.storage.modelfile import Arrays, contents_identity, write_model_file
 

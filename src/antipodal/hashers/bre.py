@@ -25,7 +25,7 @@ from antipodal.hashers.parts.rows import (
     feature_scale,
     unit_rows,
 )
-from antipodal.pairs import check_labels
+from antipodal.labels import check_labels
 from antipodal.threads import one_thread
 
 _ENOUGH = 1e-3  # a sweep that lowers the error by less than this share is the last

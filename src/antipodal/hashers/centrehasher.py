@@ -11,9 +11,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from antipodal.batches import BelievedPairs, InBatchPairs, PairSource
 from antipodal.centres import CentrePairs, Centres, class_centres
 from antipodal.hashers.nnhash import NNHash
-from antipodal.pairs import BelievedPairs, InBatchPairs, PairSource
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

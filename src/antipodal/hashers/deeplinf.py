@@ -70,7 +70,7 @@ class DeepLinf(NetworkHasher):
     similar_weight : float, optional
         Weight of similar pairs against dissimilar ones. Larger gathers classes in fewer
         codes (more items within a small radius), smaller ranks better. By default 0.1, and where
-        rows without labels take part what `antipodal.pairs.BelievedPairs` finds right.
+        rows without labels take part what `antipodal.batches.BelievedPairs` finds right.
     belief_power : float
         Beliefs of rows without labels are raised to this power. Above 1 they are taken for surer
         than they are, which gathers rows in fewer codes.

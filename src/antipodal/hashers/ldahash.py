@@ -11,11 +11,11 @@ from scipy.linalg import eigh
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+from antipodal.batches import ListedPairs, sample_pairs
 from antipodal.checks import check_whole
 from antipodal.hashers.base import SupervisedHasher
 from antipodal.hashers.parts.cuts import best_cuts
 from antipodal.hashers.parts.rows import sample_labelled
-from antipodal.pairs import ListedPairs, sample_pairs
 from antipodal.threads import one_thread
 
 Covariances = tuple[NDArray[np.float64], NDArray[np.float64]]

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 from torch import Tensor, nn
 
+from antipodal.batches import BelievedPairs, InBatchPairs, ListedPairs, PairSource, sample_pairs
 from antipodal.centres import (
     COSINE_MARGIN,
     CentrePairs,
@@ -38,16 +39,8 @@ from antipodal.hashers.parts.rows import as_floats, draw_rows, hold_out, sample_
 from antipodal.hashers.parts.settings import check_nested, check_settings, find_device
 from antipodal.hashers.parts.svm import label_table
 from antipodal.hashers.parts.teacher import beliefs, can_teach, sharpened
-from antipodal.pairs import (
-    BelievedPairs,
-    InBatchPairs,
-    ListedPairs,
-    PairLoss,
-    PairSource,
-    check_pairs,
-    function_name,
-    sample_pairs,
-)
+from antipodal.labels import check_pairs
+from antipodal.pairs import PairLoss, function_name
 from antipodal.siamese import Progress, Training, train
 from antipodal.threads import one_thread
 from antipodal.triplets import triplet_loss

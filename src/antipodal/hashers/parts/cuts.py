@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from antipodal.pairs import ListedPairs
+from antipodal.batches import ListedPairs
 
 _BLOCK_ENTRIES = 2**21
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from antipodal.checks import check_whole
 from antipodal.hashers.base import FloatArray
-from antipodal.pairs import check_labels
+from antipodal.labels import check_labels
 
 _BLOCK_ENTRIES = 2**20  # of rows that are worked on at once: 8 MB as float64
 
