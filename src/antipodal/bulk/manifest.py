@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import antipodal
 from antipodal.bulk.onefile import FileJob, FileRecord
@@ -51,11 +51,11 @@ class Manifest:
         Of what was done before, a file counts that is still as it was recorded, byte by byte, and
         whose source has not changed since.
         """
-        earlier = self._read()
+        earlier = read_contents(self.folder)
         if earlier is None:
             self._check_empty()
         else:
-            about, records = earlier
+            about, records, _ = earlier
             self._check_same(about)
             if not resume:
                 raise AntipodalError(
@@ -99,23 +99,6 @@ class Manifest:
         os.unlink(self.folder / PROGRESS)
         return contents
 
-    def _read(self) -> tuple[dict[str, Any], list[FileRecord]] | None:
-        """Return what an earlier run left, if there was one."""
-        path = self.folder / PROGRESS
-        try:
-            if path.exists():  # also beside a manifest, if it was just about to be removed
-                about, *records = _read_lines(path)
-            elif (path := self.folder / MANIFEST).exists():
-                about = json.loads(path.read_bytes())
-                records = about.pop("files")
-            else:
-                return None
-            return dict(about), [FileRecord(**record) for record in records]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise AntipodalError(
-                f"{path} is damaged ({error}): name another folder, or remove this one"
-            ) from error
-
     def _check_empty(self) -> None:
         there = [entry.name for entry in os.scandir(self.folder) if entry.name[0] != "."]
         if there:
@@ -148,6 +131,33 @@ class Manifest:
         for target in [*targets, self.folder / PROGRESS, self.folder / MANIFEST]:
             for path in target.parent.glob(f".{escape(target.name[:40])}.????????"):
                 path.unlink()
+
+
+class FolderContents(NamedTuple):
+    """What a folder says of itself; the run that writes it may not be finished."""
+
+    about: dict[str, Any]
+    records: list[FileRecord]
+    is_finished: bool
+
+
+def read_contents(folder: Path) -> FolderContents | None:
+    """Return what the runs so far have left, if there was one."""
+    path = folder / PROGRESS
+    try:
+        if path.exists():  # also beside a manifest, if it was just about to be removed
+            about, *records = _read_lines(path)
+        elif (path := folder / MANIFEST).exists():
+            about = json.loads(path.read_bytes())
+            records = about.pop("files")
+        else:
+            return None
+        done = [FileRecord(**record) for record in records]
+        return FolderContents(dict(about), done, path.name == MANIFEST)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise AntipodalError(
+            f"{path} is damaged ({error}): name another folder, or remove this one"
+        ) from error
 
 
 def is_intact(record: FileRecord, job: FileJob) -> bool:

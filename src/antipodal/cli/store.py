@@ -1,4 +1,4 @@
-"""`antipodal store`: backups of stores."""
+"""`antipodal store`: backups, copies, exports and lists of stores."""
 
 import time
 from pathlib import Path
@@ -6,9 +6,21 @@ from typing import Annotated
 
 import typer
 
-from antipodal.cli.app import AsJson, StoreUrl, app, check_no_url, open_known_store, print_json
+from antipodal.cli.app import (
+    STORE_VARIABLE,
+    AsJson,
+    StoreUrl,
+    app,
+    check_no_url,
+    open_known_store,
+    print_json,
+    print_table,
+)
+from antipodal.cli.progress import bar
 
-commands = typer.Typer(help="Back up and restore stores.", no_args_is_help=True)
+commands = typer.Typer(
+    help="List, back up, restore, copy, export and vacuum stores.", no_args_is_help=True
+)
 app.add_typer(commands, name="store")
 
 _NO_STORE = "give --store URL, or the variable ANTIPODAL_STORE"
@@ -67,6 +79,124 @@ def restore(
             f"{shown_url(_given(store))}: the {made.items:,} items of {file}, in "
             f"{time.monotonic() - began:.1f} s"
         )
+
+
+@commands.command("list")
+def list_(
+    place: Annotated[
+        str | None,
+        typer.Argument(
+            envvar=STORE_VARIABLE, help="A folder or file of SQLite, or a URL as of --store."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List stores: files of a folder, tables of a database, collections of Milvus."""
+    from antipodal.stores.listing import list_stores
+
+    if place is None:
+        raise typer.BadParameter("give a folder or a URL, or the variable ANTIPODAL_STORE")
+    found = list_stores(place)
+    if as_json:
+        for each in found:
+            print_json(each._asdict())
+    elif found:
+        rows = [
+            [each.store, _number(each.bits), _number(each.items), (each.model or "–")[:16]]
+            for each in found
+        ]
+        print_table(f"{len(found)} stores", ["store", "bits", "items", "model"], rows)
+    else:
+        typer.echo("There are no stores.")
+    problems = [each.problem for each in found if each.problem is not None]
+    for problem in problems:
+        typer.echo(f"antipodal: {problem}", err=True)
+    if problems:
+        raise typer.Exit(1)
+
+
+@commands.command()
+def export(
+    file: Annotated[
+        Path, typer.Argument(callback=check_no_url, help="To write, .parquet, replaced whole.")
+    ],
+    store: StoreUrl = None,
+    metadata_columns: Annotated[
+        str | None,
+        typer.Option(help="Fields of the metadata that become columns, with commas between."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the items of a store to a parquet file: ids, codes and metadata, of one moment.
+
+    The same items make the same file, whatever engine they come from.
+    """
+    from antipodal.stores.exports import export_items
+
+    began = time.monotonic()
+    columns = [] if metadata_columns is None else [c.strip() for c in metadata_columns.split(",")]
+    with open_known_store(_given(store)) as source, bar("items") as show:
+        total = source.item_count()
+        made = export_items(source, file, columns=columns, progress=lambda n: show(n, total))
+    if as_json:
+        print_json({"file": str(file), **made._asdict(), "bytes": file.stat().st_size})
+    else:
+        typer.echo(
+            f"{file}: {made.items:,} items, in {time.monotonic() - began:.1f} s\n"
+            f"sha256 of the items {made.sha256}"
+        )
+
+
+@commands.command()
+def copy(
+    to: Annotated[
+        str,
+        typer.Option(
+            envvar="ANTIPODAL_STORE_TO",
+            help="The store to copy to, made if there is none: a URL as of --store.",
+        ),
+    ],
+    store: StoreUrl = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="In the place of all that is there.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a store into another, of any engine, and check the copy by count and checksum.
+
+    The other must be new, or have a part of the same items: a copy that was interrupted goes on.
+    """
+    from antipodal.stores.address import shown_url
+    from antipodal.stores.copying import copy_store
+
+    began = time.monotonic()
+    with open_known_store(_given(store)) as source, bar("items") as show:
+        total = source.item_count()
+        made = copy_store(source, to, replace=replace, progress=lambda n: show(n, total))
+    if as_json:
+        print_json({"store": shown_url(to), **made._asdict()})
+    else:
+        before = f", {made.there_before:,} of them there before" if made.there_before else ""
+        typer.echo(
+            f"{shown_url(to)}: {made.items:,} items of {shown_url(_given(store))}{before}, "
+            f"checked, in {time.monotonic() - began:.1f} s\nsha256 of the items {made.sha256}"
+        )
+
+
+@commands.command()
+def vacuum(store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """Give back the room of deleted and replaced items, where the engine does not by itself."""
+    with open_known_store(_given(store)) as opened:
+        before, after = opened.vacuum()
+        place = opened.place
+    if as_json:
+        print_json({"store": place, "bytes_before": before, "bytes_after": after})
+    else:
+        typer.echo(f"{place}: {before:,} bytes before, {after:,} now")
+
+
+def _number(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
 
 
 def _given(store: str | None) -> str:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from antipodal import __version__
 from antipodal.errors import ModelFileError
 from antipodal.storage.modelfile import read_model_file, write_model_file
 
@@ -42,7 +43,8 @@ def save_checkpoint(
     for i, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{i}.{key}": value for key, value in state.items()}
     arrays = {name: value.detach().cpu().numpy() for name, value in tensors.items()}
-    write_model_file(path, "checkpoint", {"run": run, "history": history}, arrays)
+    header = {"run": run, "history": history, "antipodal": __version__}
+    write_model_file(path, "checkpoint", header, arrays)
 
 
 def restore_checkpoint(

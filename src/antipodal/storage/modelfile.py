@@ -10,7 +10,7 @@ import operator
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,15 @@ from antipodal.storage.files import replacing
 FORMAT_VERSION = 1
 
 Arrays = dict[str, NDArray[Any]]
+
+
+class ModelFile(NamedTuple):
+    """What is in a file, whatever its kind."""
+
+    kind: str
+    identity: str
+    header: dict[str, Any]
+    arrays: Arrays
 
 
 def write_model_file(
@@ -56,7 +65,15 @@ def _described(
 
 def read_model_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], Arrays]:
     """Read what `write_model_file` wrote, or raise ModelFileError saying what is wrong with it."""
-    data = _read(path, kind)
+    found = open_model_file(path, kind)
+    if found.kind != kind:
+        raise ModelFileError(f"{path} holds a {found.kind}, not a {kind}")
+    return found.header, found.arrays
+
+
+def open_model_file(path: str | os.PathLike[str], expected: str = "model") -> ModelFile:
+    """Read a file of any kind; messages name the one that is expected."""
+    data = _read(path, expected)
     metadata = _metadata(path, data)
     if metadata.get("format") != "antipodal":
         raise ModelFileError(f"{path} is a safetensors file, but was not written by antipodal")
@@ -74,13 +91,11 @@ def read_model_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, 
         raise ModelFileError(f"{path} is truncated or damaged: {error}") from error
     if metadata.get("sha256") != _digest(metadata, arrays):
         raise ModelFileError(f"{path} does not match its checksum: it was changed or damaged")
-    if metadata.get("kind") != kind:
-        raise ModelFileError(f"{path} holds a {metadata.get('kind')}, not a {kind}")
     try:
         header = dict(json.loads(metadata["header"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFileError(f"{path} has no header that can be read") from error
-    return header, arrays
+    return ModelFile(metadata.get("kind", ""), metadata["sha256"], header, arrays)
 
 
 def model_identity(path: str | os.PathLike[str]) -> str:

@@ -3,6 +3,7 @@
 import secrets
 from typing import Any, NamedTuple, Self
 
+from antipodal import __version__
 from antipodal.errors import NoStoreError, StoreError
 from antipodal.index.scan import MAX_BITS
 
@@ -11,12 +12,14 @@ class About(NamedTuple):
     """What is kept beside the items, and never changes.
 
     The identity is drawn when a store is made: copies and backups of a store share it, any two
-    others differ. Stores made before there were identities have None.
+    others differ. `antipodal` is the version that made the store. Where either was not kept yet, it
+    is None.
     """
 
     n_bits: int
     model: str | None
     identity: str | None = None
+    antipodal: str | None = None
 
     @classmethod
     def of_new(cls, place: str, n_bits: int | None, model: str | None) -> Self:
@@ -25,19 +28,19 @@ class About(NamedTuple):
             raise NoStoreError(place)
         if n_bits > MAX_BITS:
             raise ValueError(f"n_bits must be at most {MAX_BITS}: got {n_bits}")
-        return cls(n_bits, model, secrets.token_hex(16))
+        return cls(n_bits, model, secrets.token_hex(16), __version__)
 
     @classmethod
     def of_header(cls, header: Any) -> Self:
         """Return what a header, as JSON has it, says; raise ValueError if no store says so."""
         if not isinstance(header, dict):
             raise ValueError(f"its header is no object: got {type(header).__name__}")
-        n_bits, model, identity = (header.get(name) for name in cls._fields)
+        n_bits, *texts = (header.get(name) for name in cls._fields)
         if type(n_bits) is not int or not 1 <= n_bits <= MAX_BITS:
             raise ValueError(f"it must say how many bits its codes have, 1 to {MAX_BITS}")
-        if not all(text is None or isinstance(text, str) for text in (model, identity)):
-            raise ValueError("the names of its model and of itself must be text")
-        return cls(n_bits, model, identity)
+        if not all(text is None or isinstance(text, str) for text in texts):
+            raise ValueError("the names of its model, of itself and of its version must be text")
+        return cls(n_bits, *texts)
 
     def agree(self, place: str, n_bits: int | None, model: str | None) -> None:
         """Refuse to be opened for codes of another length or of another model."""

@@ -55,11 +55,7 @@ class MilvusStore(Store, Snapshot):
         self._address = address
         self._client: MilvusClient | None = None
         with self._errors():
-            self._client = MilvusClient(
-                address.target,
-                token=address.options.get("token", ""),
-                grpc_options=_NO_PINGS if embedded else {},
-            )
+            self._client = connect(address)
         try:
             about = self._open(n_bits, model)
             about.agree(self.place, n_bits, model)
@@ -327,6 +323,15 @@ class MilvusStore(Store, Snapshot):
             # Not "from error": what the client says may quote a token.
             message = self._address.without_secrets(str(error.message))
             raise StoreError(f"{self.place}: {message}") from None
+
+
+def connect(address: Address) -> MilvusClient:
+    """Return a client; of Milvus Lite it makes the file if there is none."""
+    return MilvusClient(
+        address.target,
+        token=address.options.get("token", ""),
+        grpc_options=_NO_PINGS if address.scheme == "milvus" else {},
+    )
 
 
 def _among(ids: Ids) -> str:

@@ -2,7 +2,7 @@
 
 from antipodal.checks import check_whole
 from antipodal.errors import StoreError, missing_extra
-from antipodal.stores.address import parse_url
+from antipodal.stores.address import Address, parse_url
 from antipodal.stores.store import Store
 
 
@@ -43,24 +43,28 @@ def open_store(url: str, *, n_bits: int | None = None, model: str | None = None)
     if n_bits is not None:
         check_whole(n_bits, "n_bits", 1)
         n_bits = int(n_bits)
-    address = parse_url(url)
+    return open_address(parse_url(url), n_bits, model)
+
+
+def open_address(address: Address, n_bits: int | None = None, model: str | None = None) -> Store:
+    """Do the same for an address in its parts."""
     # Each engine is imported when it is asked for: two of them are extras.
     if address.scheme == "sqlite":
         from antipodal.stores.sqlite import SqliteStore
 
         return SqliteStore(address, n_bits=n_bits, model=model)
     if address.scheme == "postgresql":
-        _need("psycopg", "postgres")
+        need_module("psycopg", "postgres")
         from antipodal.stores.postgres import PostgresStore
 
         return PostgresStore(address, n_bits=n_bits, model=model)
-    _need("pymilvus", "milvus")
+    need_module("pymilvus", "milvus")
     from antipodal.stores.milvus import MilvusStore
 
     return MilvusStore(address, n_bits=n_bits, model=model)
 
 
-def _need(module: str, extra: str) -> None:
+def need_module(module: str, extra: str) -> None:
     """Say how to install what an engine needs; checked by import, which may itself be broken."""
     try:
         __import__(module)

@@ -149,6 +149,22 @@ class PostgresStore(Store):
                 for batch in batches:
                     self._write_rows(copy, batch)
 
+    def vacuum(self) -> tuple[int, int]:
+        """Make room within the table for items to come; return its bytes before and now.
+
+        Others read and write meanwhile (VACUUM ANALYZE).
+        """
+        before = self._n_bytes()
+        with self._connected() as connection:  # in no transaction: VACUUM has its own
+            connection.execute(self._sql("VACUUM ANALYZE {items}"))
+        return before, self._n_bytes()
+
+    def _n_bytes(self) -> int:
+        with self._transaction() as cursor:
+            size: LiteralString = "SELECT pg_total_relation_size(%s)"
+            row = cursor.execute(size, [self._items.as_string(cursor)]).fetchone()
+        return int((row or (0,))[0])
+
     def _write_rows(self, copy: psycopg.Copy, batch: ItemBatch) -> None:
         bits = to_bit_strings(batch.codes, self.n_bits)
         for row in zip(batch.ids.tolist(), bits, batch.texts, strict=True):
@@ -256,12 +272,18 @@ class PostgresStore(Store):
     @contextmanager
     def _transaction(self, level: IsolationLevel | None = None) -> Iterator[Cursor]:
         """Lend a cursor to one thread; after a lost connection, of a new one."""
-        self._check_open()
-        connection = self._free_connection()
-        try:
+        with self._connected() as connection:
             connection.isolation_level = level  # of the transaction that begins
             with connection.transaction(), connection.cursor(binary=True) as cursor:
                 yield cursor
+
+    @contextmanager
+    def _connected(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """Lend a connection to one thread."""
+        self._check_open()
+        connection = self._free_connection()
+        try:
+            yield connection
         except psycopg.Error as error:
             raise StoreError(f"{self.place}: {_first_line(error)}") from error
         finally:

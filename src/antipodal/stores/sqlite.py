@@ -11,8 +11,9 @@ same store, by its identity, and never by a call that began with the file before
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -57,7 +58,7 @@ class SqliteStore(Store):
         self._readers: SimpleQueue[OpenFile] = SimpleQueue()
         self._writing = threading.Lock()
         self._writer, about = self._file.open(n_bits, model)
-        self.n_bits, self.model, self._identity = about
+        self.n_bits, self.model, self._identity, self.antipodal = about
         self._cache = IndexCache(self._file, self.n_bits)
 
     def close(self) -> None:
@@ -141,6 +142,17 @@ class SqliteStore(Store):
             (version, total - _KEPT_IDS, _KEPT_VERSIONS),
         )
 
+    def vacuum(self) -> tuple[int, int]:
+        """Write the file anew, for which the disk must have room; return its bytes before and now.
+
+        Others read on, and wait to write.
+        """
+        with self._alone() as connection:
+            before = _n_bytes(connection)
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # or the last to close does that
+            return before, _n_bytes(connection)
+
     def copy_file(self, path: Path) -> None:
         """Copy the file as it is at one moment into an empty one, while others read and write."""
         with self._read() as connection:
@@ -170,6 +182,22 @@ class SqliteStore(Store):
                 yield snapshot
             finally:
                 snapshot.is_over = True
+
+    @contextmanager
+    def item_batches(self) -> Iterator[Callable[[], Iterator[ItemBatch]]]:
+        """Give what yields all items as they are now, by id; no index is made of them."""
+        with self._read() as connection:
+            self._file.check_pages(connection)
+            yield partial(self._batches, connection)
+
+    def item_count(self) -> int:
+        """Count the items by a look at the file alone."""
+        with self._read() as connection:
+            return int(connection.execute("SELECT count(*) FROM items").fetchone()[0])
+
+    def _batches(self, connection: sqlite3.Connection) -> Iterator[ItemBatch]:
+        cursor = connection.execute(f"{SELECT} ORDER BY id")
+        return (self._file.batch(rows, self.n_bits) for rows in some_at_a_time(cursor))
 
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
         with self._read() as connection:
@@ -279,8 +307,7 @@ class _SqliteSnapshot(Snapshot):
 
     def batches(self) -> Iterator[ItemBatch]:
         """Yield all items, some at a time."""
-        cursor = self._connection.execute(f"{SELECT} ORDER BY id")
-        return (self._store._file.batch(rows, self.n_bits) for rows in some_at_a_time(cursor))
+        return self._store._batches(self._connection)
 
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
         return self._store._items(self._connection, ids)
@@ -313,6 +340,12 @@ def _insert(
         "INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)",
         zip(ids.tolist(), rows, texts, sums, strict=True),
     )
+
+
+def _n_bytes(connection: sqlite3.Connection) -> int:
+    pragmas = ("page_count", "page_size")
+    pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in pragmas)
+    return int(pages * size)
 
 
 def _largest(connection: sqlite3.Connection) -> int | None:

@@ -6,6 +6,7 @@ arguments here, once; an engine implements the methods with an underscore.
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from antipodal.checks import MAX_ID, Ids, check_whole, some_ids
 from antipodal.codes import Codes, check_codes
-from antipodal.errors import IdsTakenError
+from antipodal.errors import IdsTakenError, StoreError
 from antipodal.stores.loading import (
     BATCH_SIZE,
     Loaded,
@@ -168,6 +169,23 @@ class Store(Reader):
         """Remove the items with these ids and return how many there were."""
         numbers = check_different(ids)
         return self._delete(numbers) if len(numbers) else 0
+
+    @contextmanager
+    def item_batches(self) -> Iterator[Callable[[], Iterator[ItemBatch]]]:
+        """Give what yields all items as they are now, by id, as often as it is called.
+
+        A batch of them is in memory. Of Milvus, without snapshots, they are of the time it takes.
+        """
+        with self.snapshot() as now:
+            yield now.batches
+
+    def item_count(self) -> int:
+        """Count the items, without making ready for a search."""
+        return self.count()
+
+    def vacuum(self) -> tuple[int, int]:
+        """Clear up what deleted and replaced items took; return the bytes before and now."""
+        raise StoreError(f"{self.place} has an engine that clears up by itself, when it sees fit")
 
     @abstractmethod
     def close(self) -> None:
