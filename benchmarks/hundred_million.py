@@ -8,14 +8,17 @@ that is drawn for the code. So bits are as unbalanced and as correlated as real 
 crowd as real ones do. Queries are made in the same way.
 
 Each part runs in a process of its own, so that what /proc/self/status calls its peak is that of the
-part. Seconds are wall time: run it on a machine that has nothing else to do. A run adds a line to
-benchmarks/results/hundred_million.jsonl.
+part. Rates are of the best of three turns by the clock on the wall. Seconds are given by both
+clocks, of the wall and of the processor: where they differ, others used the machine. A run adds a
+line to benchmarks/results/hundred_million.jsonl. With --folder the files stay there, and parts can
+be run one after the other:
 
+    codes       make the codes; it has no record
     index       HammingIndex: add in parts of a million, prepare(radius=2), save
     file        open the file, exact 10 nearest and radius 2, one by one and at once, among 1 % and
-                50 % of the items; remove and replace items while searching
-    store       the SQLite store, up to --store-rows: load, open with the first search, search,
-                filter on metadata, a changed item
+                50 % of the items, checked against plain NumPy; replace items while searching
+    store       the SQLite store: load, with a field of metadata
+    opened      open the store, search it, filter, prepare(radius=2), change items
 """
 
 import argparse
@@ -57,49 +60,61 @@ def like(codes: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
     return drawn
 
 
-def parts(n_rows: int) -> Iterator[np.ndarray]:
-    """Yield n_rows codes, the same each time, a part at a time."""
-    codes = real_codes()
-    for number, start in enumerate(range(0, n_rows, PART)):
-        yield like(codes, min(PART, n_rows - start), np.random.default_rng([1, number]))
+def parts(folder: Path) -> Iterator[np.ndarray]:
+    """Yield all codes, a part at a time."""
+    codes = np.load(folder / "codes.npy", mmap_mode="r")
+    for start in range(0, len(codes), PART):
+        yield np.array(codes[start : start + PART])
 
 
-def queries(n: int) -> np.ndarray:
-    return like(real_codes(), n, np.random.default_rng(2))
-
-
-def seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
+def seconds(call: Callable[[], object]) -> dict[str, float]:
+    wall, processor = time.perf_counter(), time.process_time()
     call()
-    return time.perf_counter() - began
+    return {
+        "wall": round(time.perf_counter() - wall, 6),
+        "processor": round(time.process_time() - processor, 6),
+    }
 
 
 def per_second(call: Callable[[], object], n: int, repeats: int = 3) -> float:
-    return round(n / min(seconds(call) for _ in range(repeats)), 1)
+    return round(n / min(seconds(call)["wall"] for _ in range(repeats)), 1)
 
 
 def peak_megabytes() -> float:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6, 1)
 
 
+def make_codes(folder: Path, n_rows: int) -> None:
+    codes = np.lib.format.open_memmap(folder / "codes.npy", "w+", np.uint8, (n_rows, N_BITS // 8))
+    real = real_codes()
+    for number, start in enumerate(range(0, n_rows, PART)):
+        n = min(PART, n_rows - start)
+        codes[start : start + n] = like(real, n, np.random.default_rng([1, number]))
+    np.save(folder / "queries.npy", like(real, 10_000, np.random.default_rng(2)))
+
+
 def measure_index(folder: Path, n_rows: int) -> dict[str, Any]:
     from antipodal.index import HammingIndex
 
-    index, adding = HammingIndex(N_BITS), 0.0
-    for codes in parts(n_rows):
-        adding += seconds(lambda codes=codes: index.add(codes))
-    record = {"add_seconds": round(adding, 2), "peak_megabytes_added": peak_megabytes()}
-    record["prepare_seconds"] = round(seconds(lambda: index.prepare(RADIUS)), 2)
-    record["save_seconds"] = round(seconds(lambda: index.save(folder / "index")), 2)
+    index = HammingIndex(N_BITS)
+
+    def add() -> None:
+        for codes in parts(folder):
+            index.add(codes)
+
+    record: dict[str, Any] = {"add_seconds": seconds(add), "megabytes_added": peak_megabytes()}
+    record["prepare_seconds"] = seconds(lambda: index.prepare(RADIUS))
+    record["peak_megabytes"] = peak_megabytes()
+    record["save_seconds"] = seconds(lambda: index.save(folder / "index"))
     record["file_megabytes"] = round((folder / "index").stat().st_size / 1e6, 1)
     return record
 
 
-def check(index: Any, few: np.ndarray, n_rows: int) -> None:
+def check(index: Any, few: np.ndarray, folder: Path) -> None:
     """Compare with plain NumPy, a part at a time."""
     found, ball = index.search(few, K), index.radius(few, RADIUS)
     best, near = [[] for _ in few], [[] for _ in few]
-    for number, codes in enumerate(parts(n_rows)):
+    for number, codes in enumerate(parts(folder)):
         words = codes.view(np.uint64)[:, 0]
         for i, query in enumerate(few.view(np.uint64)[:, 0]):
             distances = np.bitwise_count(words ^ query)
@@ -123,14 +138,13 @@ def one_by_one(call: Callable[[np.ndarray], object], codes: np.ndarray) -> None:
 def measure_file(folder: Path, n_rows: int) -> dict[str, Any]:
     from antipodal.index import HammingIndex
 
-    record: dict[str, Any] = {
-        "open_seconds": round(seconds(lambda: HammingIndex.load(folder / "index")), 2)
-    }
+    opening = seconds(lambda: HammingIndex.load(folder / "index"))
+    record: dict[str, Any] = {"open_seconds": opening}
     index = HammingIndex.load(folder / "index")
-    record["peak_megabytes_opened"] = peak_megabytes()
-    asked = queries(10_000)
+    record["megabytes_opened"] = peak_megabytes()
+    asked = np.load(folder / "queries.npy")
     few = asked[: max(4, min(64, 400_000_000 // n_rows))]
-    check(index, few[:3], n_rows)
+    check(index, few[:3], folder)
     record["queries_per_second"] = {
         "10 nearest, one by one": per_second(
             lambda: one_by_one(lambda q: index.search(q, K), few), len(few)
@@ -158,11 +172,8 @@ def measure_file(folder: Path, n_rows: int) -> dict[str, Any]:
         index.add(new, ids)
         changes.append(time.perf_counter() - began)
         assert (index.search(new[:1], K).distances[:, 0] == 0).all()
-    record["milliseconds_to_replace_1000"] = {
-        "median": round(1e3 * float(np.median(changes)), 2),
-        "most": round(1e3 * max(changes), 2),
-    }
-    record["radius 2 after that, one by one"] = per_second(
+    record["milliseconds_to_replace_1000"] = spread(changes)
+    record["queries_per_second"]["radius 2 after that, one by one"] = per_second(
         lambda: one_by_one(lambda q: index.radius(q, RADIUS), asked[:500]), 500
     )
     record["peak_megabytes"] = peak_megabytes()
@@ -172,50 +183,84 @@ def measure_file(folder: Path, n_rows: int) -> dict[str, Any]:
 def measure_store(folder: Path, n_rows: int) -> dict[str, Any]:
     from antipodal.stores import open_store
 
-    url, loading, first = f"sqlite:///{folder}/codes.db", 0.0, 0
-    with open_store(url, n_bits=N_BITS) as store:
-        for codes in parts(n_rows):
-            ids = np.arange(first, first + len(codes))
-            fields = [{"label": i % 100} for i in ids.tolist()]
-            loading += seconds(lambda i=ids, c=codes, f=fields: store.load(i, c, f))
-            first += len(codes)
-    record: dict[str, Any] = {
-        "rows": n_rows,
-        "load_rows_per_second": round(n_rows / loading),
-        "file_megabytes": round((folder / "codes.db").stat().st_size / 1e6, 1),
-    }
-    asked = queries(64)
-    with open_store(url) as store:
-        record["open_and_first_search_seconds"] = round(
-            seconds(lambda: store.search(asked[:1], K)), 2
-        )
-        record["first_use_of_a_filter_seconds"] = round(
-            seconds(lambda: store.search(asked[:1], K, where={"label": 3})), 2
-        )
-        record["queries_per_second"] = {
-            "10 nearest, at once": per_second(lambda: store.search(asked, K), len(asked)),
-            "10 nearest where label = 3 (1 %), at once": per_second(
-                lambda: store.search(asked, K, where={"label": 3}), len(asked)
+    with open_store(f"sqlite:///{folder}/codes.db", n_bits=N_BITS) as store:
+
+        def load() -> None:
+            for codes in parts(folder):
+                store.load(None, codes, ({"label": i % 100} for i in range(len(codes))))
+
+        record: dict[str, Any] = {"rows": n_rows, "load_seconds": seconds(load)}
+    record["load_rows_per_second"] = round(n_rows / record["load_seconds"]["wall"])
+    record["file_megabytes"] = round((folder / "codes.db").stat().st_size / 1e6, 1)
+    return record
+
+
+def measure_opened(folder: Path, n_rows: int) -> dict[str, Any]:
+    from antipodal.stores import open_store
+
+    asked, where = np.load(folder / "queries.npy")[:500], {"label": 3}
+    few = asked[:16]
+    with open_store(f"sqlite:///{folder}/codes.db") as store:
+        record: dict[str, Any] = {
+            "rows": n_rows,
+            "first_search_seconds": seconds(lambda: store.search(asked[:1], K)),
+            "megabytes_opened": peak_megabytes(),
+            "first_use_of_a_filter_seconds": seconds(
+                lambda: store.search(asked[:1], K, where=where)
             ),
-            "radius 2, at once": per_second(lambda: store.radius(asked, RADIUS), len(asked)),
         }
-        times = []
-        for number in range(5):
-            store.upsert([number * 7], asked[:1], [{"label": 3}])
-            times.append(seconds(lambda: store.search(asked[:1], K)))
-        record["search_after_one_changed_item_seconds"] = round(float(np.median(times)), 3)
+        rates = record["queries_per_second"] = {
+            "10 nearest, one by one": per_second(
+                lambda: one_by_one(lambda q: store.search(q, K), few), len(few)
+            ),
+            "10 nearest, at once": per_second(lambda: store.search(few, K), len(few)),
+            "10 nearest where label = 3 (1 %), at once": per_second(
+                lambda: store.search(few, K, where=where), len(few)
+            ),
+            "radius 2, one by one, not prepared": per_second(
+                lambda: one_by_one(lambda q: store.radius(q, RADIUS), few), len(few)
+            ),
+        }
+        record["prepare_seconds"] = seconds(lambda: store.prepare(RADIUS))
+        rates["radius 2, one by one, prepared"] = per_second(
+            lambda: one_by_one(lambda q: store.radius(q, RADIUS), asked), len(asked)
+        )
+        rates["radius 2, at once, prepared"] = per_second(
+            lambda: store.radius(asked, RADIUS), len(asked)
+        )
+        check(store, few[:2], folder)
+        writes, searches = [], []
+        for number in range(20):
+            ids = np.arange(50) + number * (n_rows // 20)
+            new = np.repeat(few[:1], len(ids), axis=0)
+            writes.append(seconds(lambda i=ids, c=new: store.upsert(i, c))["wall"])
+            searches.append(seconds(lambda: store.radius(few[:1], RADIUS))["wall"])
+            assert len(store.radius(few[:1], 0).ids) >= (number + 1) * len(ids)
+        record["milliseconds_to_replace_50"] = spread(writes)
+        record["milliseconds_of_the_search_after_it"] = spread(searches)
     record["peak_megabytes"] = peak_megabytes()
     return record
 
 
-MEASURES = {"index": measure_index, "file": measure_file, "store": measure_store}
+def spread(times: list[float]) -> dict[str, float]:
+    return {"median": round(1e3 * float(np.median(times)), 2), "most": round(1e3 * max(times), 2)}
+
+
+MEASURES = {
+    "codes": make_codes,
+    "index": measure_index,
+    "file": measure_file,
+    "store": measure_store,
+    "opened": measure_opened,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=100_000_000)
-    parser.add_argument("--store-rows", type=int, default=10_000_000, help="at most, in SQLite")
-    parser.add_argument("--folder", type=Path, help="for files of up to 60 bytes a row")
+    parser.add_argument("--parts", default=",".join(MEASURES), help="some of them, in this order")
+    parser.add_argument("--folder", type=Path, help="keep files here, up to 80 bytes a row")
+    parser.add_argument("--json", type=Path, default=RECORD, help="add the record to this file")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
@@ -223,15 +268,19 @@ def main() -> None:
         print(json.dumps(MEASURES[part](Path(folder), options.rows)))
         return
     record: dict[str, Any] = {"rows": options.rows, "bits": N_BITS, "cpus": os.cpu_count()}
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for part in MEASURES:
-            rows = min(options.rows, options.store_rows) if part == "store" else options.rows
-            command = [sys.executable, __file__, "--measure", part, folder, "--rows", str(rows)]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-            record[part] = json.loads(done.stdout)
-            print(part, json.dumps(record[part], indent=1), flush=True)
-    with open(RECORD, "a", encoding="utf-8") as lines:
-        lines.write(json.dumps(record) + "\n")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or temporary
+        for part in options.parts.split(","):
+            command = [sys.executable, __file__, "--rows", str(options.rows)]
+            done = subprocess.run(
+                [*command, "--measure", part, folder], check=True, stdout=subprocess.PIPE
+            )
+            if part != "codes":
+                record[part] = json.loads(done.stdout)
+                print(part, json.dumps(record[part], indent=1), flush=True)
+    if len(record) > 3:
+        with open(options.json, "a", encoding="utf-8") as lines:
+            lines.write(json.dumps(record) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from antipodal.errors import StoreError
-from antipodal.stores import open_store, sqlite
+from antipodal.stores import open_store, sqlite, sqlitetables
 from effort import rounds
 from kills import kill_sqlite
 
@@ -106,8 +106,8 @@ def test_a_reader_sees_what_another_process_wrote_without_reading_all_again(tmp_
 
 @pytest.mark.parametrize(("versions", "ids"), [(5, 10**6), (10**6, 5)])
 def test_a_reader_that_was_left_far_behind_reads_all_again(tmp_path, monkeypatch, versions, ids):
-    monkeypatch.setattr(sqlite, "_KEPT_VERSIONS", versions)
-    monkeypatch.setattr(sqlite, "_KEPT_IDS", ids)
+    monkeypatch.setattr(sqlitetables, "_KEPT_VERSIONS", versions)
+    monkeypatch.setattr(sqlitetables, "_KEPT_IDS", ids)
     url = f"sqlite:///{tmp_path}/codes.db"
     with open_store(url, n_bits=8) as reader, open_store(url, n_bits=8) as writer:
         writer.upsert(np.arange(100), np.zeros((100, 1), np.uint8))

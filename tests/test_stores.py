@@ -147,6 +147,21 @@ def test_answers_stay_right_through_updates_and_deletes(store, fresh_rng):
             assert_same_answers(store, model, queries, 7, 3, where)
 
 
+def test_a_prepared_store_answers_as_any_other_through_changes(new_url, fresh_rng):
+    model = Model(64)
+    with open_store(new_url(), n_bits=64) as store:
+        store.prepare(radius=2)  # before there is anything to prepare
+        for change in range(3):
+            ids = fresh_rng.permutation(9_000)[: 4_500 if change == 0 else 200]
+            codes, metadata = random_items(fresh_rng, ids, width=8)
+            store.upsert(ids, codes, metadata)
+            model.upsert(ids, codes, metadata)
+            assert store.delete(ids[:20]) == model.delete(ids[:20])
+            store.prepare()
+            for query in codes[20:23] ^ np.uint8(1):
+                assert_same_answers(store, model, query[None] ^ np.uint8(1), 3, 2, None)
+
+
 def test_when_all_items_tie_the_least_ids_win(store):
     ids = np.random.default_rng(3).permutation(500)
     store.upsert(ids, np.zeros((500, 2), np.uint8))

@@ -18,13 +18,15 @@ class Bands:
     """The tables of an index that changes.
 
     Rows that were added at the end, behind those that are in the tables, are scanned. Tables that
-    were prepared are made anew by a change that leaves too many rows outside.
+    were prepared are made anew by a change that leaves too many rows outside. A search may still
+    be of items as they were before a change: tables that it makes of these are not kept.
     """
 
     def __init__(self, n_bits: int) -> None:
         self.n_bits = n_bits
         self._n_prepared = 0  # bands
         self._made: tuple[object, Tables] | None = None  # and the era of their items
+        self._era: object = None  # of the items there are now
 
     @property
     def nbytes(self) -> int:
@@ -45,7 +47,7 @@ class Bands:
 
     def follow(self, items: IndexedItems) -> None:
         """Keep up with a change."""
-        n_tabled = 0
+        self._era, n_tabled = items.era, 0
         if self._made is not None:
             era, tables = self._made
             if era is not items.era:
@@ -60,7 +62,8 @@ class Bands:
 
     def keep(self, items: IndexedItems, tables: Tables) -> None:
         """Take over tables of all these items."""
-        self._n_prepared, self._made = tables.n_bands, (items.era, tables)
+        self._n_prepared, self._era = tables.n_bands, items.era
+        self._made = items.era, tables
 
     def to_save(self, items: IndexedItems) -> Tables | None:
         """Return tables of all these items if they were prepared."""
@@ -110,7 +113,8 @@ class Bands:
 
     def _make(self, items: IndexedItems, n_bands: int) -> Tables:
         tables = Tables(items.rows, self.n_bits, n_bands)
-        self._made = items.era, tables
+        if items.era is self._era:
+            self._made = items.era, tables
         return tables
 
 

@@ -308,7 +308,7 @@ class HammingIndex:
             index = cls(about.n_bits, engine=about.engine, model=about.model)
         except (TypeError, ValueError) as error:
             raise IndexFileError(f"{path} cannot be used: {error}") from error
-        index._held = Contents.of(items, index.n_bits)
+        index._change_to(Contents.of(items, index.n_bits))
         if tables is not None:
             index._bands.keep(items, tables)
         if len(engine_data):

@@ -11,7 +11,7 @@ same store, by its identity, and never by a call that began with the file before
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -29,20 +29,11 @@ from antipodal.stores.address import Address
 from antipodal.stores.metadata import parse_metadata
 from antipodal.stores.snapshot import ItemBatch, Snapshot
 from antipodal.stores.sqlitecache import IndexCache
-from antipodal.stores.sqlitefile import (
-    AMONG,
-    SELECT,
-    OpenFile,
-    SqliteFile,
-    checksums,
-    id_list,
-    next_version,
-    some_at_a_time,
-)
+from antipodal.stores.sqlitefile import OpenFile, SqliteFile
+from antipodal.stores.sqliteitems import SqliteItems
+from antipodal.stores.sqlitetables import damaged
 from antipodal.stores.store import Store
 from antipodal.stores.where import Where
-
-_KEPT_VERSIONS, _KEPT_IDS = 1_000, 1_000_000  # changes that are remembered for other processes
 
 
 class SqliteStore(Store):
@@ -59,7 +50,8 @@ class SqliteStore(Store):
         self._writing = threading.Lock()
         self._writer, about = self._file.open(n_bits, model)
         self.n_bits, self.model, self._identity, self.antipodal = about
-        self._cache = IndexCache(self._file, self.n_bits)
+        self._tables, self._items = self._file.tables, SqliteItems(self.place, self.n_bits)
+        self._cache = IndexCache(self._file, self._items)
 
     def close(self) -> None:
         """Close the file; the last to close it folds its log into it."""
@@ -74,28 +66,26 @@ class SqliteStore(Store):
     def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
         rows = to_bytes(codes, self.n_bits)
         with self._write() as connection:
-            known = _known(connection, ids)
+            known = self._items.known(connection, ids)
             if not replace:
                 self._refuse(known)
             texts = self._kept(connection, ids, known) if metadata is None else metadata
-            _insert(connection, ids, rows, texts)
-            self._note(connection, ids)
+            self._items.put(connection, ids, rows, texts)
+            self._tables.note(connection, ids)
         return len(known)
 
     def _kept(self, connection: sqlite3.Connection, ids: Ids, known: Ids) -> list[str]:
         """Return the metadata that items have, {} for those that are new."""
         texts: dict[int, str] = {}
-        for batch in self._batches_of(connection, known):
-            texts |= zip(batch.ids.tolist(), batch.texts, strict=True)
+        for some in self._items.among(connection, known):
+            texts |= zip(some.ids.tolist(), some.batch().texts, strict=True)
         return [texts.get(number, "{}") for number in ids.tolist()]
 
     def _delete(self, ids: Ids) -> int:
         with self._write() as connection:
-            cursor = connection.executemany(
-                "DELETE FROM items WHERE id = ?", ((number,) for number in ids.tolist())
-            )
-            self._note(connection, ids)
-            return cursor.rowcount
+            n_deleted = self._items.delete(connection, ids)
+            self._tables.note(connection, ids)
+            return n_deleted
 
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
@@ -103,7 +93,7 @@ class SqliteStore(Store):
         with self._alone() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                if self._file.about(connection).identity != self._identity:
+                if self._tables.about(connection).identity != self._identity:
                     raise StoreError(
                         f"{self.place} is another store now than the one that was opened: nothing "
                         "was stored. Open it again"
@@ -131,17 +121,6 @@ class SqliteStore(Store):
             if self._file.is_replaced():
                 raise self._replaced("what was stored is in the file before, not in that one")
 
-    def _note(self, connection: sqlite3.Connection, ids: Ids) -> None:
-        """Write down what this version changed, and forget what is long past."""
-        before = self._file.version(connection)
-        version, total = next_version(before), self._file.total(connection) + len(ids)
-        connection.execute("INSERT INTO changes VALUES (?, ?, ?)", (version, total, ids.tobytes()))
-        connection.execute(
-            "DELETE FROM changes WHERE version < ? AND (total <= ? OR version <= "
-            "(SELECT version FROM changes ORDER BY version DESC LIMIT 1 OFFSET ?))",
-            (version, total - _KEPT_IDS, _KEPT_VERSIONS),
-        )
-
     def vacuum(self) -> tuple[int, int]:
         """Write the file anew, for which the disk must have room; return its bytes before and now.
 
@@ -162,10 +141,9 @@ class SqliteStore(Store):
         with self._write() as connection:
             connection.execute("DELETE FROM items")
             for ids, codes, texts in batches:
-                _insert(connection, ids, to_bytes(codes, self.n_bits), texts)
-            self._note(connection, np.empty(0, np.int64))
-            version = self._file.version(connection)
-            connection.execute("DELETE FROM changes WHERE version < ?", (version,))  # read all
+                self._items.put(connection, ids, to_bytes(codes, self.n_bits), texts)
+            self._tables.note(connection, np.empty(0, np.int64))
+            self._tables.forget(connection)
 
     # ----------------------------------------------------------------------------- reading
 
@@ -196,38 +174,38 @@ class SqliteStore(Store):
             return int(connection.execute("SELECT count(*) FROM items").fetchone()[0])
 
     def _batches(self, connection: sqlite3.Connection) -> Iterator[ItemBatch]:
-        cursor = connection.execute(f"{SELECT} ORDER BY id")
-        return (self._file.batch(rows, self.n_bits) for rows in some_at_a_time(cursor))
+        return (some.batch() for some in self._items.all(connection))
+
+    def _prepare(self, radius: int) -> None:
+        with self._read() as connection:
+            self._cache.prepare(connection, self._begin, radius)
 
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
         with self._read() as connection:
-            return self._items(connection, ids)
+            return self._found(connection, ids)
 
-    def _items(
+    def _found(
         self, connection: sqlite3.Connection, ids: Ids
     ) -> dict[int, tuple[bytes, dict[str, Any]]]:
         try:
             return {
                 number: (code.tobytes(), parse_metadata(text))
-                for batch in self._batches_of(connection, ids)
+                for some in self._items.among(connection, ids)
                 for number, code, text in zip(
-                    batch.ids.tolist(), batch.codes, batch.texts, strict=True
+                    some.ids.tolist(), some.codes, some.texts, strict=True
                 )
             }
         except (ValueError, RecursionError) as error:  # with a checksum: not our writer
-            raise self._file.damaged(f"metadata of an item cannot be read: {error}") from None
-
-    def _batches_of(self, connection: sqlite3.Connection, ids: Ids) -> Iterator[ItemBatch]:
-        cursor = connection.execute(f"{SELECT} WHERE {AMONG}", [id_list(ids)])
-        return (self._file.batch(rows, self.n_bits) for rows in some_at_a_time(cursor))
+            reason = f"metadata of an item cannot be read: {error}"
+            raise damaged(self.place, reason) from None
 
     def _known(self, ids: Ids) -> Ids:
         with self._read() as connection:
-            return _known(connection, ids)
+            return self._items.known(connection, ids)
 
     def _largest_id(self) -> int | None:
         with self._read() as connection:
-            return _largest(connection)
+            return self._items.largest(connection)
 
     # ------------------------------------------------------------------------- connections
 
@@ -255,7 +233,7 @@ class SqliteStore(Store):
     def _begin(self, connection: sqlite3.Connection) -> None:
         """Begin to read; what is read must be of codes such as this store was opened for."""
         connection.execute("BEGIN")
-        self._file.about(connection).agree(self.place, self.n_bits, self.model)
+        self._tables.about(connection).agree(self.place, self.n_bits, self.model)
 
     def _reader(self) -> OpenFile:
         """Return a connection that is free and sees the file as it is now, or a new one."""
@@ -310,7 +288,7 @@ class _SqliteSnapshot(Snapshot):
         return self._store._batches(self._connection)
 
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
-        return self._store._items(self._connection, ids)
+        return self._store._found(self._connection, ids)
 
     def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
         return self._index.search(codes, k, allowed=self._allowed(where))
@@ -331,32 +309,7 @@ class _SqliteSnapshot(Snapshot):
         return self._store._cache.passing(self._connection, self._version, where)
 
 
-def _insert(
-    connection: sqlite3.Connection, ids: Ids, rows: Sequence[bytes], texts: Sequence[str]
-) -> None:
-    """Write items, in the place of those with the same ids."""
-    sums = checksums(ids, rows, [text.encode() for text in texts])
-    connection.executemany(
-        "INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)",
-        zip(ids.tolist(), rows, texts, sums, strict=True),
-    )
-
-
 def _n_bytes(connection: sqlite3.Connection) -> int:
     pragmas = ("page_count", "page_size")
     pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in pragmas)
     return int(pages * size)
-
-
-def _largest(connection: sqlite3.Connection) -> int | None:
-    largest: int | None = connection.execute("SELECT max(id) FROM items").fetchone()[0]
-    return largest
-
-
-def _known(connection: sqlite3.Connection, ids: Ids) -> Ids:
-    """Return those ids that are there; quickly if all are larger than any."""
-    largest = _largest(connection)
-    if largest is None or ids.min() > largest:
-        return np.empty(0, np.int64)
-    cursor = connection.execute(f"SELECT id FROM items WHERE {AMONG}", [id_list(ids)])
-    return np.fromiter((row[0] for row in cursor), np.int64)

@@ -10,7 +10,7 @@ because a backup of it was restored, or because it is another file: then all is 
 import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from typing import LiteralString
 
@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.checks import Ids
-from antipodal.codes import Codes
 from antipodal.index import HammingIndex
 from antipodal.stores.dialects import sqlite_condition
 from antipodal.stores.locks import SharedLock
-from antipodal.stores.sqlitefile import AMONG, SELECT, SqliteFile, id_list, some_at_a_time
+from antipodal.stores.sqlitefile import SqliteFile
+from antipodal.stores.sqliteitems import AMONG, SqliteItems, id_list
 from antipodal.stores.where import Where
 
 _KEPT_FILTERS = 16
@@ -31,11 +31,12 @@ _KEPT_FILTERS = 16
 class IndexCache:
     """An index of the items of a file, and the ids that pass the last filters."""
 
-    def __init__(self, file: SqliteFile, n_bits: int) -> None:
-        self._file, self._n_bits = file, n_bits
+    def __init__(self, file: SqliteFile, items: SqliteItems) -> None:
+        self._file, self._items = file, items
         self._sharing = SharedLock()  # guards all of these
         self._index: HammingIndex | None = None
         self._version = -1
+        self._radius: int | None = None  # that the index is prepared for
         self._filters: OrderedDict[str, tuple[Where, Ids]] = OrderedDict()
         self._filters_lock = threading.Lock()
 
@@ -47,7 +48,7 @@ class IndexCache:
         The index does not change when others bring theirs to newer versions. If it is not of this
         version, the transaction is begun anew, for it may have been overtaken.
         """
-        version = self._file.version(connection)
+        version = self._file.tables.version(connection)
         with self._sharing.shared():
             if self._index is not None and self._version == version:
                 return copy(self._index), version
@@ -55,10 +56,24 @@ class IndexCache:
             # Nobody else brings the index up now: it cannot be newer than what is seen from here.
             connection.execute("ROLLBACK")
             begin(connection)
-            version = self._file.version(connection)
+            version = self._file.tables.version(connection)
             if self._index is None or self._version != version:
                 self._index, self._version = self._refreshed(connection, version), version
             return copy(self._index), version
+
+    def prepare(
+        self,
+        connection: sqlite3.Connection,
+        begin: Callable[[sqlite3.Connection], None],
+        radius: int,
+    ) -> None:
+        """Make tables for this radius, of this index and of those that take its place.
+
+        They are shared with the copies that searches have: searches go on meanwhile.
+        """
+        HammingIndex(self._items.n_bits).prepare(radius)  # refuses what no index can
+        self._radius = max(radius, self._radius or 0)
+        self.index(connection, begin)[0].prepare(self._radius)
 
     def passing(self, connection: sqlite3.Connection, version: int, where: Where) -> Ids:
         """Return the ids that pass; those of the last filters are remembered and kept up."""
@@ -79,44 +94,27 @@ class IndexCache:
 
     def _refreshed(self, connection: sqlite3.Connection, version: int) -> HammingIndex:
         """Return the index at the version that the connection sees; bring the filters there."""
-        changed = self._changed(connection)
+        changed = self._file.tables.changed_since(connection, self._version)
         index, self._index = self._index, None  # if anything fails, the next search starts anew
         filters, self._filters = self._filters, OrderedDict()
         if index is None or changed is None or 2 * len(changed) > len(index):
             self._file.check_pages(connection)
-            cursor = connection.execute(SELECT + " ORDER BY id")
-            index = HammingIndex(self._n_bits)
+            index = HammingIndex(self._items.n_bits)
+            for ids, codes, _ in self._items.all(connection):
+                index.add(codes, ids)
+            if self._radius is not None:
+                index.prepare(self._radius)
         else:
-            cursor = connection.execute(f"{SELECT} WHERE {AMONG}", [id_list(changed)])
             index.remove(changed[index.contains(changed)])
+            for ids, codes, _ in self._items.among(connection, changed):
+                index.add(codes, ids)
             for name, (where, before) in filters.items():
                 places = _places(before, changed)
                 others = np.delete(before, places[places >= 0])
                 passing = _passing(connection, where, changed)
                 now = np.insert(others, np.searchsorted(others, passing), passing)
                 self._filters[name] = where, now
-        parts = list(self._parts(cursor))
-        if parts:
-            ids, codes = zip(*parts, strict=True)
-            index.add(np.concatenate(codes), np.concatenate(ids))
         return index
-
-    def _changed(self, connection: sqlite3.Connection) -> Ids | None:
-        """Return the ids that changed since the index was made, or None if that is not known."""
-        rows = connection.execute(
-            "SELECT version, ids FROM changes WHERE version >= ? ORDER BY version",
-            (self._version,),
-        ).fetchall()
-        if not rows or rows[0][0] != self._version:
-            return None
-        if not all(isinstance(ids, bytes) and len(ids) % 8 == 0 for _, ids in rows):
-            raise self._file.damaged("a list of changed ids is no such list")
-        return np.unique(np.frombuffer(b"".join(ids for _, ids in rows[1:]), np.int64))
-
-    def _parts(self, cursor: sqlite3.Cursor) -> Iterator[tuple[Ids, Codes]]:
-        for rows in some_at_a_time(cursor):
-            ids, codes, _ = self._file.checked(rows, self._n_bits)
-            yield ids, codes
 
 
 def _passing(connection: sqlite3.Connection, where: Where, among: Ids | None = None) -> Ids:

@@ -1,49 +1,30 @@
-"""The SQLite file of a store: its tables, the connections to it, and what can be wrong with it.
+"""The SQLite file of a store: the connections to it, and what can be wrong with it.
 
 Three things guard against damage. SQLite checks its pages (`quick_check`), which finds what is
-missing or out of place. Every item has a checksum over its id, code and metadata, because a byte
-that changes inside a value is none of SQLite's business. And the tables must be the very ones that
-are made here. Together they mean that a file is read as it was written, or refused.
+missing or out of place. The tables must be the very ones that `sqlitetables` makes. And every item
+has a checksum, of which `sqliteitems` knows. Together they mean that a file is read as it was
+written, or refused.
 """
 
-import json
 import os
-import secrets
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, LiteralString, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import quote
-from zlib import crc32
 
-import numpy as np
-
-from antipodal.checks import Ids
-from antipodal.codes import Codes, from_bytes
 from antipodal.errors import StoreError
 from antipodal.stores.about import About
 from antipodal.stores.address import Address
 from antipodal.stores.dialects import EXACT_REAL
 from antipodal.stores.snapshot import ItemBatch
+from antipodal.stores.sqliteitems import SqliteItems
+from antipodal.stores.sqlitetables import SqliteTables, damaged
 
-_FORMAT = 1
-_APPLICATION_ID = 0x616E7470  # "antp", in the header of the file
-_SCHEMA: dict[str, LiteralString] = {
-    "about": "CREATE TABLE about (header TEXT NOT NULL, checksum INTEGER NOT NULL)",
-    "items": "CREATE TABLE items (id INTEGER PRIMARY KEY, code BLOB NOT NULL, "
-    "metadata TEXT NOT NULL, checksum INTEGER NOT NULL)",
-    "changes": "CREATE TABLE changes (version INTEGER PRIMARY KEY, total INTEGER NOT NULL, "
-    "ids BLOB NOT NULL)",
-}
 _LEAST_BYTES = 512  # of a SQLite file: one page of the smallest size
-_LAST_VERSION = 2**62
-_STEP = 2**20  # versions grow by up to this much: 2⁴² writes come before the last
 _FOLDING_SECONDS = 2.0
-
-SELECT: LiteralString = "SELECT id, code, metadata, checksum FROM items"
-AMONG: LiteralString = "id IN (SELECT value FROM json_each(?))"
 
 Stamp: TypeAlias = tuple[int, int, int]  # inode, size and time of the last change
 
@@ -69,7 +50,7 @@ class SqliteFile:
         self._timeout = _timeout(address.options)
         self._inode = (0, 0)
         self._is_read_only = False
-        self._header: tuple[Any, About] = None, About(0, None)  # the last that was read
+        self.tables = SqliteTables(self.place)
 
     def open(
         self, n_bits: int | None, model: str | None
@@ -83,7 +64,7 @@ class SqliteFile:
             if n_bytes == 0:
                 About.of_new(self.place, n_bits, model)
             elif n_bytes < _LEAST_BYTES:
-                raise self.damaged("it is cut off")  # SQLite would take it for an empty file
+                raise damaged(self.place, "it is cut off")  # SQLite would take it for an empty file
             self._is_read_only = n_bytes > 0 and not self._can_be_written()
             if self._is_read_only:
                 connection = self.reader().connection
@@ -165,7 +146,7 @@ class SqliteFile:
         """Open a file that nobody writes: what it says of its codes, and all of its items."""
         with self.errors():
             if self._path.stat().st_size < _LEAST_BYTES:
-                raise self.damaged("it is cut off, or empty")
+                raise damaged(self.place, "it is cut off, or empty")
             if self._has_log():
                 raise StoreError(
                     f"{self.place} has a log beside it, -wal: it is no backup, but a store that "
@@ -176,8 +157,8 @@ class SqliteFile:
                 self._is_read_only = True
                 about = self._made(connection, None, None)
                 self.check_pages(connection)
-                cursor = connection.execute(f"{SELECT} ORDER BY id")
-                yield about, (self.batch(rows, about.n_bits) for rows in some_at_a_time(cursor))
+                items = SqliteItems(self.place, about.n_bits).all(connection)
+                yield about, (some.batch() for some in items)
             finally:
                 connection.close()
 
@@ -226,7 +207,7 @@ class SqliteFile:
             raise StoreError(f"{self.place}: {error}") from error
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             # The second where a message would quote bytes of the file that are no text.
-            raise self.damaged(str(error)) from error
+            raise damaged(self.place, str(error)) from error
         except sqlite3.Error as error:
             raise StoreError(f"{self.place}: {error}") from error
         except OSError as error:
@@ -239,100 +220,26 @@ class SqliteFile:
             "Try again, or wait longer with ?timeout=seconds"
         )
 
-    def damaged(self, what: str) -> StoreError:
-        """Return the error for a file that is not as it was written."""
-        return StoreError(f"{self.place} is damaged, or not a store: {what}")
-
-    def checked(
-        self, rows: list[tuple[Any, ...]], n_bits: int
-    ) -> tuple[Ids, Codes, Sequence[bytes]]:
-        """Return the ids, codes and metadata of rows, each of which matches its checksum."""
-        numbers, codes, texts, sums = zip(*rows, strict=True)
-        try:
-            ids = np.array(numbers, np.int64)
-            good = checksums(ids, codes, texts) == list(sums)
-        except (TypeError, ValueError, OverflowError):
-            good = False
-        if not good:
-            raise self.damaged("an item does not match its checksum")
-        try:
-            return ids, from_bytes(codes, n_bits), texts
-        except ValueError as error:  # with a checksum: not our writer
-            raise self.damaged(str(error)) from None
-
-    def batch(self, rows: list[tuple[Any, ...]], n_bits: int) -> ItemBatch:
-        """Return the same with metadata as text."""
-        ids, codes, texts = self.checked(rows, n_bits)
-        return ItemBatch(ids, codes, [text.decode() for text in texts])
-
     def check_pages(self, connection: sqlite3.Connection) -> None:
         """Let SQLite look for pages that are missing or out of place."""
         report = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if report != b"ok":
-            raise self.damaged(report.decode(errors="replace").replace("\n", " "))
-
-    def about(self, connection: sqlite3.Connection) -> About:
-        """Return what the store says of its codes, as a transaction sees it."""
-        rows = connection.execute("SELECT header, checksum FROM about LIMIT 2").fetchall()
-        known, about = self._header
-        if rows == known:
-            return about
-        if len(rows) != 1 or not isinstance(rows[0][0], bytes) or crc32(rows[0][0]) != rows[0][1]:
-            raise self.damaged("what it says of its codes does not match its checksum")
-        try:
-            header = json.loads(rows[0][0])
-            about = About.of_header(header)
-        except (ValueError, RecursionError) as error:  # with a checksum: not our writer
-            raise self.damaged(str(error)) from None
-        if header.get("format") != _FORMAT:
-            raise StoreError(
-                f"{self.place} has format {header.get('format')!s:.20}, this antipodal reads "
-                f"{_FORMAT}: upgrade it"
-            )
-        self._header = rows, about
-        return about
-
-    def version(self, connection: sqlite3.Connection) -> int:
-        """Return the number of the last version."""
-        return self._last_change(connection)[0]
-
-    def total(self, connection: sqlite3.Connection) -> int:
-        """Return how many ids were ever changed."""
-        return self._last_change(connection)[1]
-
-    def _last_change(self, connection: sqlite3.Connection) -> tuple[int, int]:
-        row = connection.execute("SELECT version, total FROM changes ORDER BY version DESC LIMIT 1")
-        version, total = row.fetchone() or (-1, -1)
-        for number in (version, total):
-            if type(number) is not int or not 0 <= number <= _LAST_VERSION:
-                raise self.damaged("it does not know its version")
-        return version, total
+            raise damaged(self.place, report.decode(errors="replace").replace("\n", " "))
 
     def _made(self, connection: sqlite3.Connection, n_bits: int | None, model: str | None) -> About:
         """Make the tables if there are none; return what the store says of its codes."""
         connection.execute("BEGIN")  # what is looked at is of one moment: others may be making it
-        is_store = self._has_schema(connection)
+        is_store = self.tables.are_there(connection)
         connection.execute("COMMIT")
         if not is_store and self._is_read_only:
-            raise self.damaged("it has no tables, and is read-only")
+            raise damaged(self.place, "it has no tables, and is read-only")
         if not is_store:
-            self._create(connection, About.of_new(self.place, n_bits, model))
-        about = self.about(connection)
-        self.version(connection)
+            new = About.of_new(self.place, n_bits, model)
+            self._use_log(connection)
+            self.tables.make(connection, new)
+        about = self.tables.about(connection)
+        self.tables.version(connection)
         return about
-
-    def _create(self, connection: sqlite3.Connection, about: About) -> None:
-        self._use_log(connection)
-        connection.execute("BEGIN IMMEDIATE")
-        if not self._has_schema(connection):  # another process may have been faster
-            header = json.dumps({"format": _FORMAT, **about._asdict()})
-            for statement in _SCHEMA.values():
-                connection.execute(statement)
-            connection.execute("INSERT INTO about VALUES (?, ?)", (header, crc32(header.encode())))
-            first = secrets.randbelow(_LAST_VERSION // 4)
-            connection.execute("INSERT INTO changes VALUES (?, 0, x'')", (first,))
-            connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
-        connection.execute("COMMIT")
 
     def _use_log(self, connection: sqlite3.Connection) -> None:
         """Switch to the write-ahead log; SQLite itself would not wait for others that do so."""
@@ -349,45 +256,6 @@ class SqliteFile:
             raise StoreError(
                 f"{self.place} cannot have a write-ahead log. Is it on a network drive?"
             )
-
-    def _has_schema(self, connection: sqlite3.Connection) -> bool:
-        """Say whether the file is a store, or empty; refuse any other."""
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        tables = {
-            name.decode(errors="replace"): text.decode(errors="replace")
-            for name, text in connection.execute(
-                "SELECT name, CAST(sql AS TEXT) FROM sqlite_master WHERE type = 'table'"
-            )
-        }
-        if not tables and application == 0:
-            return False
-        if application != _APPLICATION_ID:
-            raise StoreError(f"{self.place} is a SQLite file, but was not written by antipodal")
-        if tables != _SCHEMA:
-            raise self.damaged("its tables are not those of a store")
-        return True
-
-
-def checksums(ids: Ids, codes: Sequence[bytes], texts: Sequence[bytes]) -> list[int]:
-    """CRC-32 of each code and metadata, begun from the id: a byte changed anywhere shows."""
-    starts = ((ids ^ (ids >> 32)) & 0xFFFFFFFF).tolist()
-    return list(map(crc32, texts, map(crc32, codes, starts)))
-
-
-def next_version(version: int) -> int:
-    """Draw the number of the version after this one: copies of a file go different ways."""
-    return version + 1 + secrets.randbelow(_STEP)
-
-
-def some_at_a_time(cursor: sqlite3.Cursor) -> Iterator[list[tuple[Any, ...]]]:
-    """Fetch rows such that the objects of a million are never in memory at once."""
-    while rows := cursor.fetchmany(20_000):
-        yield rows
-
-
-def id_list(ids: Ids) -> str:
-    """Write ids as one parameter, for `AMONG`."""
-    return json.dumps(ids.tolist())
 
 
 def _access(path: Path) -> bool:

@@ -187,6 +187,22 @@ class Store(Reader):
         """Clear up what deleted and replaced items took; return the bytes before and now."""
         raise StoreError(f"{self.place} has an engine that clears up by itself, when it sees fit")
 
+    def prepare(self, radius: int = 2) -> None:
+        """Make ready now for single `radius` queries up to this radius, and stay so.
+
+        A SQLite store reads its items, if it has not yet, and makes the tables of
+        `HammingIndex.prepare`, in memory: they follow changes, and end with `close`. Other
+        engines have no such tables: there it does nothing.
+
+        Raises
+        ------
+        ValueError
+            In SQLite, if codes are too short for tables to be faster than a scan at this radius.
+        """
+        check_whole(radius, "radius", 0)
+        self._check_open()
+        self._prepare(int(radius))
+
     @abstractmethod
     def close(self) -> None:
         """Let go of files and connections; closing twice is fine."""
@@ -201,6 +217,9 @@ class Store(Reader):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _prepare(self, radius: int) -> None:
+        """Make tables for small radii, in an engine that has them."""
 
     def _append(self, codes: Codes, metadata: list[str], n_ids: int) -> Ids:
         """Keep codes under the first of n_ids new ids after the largest; return all of these."""
