@@ -2,21 +2,28 @@
 
 A writer does one operation after another and says when each has returned. What the store must hold
 after each is known. After a kill it holds all that was acknowledged, and either all or nothing of
-the operation that was under way; searches answer as brute force does.
+the operation that was under way; searches answer as brute force does. Milvus replaces items by
+deleting them first: what the operation under way touches may be half there, which is counted.
 """
 
+import logging
 import multiprocessing
 import random
 import tempfile
 import time
-from collections.abc import Callable
+import warnings
+from collections import Counter
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from antipodal.errors import StoreError
 from antipodal.stores import Store, open_store
 from campaign import Part, main
+from servers import running_engines
+from victims import MilvusVictims, PostgresVictims, SqliteVictims, Victims
 
 # Children are forked from a small process that has imported what they need.
 processes = multiprocessing.get_context("forkserver")
@@ -51,90 +58,98 @@ def change(state: State, number: int) -> State:
 
 
 def write_until_killed(url: str, first: int, acknowledge: Connection) -> None:
-    """Do one operation after another, from this number on."""
-    with open_store(url, n_bits=N_BITS) as store:
-        acknowledge.send(first - 1)  # it is about to begin
-        number = first
-        while True:
-            what, ids, codes, metadata = operation(number)
-            if what == "delete":
-                store.delete(ids)
-            else:
-                store.upsert(ids, codes, metadata)
-            acknowledge.send(number)
-            number += 1
+    """Do one operation after another, from this number on; say the last that has returned."""
+    warnings.filterwarnings("ignore", message="pkg_resources is deprecated")  # by Milvus Lite
+    logging.disable()  # by clients of servers that are killed
+    try:
+        with open_store(url, n_bits=N_BITS) as store:
+            acknowledge.send(first - 1)  # it is about to begin
+            number = first
+            while True:
+                what, ids, codes, metadata = operation(number)
+                if what == "delete":
+                    store.delete(ids)
+                else:
+                    store.upsert(ids, codes, metadata)
+                acknowledge.send(number)
+                number += 1
+    except StoreError as error:  # the engine was killed
+        acknowledge.send(str(error))
 
 
-def kill_writers(
-    size: int, seed: int, new_store: Callable[[int], str], kill: Callable[[random.Random, Any], str]
-) -> dict[str, Any]:
-    """Kill writers, and compare what they left with what they acknowledged.
-
-    Parameters
-    ----------
-    new_store : callable
-        Returns the address of a store that is not there yet, given the number of the first kill.
-    kill : callable
-        Kills a writer, or what it needs, and returns what was killed.
-    """
+def kill_writers(size: int, seed: int, victims: Victims) -> dict[str, Any]:
+    """Kill writers, or what they need, and compare what is there with what they acknowledged."""
     moments = random.Random(seed)
     url, state, last = "", {}, -1  # what is there, and the number of its last operation
-    killed: dict[str, int] = {}
-    at_work = acknowledged_in_all = 0
+    killed: Counter[str] = Counter()
+    at_work = acknowledged_in_all = half = 0
     failures: list[str] = []
     for number in range(size):
         if number % KILLS_OF_A_STORE == 0:
-            url, state, last = new_store(number), {}, -1
-        acknowledged, victim = _one_kill(url, last, moments, kill)
-        killed[victim] = killed.get(victim, 0) + 1
+            url, state, last = victims.url(f"kills_{number}"), {}, -1
+        victims.settle()
+        acknowledged, victim, problem = _one_kill(url, last, moments, victims)
+        victims.settle()
+        killed[victim] += 1
         at_work += acknowledged > last
-        acknowledged_in_all += max(acknowledged - last, 0)
+        acknowledged_in_all += acknowledged - last
         for one in range(last + 1, acknowledged + 1):
             state = change(state, one)
-        last, more = max(acknowledged, last), change(state, max(acknowledged, last) + 1)
-        found, problem = what_is_there(url, moments)
+        last, more = acknowledged, change(state, acknowledged + 1)
+        with open_store(url, n_bits=N_BITS) as store:
+            found = contents(store)
+            problem = problem or wrong_answers(store, found, moments)
         if found == more:
             state, last = more, last + 1
         elif found != state:
-            problem = problem or difference(found, state, more)
+            if not victims.is_atomic and is_half(found, state, more):
+                half += 1  # the next writer begins with the same operation
+            else:
+                problem = problem or difference(found, state, more)
         if problem:
-            failures.append(f"kill {number} of {victim}: {problem}")
-            url, state, last = new_store(number), {}, -1
+            failures.append(f"kill {number}, of the {victim}: {problem}")
+            url, state, last = victims.url(f"kills_{number}_again"), {}, -1
     return {
         "kills": size,
-        "killed": killed,
+        "killed": dict(killed),
         "kills after an acknowledgement": at_work,
         "acknowledged": acknowledged_in_all,
+        "half there": half,
         "failures": failures,
     }
 
 
 def _one_kill(
-    url: str, last: int, moments: random.Random, kill: Callable[[random.Random, Any], str]
-) -> tuple[int, str]:
-    """Let a writer begin, kill it, and return the last operation that it acknowledged."""
+    url: str, last: int, moments: random.Random, victims: Victims
+) -> tuple[int, str, str]:
+    """Let a writer begin, and kill.
+
+    Returns the last operation that was acknowledged, who was killed, and what went wrong before.
+    """
     receiver, sender = processes.Pipe(duplex=False)
     writer = processes.Process(target=write_until_killed, args=(url, last + 1, sender))
     writer.start()
     sender.close()
-    acknowledged = last
+    acknowledged, problem = last, ""
     for _ in range(moments.randrange(8)):  # none: it is killed while it opens the store
-        acknowledged = receiver.recv()
+        said = receiver.recv()
+        if isinstance(said, str):
+            problem = f"the writer failed before: {said}"
+            break
+        acknowledged = said
     time.sleep(moments.uniform(0, 0.03))
-    victim = kill(moments, writer)
-    writer.join()
+    victim = victims.kill(moments, writer)
+    writer.join(60)
+    if writer.exitcode is None:
+        problem = "the writer waits for ever"
+        writer.kill()
+        writer.join()
     try:
         while True:
-            acknowledged = receiver.recv()
+            said = receiver.recv()
+            acknowledged = said if isinstance(said, int) else acknowledged
     except (EOFError, ConnectionResetError):
-        return acknowledged, victim
-
-
-def what_is_there(url: str, moments: random.Random) -> tuple[State, str]:
-    """Return all items of a store, and what is wrong with its answers, if anything."""
-    with open_store(url, n_bits=N_BITS) as store:
-        found = contents(store)
-        return found, wrong_answers(store, found, moments)
+        return acknowledged, victim, problem
 
 
 def contents(store: Store) -> State:
@@ -163,6 +178,16 @@ def wrong_answers(store: Store, state: State, moments: random.Random) -> str:
     return ""
 
 
+def is_half(found: State, before: State, after: State) -> bool:
+    """Say whether all items are as before an operation or as after it; what it touches may miss."""
+    touched = {number for number in {*before, *after} if before.get(number) != after.get(number)}
+    return found.keys() <= before.keys() | after.keys() and all(
+        found.get(number) in (before.get(number), after.get(number))
+        or (number in touched and number not in found)
+        for number in {*before, *after}
+    )
+
+
 def difference(found: State, before: State, after: State) -> str:
     """Say how a store differs from the two states that it may be in."""
     lost = sum(found.get(number) != value for number, value in before.items())
@@ -176,15 +201,27 @@ def difference(found: State, before: State, after: State) -> str:
 def kill_sqlite(size: int, seed: int) -> dict[str, Any]:
     """Kill writers of SQLite stores."""
     with tempfile.TemporaryDirectory() as folder:
-        return kill_writers(
-            size, seed, lambda number: f"sqlite:///{folder}/{number}.db", _kill_the_writer
-        )
+        return kill_writers(size, seed, SqliteVictims(Path(folder)))
 
 
-def _kill_the_writer(moments: random.Random, writer: Any) -> str:
-    writer.kill()
-    return "writer"
+def kill_postgresql(size: int, seed: int) -> dict[str, Any]:
+    """Kill writers of PostgreSQL stores, and the processes of the server."""
+    with running_engines() as engines:
+        return kill_writers(size, seed, PostgresVictims(engines))
+
+
+def kill_milvus(size: int, seed: int) -> dict[str, Any]:
+    """Kill writers of stores in Milvus Lite, and the server that each of them starts."""
+    with running_engines() as engines:
+        return kill_writers(size, seed, MilvusVictims(engines))
 
 
 if __name__ == "__main__":
-    main("kills", {"sqlite": Part(kill_sqlite, 1000)})
+    main(
+        "kills",
+        {
+            "sqlite": Part(kill_sqlite, 1000),
+            "postgresql": Part(kill_postgresql, 300),
+            "milvus": Part(kill_milvus, 100),
+        },
+    )

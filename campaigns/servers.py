@@ -1,6 +1,9 @@
 """Real engines for campaigns and tests, started when they are first asked for."""
 
+import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +57,14 @@ class Engines:
             from milvus_lite.server_manager import server_manager_instance
 
             server_manager_instance.release_all()
+
+
+@contextmanager
+def running_engines() -> Iterator[Engines]:
+    """Give engines in a temporary folder, and stop those that were started."""
+    with tempfile.TemporaryDirectory() as folder:
+        engines = Engines(Path(folder))
+        try:
+            yield engines
+        finally:
+            engines.stop()
