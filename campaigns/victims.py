@@ -107,7 +107,6 @@ class MilvusVictims(Victims):
 
     def url(self, name: str) -> str:
         """Return the address of a store that is not there yet."""
-        self.settle()
         return self._engines.url("milvus", name)
 
     def kill(self, moments: random.Random, writer: BaseProcess) -> str:

@@ -1,11 +1,13 @@
 """Writing files: what is there is replaced whole, and stays what it was."""
 
+import errno
 import os
 import signal
 import stat
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 
 import pytest
 
@@ -115,6 +117,23 @@ def test_a_block_that_fails_leaves_what_was_there(tmp_path):
             interrupted(name)
     assert path.read_bytes() == b"old"
     assert sorted(tmp_path.iterdir()) == [path, link]
+
+
+@pytest.mark.parametrize(("error", "is_told"), [(errno.EIO, True), (errno.EINVAL, False)])
+def test_a_new_name_that_cannot_be_synced_is_no_success(tmp_path, monkeypatch, error, is_told):
+    """Unless the file system has no syncs of folders."""
+    fsync = os.fsync
+
+    def fail_for_folders(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(error, os.strerror(error))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", fail_for_folders)
+    refusal = pytest.raises(AntipodalError, match=r"cannot write .*file: Input/output error")
+    with refusal if is_told else nullcontext():
+        write(tmp_path / "file")
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_a_name_as_long_as_the_system_allows_can_be_written(tmp_path):

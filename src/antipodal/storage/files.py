@@ -1,5 +1,6 @@
 """Write files so that a reader, or a crash, never sees half of one."""
 
+import errno
 import os
 import stat
 import tempfile
@@ -181,9 +182,14 @@ def _umask() -> int:
 
 def _sync_directory(directory: Path) -> None:
     """Make the new name itself durable, where the system can."""
-    with suppress(OSError):
+    try:
         handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    except OSError:  # on Windows, or in a folder that we may write to, but not list
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot
+            raise
+    finally:
+        os.close(handle)

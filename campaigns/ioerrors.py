@@ -1,0 +1,163 @@
+"""Let every call that changes the disk fail, at every point of 50 operations.
+
+The disk is full (ENOSPC), once or until it is emptied; it is broken (EIO); it writes less than was
+asked for, and then the rest, or then is full. An operation that fails so says so by an error of
+ours, in one line. What was there is still there, or all that was asked for is, and the operation
+succeeds when it is tried again.
+"""
+
+import random
+import re
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import faultydisk
+from antipodal.errors import AntipodalError
+from campaign import Part, main
+from faultydisk import BROKEN, FULL, SHORT, FaultyDisk
+from operations import NOTHING, THINGS, Operation, Work, look
+
+FAULTS = {
+    "full for a moment": (FULL, False),
+    "full from then on": (FULL, True),
+    "broken for a moment": (BROKEN, False),
+    "broken from then on": (BROKEN, True),
+    "short, then the rest": (SHORT, False),
+    "short, then full": (SHORT, True),
+}
+
+
+def break_disk(size: int, seed: int, every: int = 1) -> dict[str, Any]:
+    """Do operations on a disk that fails at every point, or at one of `every` so many."""
+    found: dict[str, Any] = faultydisk.call("ioerrors", "break_own_disk", size, seed, every)
+    return found
+
+
+def break_own_disk(n_operations: int, seed: int, every: int) -> dict[str, Any]:
+    """Do the same in this process, which must have been started with such a disk."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        trial = _Trial(folder, FaultyDisk(folder / "now"), every)
+        (folder / "before").mkdir()
+        now = dict(NOTHING)
+        for number in range(n_operations):
+            work, operation = _operation(folder / "before", number, seed)
+            for fault in FAULTS:
+                trial.try_all_points(number, seed, fault, now)
+            work.do(operation)
+            work.close()
+            now[operation.thing] = operation.steps[-1]
+    return trial.report(n_operations)
+
+
+def _operation(folder: Path, number: int, seed: int) -> tuple[Work, Operation]:
+    """Return the operation of a number, for a folder in which those before have been done."""
+    work = Work(folder, seed)
+    *_, operation = work.operations(number + 1)
+    return work, operation
+
+
+class _Trial:
+    """Operations on copies of a folder whose disk fails."""
+
+    def __init__(self, folder: Path, disk: FaultyDisk, every: int) -> None:
+        self._folder, self._disk, self._every = folder, disk, every
+        self._points = 0
+        self._outcomes: Counter[str] = Counter()
+        self._messages: Counter[str] = Counter()
+        self._failures: list[str] = []
+
+    def report(self, n_operations: int) -> dict[str, Any]:
+        """Say what was done and found."""
+        return {
+            "operations": n_operations,
+            "points": self._points,
+            "outcomes": dict(self._outcomes),
+            "messages": dict(self._messages.most_common()),
+            "failures": self._failures,
+        }
+
+    def try_all_points(self, number: int, seed: int, fault: str, now: dict[str, Any]) -> None:
+        """Let each call of an operation fail once."""
+        at = n_calls = (number + len(fault)) % min(self._every, 6)  # a save has about six
+        while at <= n_calls:
+            here = self._folder / "now"
+            shutil.copytree(self._folder / "before", here, copy_function=_copy)
+            work, operation = _operation(here, number, seed)
+            n_calls = self._try(work, operation, fault, at, now)
+            shutil.rmtree(here)
+            at += self._every
+            self._points += 1
+
+    def _try(
+        self, work: Work, operation: Operation, fault: str, at: int, now: dict[str, Any]
+    ) -> int:
+        """Do an operation while a call fails; return how many calls could have."""
+        if (work.folder / "store.db").exists():
+            work.open()
+        how, lasting = FAULTS[fault]
+        self._disk.fail(at, how, lasting=lasting)
+        error = _error_of(work, operation)
+        n_calls, failed_syncs = self._disk.heal()
+        problem = self._judge(error) or self._compare(work, operation, error, now)
+        # What SQLite does not tell of, it does not need: a sync of its log's folder, or a folding
+        # of the log when it is closed, which the next who opens it does.
+        if failed_syncs and error is None and operation.thing != "store":
+            problem = problem or "it says nothing, although a sync failed"
+        if again := _error_of(work, operation):
+            problem = problem or f"when it is tried again, {again!r}"
+        work.close()
+        problem = problem or self._compare(work, operation, None, now)
+        if left := [path.name for path in work.folder.glob(".*.unfinished")]:
+            problem = problem or f"{left[0]} is left"
+        if problem:
+            self._failures.append(f"{operation.name}, {fault} at call {at}, {error!r}: {problem}")
+        return n_calls
+
+    def _judge(self, error: Exception | None) -> str:
+        """Say what is wrong with an error, if anything."""
+        if error is None:
+            return ""
+        if not isinstance(error, AntipodalError) or "\n" in str(error):
+            return "that is no error of ours, or more than one line"
+        self._messages[re.sub(rf"{self._folder}\S*/", "", str(error))] += 1
+        return ""
+
+    def _compare(
+        self, work: Work, operation: Operation, error: Exception | None, now: dict[str, Any]
+    ) -> str:
+        """Look at all files: say which is not as it must be, if any is."""
+        for thing in THINGS:
+            try:
+                found = look(work.folder, thing, random.Random(0))
+            except (AntipodalError, ValueError) as unreadable:
+                return f"the {thing} cannot be read: {unreadable!r}"
+            may_be = [now[thing]]
+            if thing == operation.thing:
+                may_be = operation.steps[-1:] if error is None else [now[thing], *operation.steps]
+                outcome = "no error" if error is None else "an error, and the files are as before"
+                if error is not None and found == operation.steps[-1] != now[thing]:
+                    outcome = "an error, and yet all is done"
+                self._outcomes[outcome] += 1
+            if found not in may_be:
+                return f"the {thing} is neither as it was nor as it should be"
+        return ""
+
+
+def _copy(source: str, target: str) -> None:
+    Path(target).write_bytes(Path(source).read_bytes())
+
+
+def _error_of(work: Work, operation: Operation) -> Exception | None:
+    try:
+        work.do(operation)
+    except Exception as error:
+        return error
+    return None
+
+
+if __name__ == "__main__":
+    main("ioerrors", {"files": Part(break_disk, 50)})

@@ -1,0 +1,218 @@
+"""What is done to files in campaigns that break the disk, and what must be there after each step.
+
+A folder has a store, a backup of it, an index, a model and the checkpoint of a training. An
+operation changes one of them, in one step or, if it is a long load, in several, each of which is
+durable of its own.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from antipodal import LSH, HammingIndex, load, open_store
+from antipodal.stores.backup import back_up, restore
+from kills import N_BITS, State, contents, wrong_answers
+
+THINGS = ("store", "backup", "index", "model", "checkpoint")
+NOTHING: dict[str, Any] = dict.fromkeys(THINGS) | {"store": {}}  # before the first
+ROWS = np.random.default_rng(0).standard_normal((30, 6)).astype(np.float32)
+N_ITEMS = 25
+
+
+class Operation(NamedTuple):
+    """An operation: what it does, and what `look` must find of one thing after each step."""
+
+    name: str
+    thing: str
+    steps: list[Any]
+    do: Callable[[], None]
+
+
+class Work:
+    """Operations on the files of a folder, the same ones for the same seed."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self._rng = folder, np.random.default_rng(seed)
+        self._store: Any = None
+        self.acknowledge: Callable[[], None] = lambda: None  # called after each step
+
+    def operations(self, n: int) -> Iterator[Operation]:
+        """Yield n operations. What they must lead to is known without doing them."""
+        makers = [
+            self._upsert, self._delete, self._save_index, self._upsert, self._load,
+            self._save_model, self._reopen, self._save_checkpoint, self._back_up, self._restore,
+        ]  # fmt: skip
+        now = dict(NOTHING)
+        for number in islice(count(), n):
+            operation = makers[number % len(makers)](now)
+            yield operation
+            now[operation.thing] = operation.steps[-1]
+
+    def do(self, operation: Operation) -> None:
+        """Do an operation, and acknowledge its last step; a load acknowledges those before."""
+        operation.do()
+        self.acknowledge()
+
+    def open(self) -> Any:
+        """Return the store, which stays open."""
+        if self._store is None:
+            self._store = open_store(f"sqlite:///{self.folder}/store.db", n_bits=N_BITS)
+        return self._store
+
+    def close(self) -> None:
+        """Close the store."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    # ------------------------------------------------------------------- operations
+
+    def _upsert(self, now: dict[str, Any]) -> Operation:
+        ids, codes, metadata = self._items()
+        after = _with(now["store"], ids, codes, metadata)
+        return Operation(
+            "upsert", "store", [after], lambda: self.open().upsert(ids, codes, metadata)
+        )
+
+    def _delete(self, now: dict[str, Any]) -> Operation:
+        ids = self._rng.permutation(list(now["store"]))[: N_ITEMS // 2]
+        gone = set(ids.tolist())
+        after = {number: item for number, item in now["store"].items() if number not in gone}
+        return Operation("delete", "store", [after], lambda: self.open().delete(ids))
+
+    def _load(self, now: dict[str, Any]) -> Operation:
+        parts = [self._items(first=1000 * part) for part in range(3)]
+        steps, state = [], now["store"]
+        for part in parts:
+            state = _with(state, *part)
+            steps.append(state)
+        ids, codes = (np.concatenate(columns) for columns in list(zip(*parts, strict=True))[:2])
+        metadata = [fields for part in parts for fields in part[2]]
+
+        def do() -> None:
+            self.open().load(
+                ids,
+                codes,
+                metadata,
+                batch_size=N_ITEMS,
+                progress=lambda done: self.acknowledge() if done < len(ids) else None,
+            )
+
+        return Operation("load", "store", steps, do)
+
+    def _reopen(self, now: dict[str, Any]) -> Operation:
+        def do() -> None:
+            self.close()  # which folds the log into the file
+            self.open()
+
+        return Operation("reopen", "store", [now["store"]], do)
+
+    def _back_up(self, now: dict[str, Any]) -> Operation:
+        def do() -> None:
+            back_up(self.open(), self.folder / "backup.db")
+
+        return Operation("backup", "backup", [now["store"]], do)
+
+    def _restore(self, now: dict[str, Any]) -> Operation:
+        def do() -> None:
+            restore(self.folder / "backup.db", f"sqlite:///{self.folder}/store.db")
+
+        return Operation("restore", "store", [now["backup"]], do)
+
+    def _save_index(self, now: dict[str, Any]) -> Operation:
+        ids, codes, _ = self._items()
+
+        def do() -> None:
+            index = HammingIndex(N_BITS)
+            index.add(codes, ids)
+            index.save(self.folder / "index")
+
+        return Operation("index save", "index", [_by_distance(ids, codes)], do)
+
+    def _save_model(self, now: dict[str, Any]) -> Operation:
+        hasher = LSH(16, random_state=int(self._rng.integers(2**31))).fit(ROWS)
+
+        def do() -> None:
+            hasher.save(self.folder / "model")
+
+        return Operation("model save", "model", [hasher.encode(ROWS).tobytes()], do)
+
+    def _save_checkpoint(self, now: dict[str, Any]) -> Operation:
+        from antipodal.storage.checkpoint import save_checkpoint  # PyTorch takes seconds
+
+        encoder, optimizer = _training(int(self._rng.integers(2**31)))
+        history = {"loss": [1.0], "validation_loss": [], "best_epoch": 0}
+
+        def do() -> None:
+            path = self.folder / "checkpoint"
+            save_checkpoint(path, "run", encoder, optimizer, history, encoder.state_dict())
+
+        return Operation("checkpoint save", "checkpoint", [_weights(encoder)], do)
+
+    def _items(self, first: int = 0) -> tuple[np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        ids = first + self._rng.permutation(2 * N_ITEMS)[:N_ITEMS]
+        codes = self._rng.integers(0, 256, (N_ITEMS, N_BITS // 8), dtype=np.uint8)
+        metadata = [
+            {"n": int(n), "text": "x" * int(n)} for n in self._rng.integers(0, 400, N_ITEMS)
+        ]
+        return ids, codes, metadata
+
+
+def look(folder: Path, thing: str, moments: Any) -> Any:
+    """Return what is in a file of the folder, None if there is no such file."""
+    path = folder / thing
+    if thing in ("store", "backup"):
+        path = folder / f"{thing}.db"
+        if thing == "backup" and not path.exists():
+            return None
+        with open_store(f"sqlite:///{path}", n_bits=N_BITS) as store:
+            found = contents(store)
+            if problem := wrong_answers(store, found, moments):
+                raise ValueError(problem)
+            store.upsert([-1], np.zeros((1, N_BITS // 8), np.uint8))  # it can be used
+            store.delete([-1])
+            return found
+    if not path.exists():
+        return None
+    if thing == "index":
+        found = HammingIndex.load(path).search(np.zeros((1, N_BITS // 8), np.uint8), N_ITEMS)
+        return found.ids[0].tolist(), found.distances[0].tolist()
+    if thing == "model":
+        return load(path).encode(ROWS).tobytes()
+    from antipodal.storage.checkpoint import restore_checkpoint
+
+    encoder, optimizer = _training(0)
+    restore_checkpoint(path, "run", encoder, optimizer)
+    return _weights(encoder)
+
+
+def _with(
+    state: State, ids: np.ndarray, codes: np.ndarray, metadata: list[dict[str, Any]]
+) -> State:
+    new = zip(ids.tolist(), codes, metadata, strict=True)
+    return {**state, **{number: (code.tobytes(), fields) for number, code, fields in new}}
+
+
+def _by_distance(ids: np.ndarray, codes: np.ndarray) -> tuple[list[int], list[int]]:
+    """Return what a search of zero must find: ids and their numbers of ones."""
+    distances = np.unpackbits(codes, axis=1).sum(axis=1)
+    order = np.lexsort((ids, distances))
+    return ids[order].tolist(), distances[order].tolist()
+
+
+def _training(seed: int) -> tuple[Any, Any]:
+    import torch
+
+    torch.manual_seed(seed)
+    encoder = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(encoder.parameters())
+    encoder(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    return encoder, optimizer
+
+
+def _weights(encoder: Any) -> bytes:
+    return b"".join(value.numpy().tobytes() for value in encoder.state_dict().values())
