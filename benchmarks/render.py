@@ -88,6 +88,8 @@ def named(method: str) -> str:
     if method in uncoded:
         return uncoded[method]
     name, *settings = method.split(":")
+    if settings and "=" not in settings[0]:  # module:Class
+        name, *settings = settings
     return f"`{name}({', '.join(settings)})`" if settings else f"`{name}`"
 
 
