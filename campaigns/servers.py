@@ -1,5 +1,10 @@
-"""Real engines for campaigns and tests, started when they are first asked for."""
+"""Real engines for campaigns and tests, started when they are first asked for.
 
+For Milvus that is Milvus Lite, or a server that is running, where the variable
+ANTIPODAL_TEST_MILVUS has its address: milvus+http://127.0.0.1:19530.
+"""
+
+import os
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -23,6 +28,8 @@ class Engines:
         if engine == "sqlite":
             return f"sqlite:///{self.folder}/{name}.db"
         if engine == "milvus":
+            if server := os.environ.get("ANTIPODAL_TEST_MILVUS"):
+                return f"{server}?collection={name}"
             self._start_milvus()
             return f"milvus:///{self.folder}/milvus.db?collection={name}"
         return f"{self.postgres().get_uri()}&table={name}"

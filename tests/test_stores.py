@@ -573,6 +573,92 @@ def test_postgres_stays_exact_beside_an_approximate_index(engines):  # noqa: F81
                 connection.execute("ALTER DATABASE postgres RESET enable_seqscan")
 
 
+@pytest.fixture(scope="module")
+def approximate(engines):  # noqa: F811
+    """Return a store of 20,000 codes around 50 others, a hundredth with the label 3, with HNSW."""
+    rng = np.random.default_rng(7)
+    centres = rng.integers(0, 256, (50, 8), dtype=np.uint8)
+    flips = np.packbits(rng.random((20_100, 64)) < 0.15, axis=1)
+    codes = centres[rng.integers(0, 50, 20_100)] ^ flips
+    with open_store(engines.url("postgresql", "approximate"), n_bits=64) as store:
+        labels = [{"label": i % 100, "rare": i % 5000 == 0} for i in range(20_000)]
+        store.load(np.arange(20_000), codes[:20_000], labels)
+        with pytest.raises(StoreError, match=r"make it by prepare_approximate\(\)"):
+            store.search(codes[:1], 5, exact=False)
+        store.prepare_approximate(memory_mb=64)
+        store.prepare_approximate()  # there is one: nothing to do
+        yield store, codes[:20_000], codes[20_000:]
+
+
+def test_approximate_search_finds_most_of_the_nearest_and_says_how_many(approximate):
+    store, codes, queries = approximate
+    true = np.sort((np.unpackbits(queries[:, None] ^ codes, axis=2)).sum(axis=2), axis=1)[:, :10]
+    found = store.search(queries, 10, exact=False)
+    distances = np.unpackbits(queries[:, None] ^ codes[found.ids], axis=2).sum(axis=2)
+    np.testing.assert_array_equal(distances, found.distances)
+    keys = found.distances.astype(np.int64) * 2**32 + found.ids
+    assert (np.diff(keys) > 0).all()  # by (distance, id), each once
+    recall = np.mean(found.distances <= true[:, -1:])
+    assert 0.9 < recall == store.recall(queries, 10)
+    np.testing.assert_array_equal(store.search(queries, 10).distances, true)
+
+
+@pytest.mark.parametrize(("where", "n_passing"), [({"label": 3}, 200), ({"rare": True}, 4)])
+def test_approximate_search_returns_k_items_through_any_filter(approximate, where, n_passing):
+    store, _, queries = approximate
+    found = store.search(queries[:20], 10, where=where, exact=False)
+    assert found.ids.shape == (20, min(10, n_passing))
+    passing = store.radius(queries[:1], 64, where=where).ids
+    assert np.isin(found.ids, passing).all()
+    assert store.recall(queries[:20], 10, where=where) > 0.8
+
+
+def test_approximate_search_asks_the_index_and_exact_search_does_not(approximate):
+    store, _, queries = approximate
+    scans = (
+        "SELECT sum(pg_stat_get_xact_numscans(indexrelid)) FROM pg_index "
+        "WHERE indrelid = 'approximate'::regclass AND NOT indisunique"
+    )
+    for exact, expected in ((True, 0), (False, 5)):
+        with store.snapshot() as now:
+            now.search(queries[:5], 10, exact=exact)
+            assert now._cursor.execute(scans).fetchone() == (expected,)
+
+
+def test_only_postgres_has_an_approximate_index(engines):  # noqa: F811
+    for engine in ("sqlite", "milvus"):
+        with open_store(engines.url(engine, "exact_only"), n_bits=8) as store:
+            for call in (
+                store.prepare_approximate,
+                lambda: store.search(np.zeros((1, 1), np.uint8), exact=False),
+                lambda: store.recall(np.zeros((1, 1), np.uint8), 3),
+            ):
+                with pytest.raises(StoreError, match="only stores in PostgreSQL can have one"):
+                    call()
+
+
+def test_postgres_scans_with_several_processes(engines):  # noqa: F811
+    url = engines.url("postgresql", "parallel")
+    now = "&options=-c%20min_parallel_table_scan_size%3D0%20-c%20parallel_setup_cost%3D0"
+    launched = "SELECT parallel_workers_launched FROM pg_stat_database WHERE datname = 'postgres'"
+    rng = np.random.default_rng(8)
+    codes = rng.integers(0, 256, (5000, 2), dtype=np.uint8)
+    model = Model()
+    model.upsert(range(5000), codes, [{}] * 5000)
+    with (
+        open_store(url + now, n_bits=16) as store,
+        psycopg.connect(parse_url(url).target, autocommit=True) as connection,
+    ):
+        store.load(np.arange(5000), codes)
+        before = connection.execute(launched).fetchone()[0]
+        found = store.search(codes[:3], 10)
+        for query, ids in zip(codes[:3], found.ids.tolist(), strict=True):
+            assert ids == [number for _, number in model.ranking(query, None)[:10]]
+        with store.snapshot() as snapshot:
+            snapshot._cursor.execute("SELECT pg_stat_force_next_flush()")
+        assert connection.execute(launched).fetchone()[0] > before
+
+
 def test_postgres_names_are_quoted(engines):  # noqa: F811
     table = 'a"; DROP TABLE codes; --{x}'
     url = engines.url("postgresql", quote(table))

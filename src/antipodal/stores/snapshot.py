@@ -22,6 +22,8 @@ from antipodal.index.rescore import OVERSAMPLE, Vectors, rescored
 from antipodal.stores.loading import BATCH_SIZE, check_different
 from antipodal.stores.where import Where, parse_where
 
+NO_APPROXIMATE = "only stores in PostgreSQL can have one, others are searched exactly"
+
 
 class Items(NamedTuple):
     """Items as they are kept: ids (n,), codes (n, ⌈n_bits / 8⌉) and n metadata."""
@@ -75,12 +77,16 @@ class Reader(ABC):
         where: Mapping[str, Any] | None = None,
         rescore: Vectors | ArrayLike | None = None,
         oversample: int = OVERSAMPLE,
+        exact: bool = True,
     ) -> Neighbours:
         """Return the k nearest items of each code, among those that pass the filter.
 
         With `rescore` the ``k * oversample`` nearest are put into a finer order, of which the k
         best are returned. With `vectors` in place of codes, ``hasher.query(queries)``, every item
         is scored by these real values. Of both, see `HammingIndex.search`.
+
+        With ``exact=False`` the approximate index that `Store.prepare_approximate` made is asked.
+        It may miss items; `Store.recall` measures how many.
 
         Returns
         -------
@@ -91,13 +97,16 @@ class Reader(ABC):
         check_whole(k, "k", 1)
         check_whole(oversample, "oversample", 1)
         check_one(codes, vectors)
+        if not exact and vectors is not None:
+            raise ValueError("exact=False is for codes: real values are compared with every item")
         tree = None if where is None else parse_where(where)
         n_wanted = int(k) if rescore is None else int(k) * int(oversample)
         queries = None if codes is None else check_codes(codes, self.n_bits)
         values = None if vectors is None else check_values(vectors, "vectors", self.n_bits)
         with self.snapshot() as now:
             if queries is not None:
-                found = now._search(queries, n_wanted, tree)
+                ask = now._search if exact else now._search_approximately
+                found = ask(queries, n_wanted, tree)
             else:
                 found = now._best(values, n_wanted, tree)  # type: ignore[arg-type]
             if rescore is None:
@@ -153,6 +162,10 @@ class Snapshot(Reader):
 
     @abstractmethod
     def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours: ...
+
+    def _search_approximately(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
+        """Search an index that may miss items, in an engine that has one."""
+        raise StoreError(f"{self.place} has no approximate index: {NO_APPROXIMATE}")
 
     @abstractmethod
     def _radius(self, codes: Codes, r: int, where: Where | None) -> Ball: ...

@@ -5,7 +5,7 @@ arguments here, once; an engine implements the methods with an underscore.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -26,7 +26,7 @@ from antipodal.stores.loading import (
     check_length,
 )
 from antipodal.stores.metadata import Metadata, metadata_texts, same_metadata
-from antipodal.stores.snapshot import ItemBatch, Reader
+from antipodal.stores.snapshot import NO_APPROXIMATE, ItemBatch, Reader
 
 
 class Store(Reader):
@@ -159,6 +159,33 @@ class Store(Reader):
                 progress(part.stop)
         ids_given = np.empty(0, np.int64) if numbers is None else numbers
         return Loaded(ids_given, added - replaced, replaced, len(packed) - added)
+
+    def prepare_approximate(self, *, memory_mb: int | None = None) -> None:
+        """Make the index behind ``search(…, exact=False)``; it is kept up from then on.
+
+        In PostgreSQL that is HNSW, a graph over the codes. Making it takes minutes for a million
+        of them, during which others read, and wait to write. One that is there is left as it is.
+
+        Parameters
+        ----------
+        memory_mb : int, optional
+            What the server may use meanwhile, in place of its `maintenance_work_mem`. It is many
+            times faster as long as the graph fits, about 700 bytes an item.
+        """
+        raise StoreError(f"{self.place} cannot have an approximate index: {NO_APPROXIMATE}")
+
+    def recall(self, codes: ArrayLike, k: int, *, where: Mapping[str, Any] | None = None) -> float:
+        """Measure the share of the k nearest that ``search(…, exact=False)`` finds.
+
+        As in `HammingIndex.recall`, an item counts as found if it is no farther than the k-th
+        nearest: which of several items at that distance is returned does not matter.
+        """
+        with self.snapshot() as now:
+            exact = now.search(codes, k, where=where).distances
+            found = now.search(codes, k, where=where, exact=False).distances
+        if not exact.size:
+            raise ValueError("recall needs items in the store and queries")
+        return float(np.mean(found <= exact[:, -1:]))
 
     def next_id(self) -> int:
         """Return the id after the largest, 0 if there are no items."""
