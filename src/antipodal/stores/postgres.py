@@ -17,7 +17,7 @@ from antipodal.codes import Codes, to_bit_strings
 from antipodal.errors import StoreError
 from antipodal.stores.about import About
 from antipodal.stores.address import Address
-from antipodal.stores.postgressnapshot import Cursor, PostgresSnapshot, Tables
+from antipodal.stores.postgressnapshot import Cursor, PostgresSnapshot, StoreTables
 from antipodal.stores.snapshot import ItemBatch, Snapshot
 from antipodal.stores.store import Store
 
@@ -59,7 +59,7 @@ class PostgresStore(Store):
         try:
             with self._transaction() as cursor:
                 schema, table = self._names(cursor, address.options)
-                self._tables = Tables(
+                self._tables = StoreTables(
                     sql.Identifier(schema, table), sql.Identifier(schema, f"{table}_about")
                 )
                 self.place = f"{address.shown}, table {schema}.{table}"

@@ -76,7 +76,7 @@ _MAX_EFFORT = 1000  # that pgvector takes
 Cursor: TypeAlias = psycopg.Cursor[tuple[Any, ...]]
 
 
-class Tables(NamedTuple):
+class StoreTables(NamedTuple):
     """The two tables of a store, to be named in statements."""
 
     items: sql.Identifier
@@ -111,7 +111,7 @@ class Tables(NamedTuple):
 class PostgresSnapshot(Snapshot):
     """A store as one transaction sees it."""
 
-    def __init__(self, place: str, tables: Tables, cursor: Cursor) -> None:
+    def __init__(self, place: str, tables: StoreTables, cursor: Cursor) -> None:
         self.place, self.n_bits = place, tables.n_bits
         self._tables, self._cursor = tables, cursor
 
