@@ -10,7 +10,9 @@ import sys
 import threading
 import tomllib
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import numpy as np
@@ -23,6 +25,7 @@ from antipodal import LSH, open_store
 from antipodal.cli.serve import app as commands
 from antipodal.errors import AntipodalError, StoreError
 from antipodal.service import Engine, create_app, server
+from antipodal.service.mounts import Mount
 from antipodal.stores.address import parse_url
 from engines import engines  # noqa: F401
 
@@ -64,9 +67,10 @@ def is_healthy(port):
 
 
 @contextmanager
-def answering(app):
+def answering(app, **options):
     """Give the port of an application that runs in a thread."""
-    running = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
+    options = {"proxy_headers": False, **options}
+    running = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", **options))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
         thread.start()
@@ -190,14 +194,99 @@ def test_containers_are_given_the_time_that_the_service_takes_to_stop(tmp_path, 
     HASHER.save(tmp_path / "model.antipodal")
     options = {}
     monkeypatch.setattr(uvicorn, "run", lambda *_, **given: options.update(given))
-    server.serve(
-        server.Settings(
-            model=tmp_path / "model.antipodal", store=f"sqlite:///{tmp_path}/codes.db", port=0
-        )
-    )
+    mount = Mount(tmp_path / "model.antipodal", f"sqlite:///{tmp_path}/codes.db")
+    server.serve(server.Settings({"": mount}, port=0))
     grace = int(COMPOSE["services"]["service"]["stop_grace_period"].removesuffix("s"))
     assert grace > options["timeout_graceful_shutdown"]
     assert f"--stop-timeout {grace}" in PAGE
+
+
+# ---------------------------------------------------------------------- prefixes and proxies
+
+
+@pytest.fixture
+def prefixed(tmp_path):
+    """Return the settings of a service of two models under a prefix, as a worker gets them."""
+    HASHER.save(tmp_path / "model.antipodal")
+    url = f"sqlite:///{tmp_path}/codes.db"
+    Engine.open(tmp_path / "model.antipodal", url).close()
+    mount = Mount(tmp_path / "model.antipodal", url)
+    return server.Settings({"one": mount, "two": mount}, root_path="/team/search", read_only=True)
+
+
+def worker(settings, monkeypatch):
+    monkeypatch.setenv("ANTIPODAL_SERVICE", settings.to_json())
+    monkeypatch.setattr(server.torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(server.sys, "setswitchinterval", lambda _: None)
+    return server.worker()
+
+
+def get(port, path, **headers):
+    request = Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+    with urlopen(request) as response:
+        return response.url, response.read().decode()
+
+
+def test_a_prefix_is_known_whether_the_proxy_takes_it_off_or_not(prefixed, monkeypatch):
+    with answering(worker(prefixed, monkeypatch)) as port:
+        for start in ("", "/team/search"):
+            assert len(json.loads(get(port, f"{start}/v1/mounts")[1])["mounts"]) == 2
+            described = json.loads(get(port, f"{start}/two/openapi.json")[1])
+            assert described["servers"] == [{"url": "/team/search/two"}]
+            url, page = get(port, f"{start}/one")  # a page that asks for what is beside it
+            assert url.endswith(f"{start}/one/")
+            assert 'src="static/app.js"' in page
+            assert json.loads(get(port, f"{start}/one/v1/model")[1])["n_bits"] == 16
+            assert json.loads(get(port, f"{start}/healthz")[1]) == {"status": "alive"}
+
+
+def test_a_single_model_is_served_under_a_prefix_too(prefixed, monkeypatch):
+    single = replace(prefixed, mounts={"": prefixed.mounts["one"]})
+    with answering(worker(single, monkeypatch)) as port:
+        for start in ("", "/team/search"):
+            assert json.loads(get(port, f"{start}/v1/model")[1])["n_bits"] == 16
+            assert json.loads(get(port, f"{start}/v1/mounts")[1]) == {"mounts": []}
+            assert "antipodal" in get(port, f"{start}/")[1]
+            described = json.loads(get(port, f"{start}/openapi.json")[1])
+            assert described["servers"] == [{"url": "/team/search"}]
+
+
+def test_a_service_that_only_reads_has_no_routes_that_write(prefixed, monkeypatch):
+    single = replace(prefixed, mounts={"": prefixed.mounts["one"]}, root_path="")
+    with answering(worker(single, monkeypatch)) as port:
+        for method in ("PUT", "DELETE"):
+            request = Request(
+                f"http://127.0.0.1:{port}/v1/items",
+                b'{"ids": [], "items": []}',
+                {"Content-Type": "application/json"},
+                method=method,
+            )
+            with pytest.raises(HTTPError) as refused:
+                urlopen(request)
+            assert refused.value.code == 405
+            refused.value.close()
+        described = json.loads(get(port, "/openapi.json")[1])
+        assert described["paths"]["/v1/items"].keys() == {"get"}
+    empty = Mount(single.mounts[""].model, single.mounts[""].store.replace("codes", "other"))
+    with pytest.raises(StoreError, match="there is no store"):  # it makes none
+        worker(replace(single, mounts={"": empty}), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("proxies", "client"),
+    [((), "127.0.0.1"), (("127.0.0.0/8",), "203.0.113.9"), (("10.0.0.7",), "127.0.0.1")],
+)
+def test_only_named_proxies_are_believed(prefixed, monkeypatch, caplog, proxies, client):
+    """As uvicorn is told by `serve`; the log has the address that was believed."""
+    options = {}
+    monkeypatch.setattr(uvicorn, "run", lambda *_, **given: options.update(given))
+    server.serve(replace(prefixed, port=0, proxies=proxies))
+    believed = {name: options[name] for name in ("proxy_headers", "forwarded_allow_ips")}
+    caplog.set_level("INFO")
+    with answering(worker(prefixed, monkeypatch), **believed) as port:
+        get(port, "/healthz", **{"X-Forwarded-For": "203.0.113.9"})
+    (line,) = [one.fields for one in caplog.records if one.message == "request"]
+    assert line["client"] == client
 
 
 # ------------------------------------------------------------------------------------ backup

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from antipodal.cli import app
+from antipodal.service.mounts import Mount
 from antipodal.service.server import Settings
 from antipodal.stores import open_store
 from antipodal.stores.address import parse_url, shown_url
@@ -123,7 +124,7 @@ def test_what_works_is_shown_without_it(tmp_path, engines):  # noqa: F811
 def test_addresses_and_settings_do_not_show_it_when_printed():
     for url in (URLS[2], "milvus+http://u:SECRET@host?token=SECRET"):
         assert_hidden(repr(parse_url(url)) + str(parse_url(url)))
-    assert_hidden(repr(Settings(model="m", store=URLS[2])))
+    assert_hidden(repr(Settings({"": Mount("m", URLS[2])})))
 
 
 @pytest.mark.parametrize(

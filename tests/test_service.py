@@ -34,7 +34,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from sklearn.datasets import load_digits
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.routing import Mount as Under
 from typer.testing import CliRunner
 
 from antipodal import LSH, HammingIndex, gist, open_store
@@ -46,6 +46,7 @@ from antipodal.errors import AntipodalError, StoreError
 from antipodal.service import Engine, Keys, Limits, create_app, imagefeatures
 from antipodal.service.guard import GuardedRoute
 from antipodal.service.logs import JsonFormatter
+from antipodal.service.mounts import Mount
 from antipodal.service.server import Settings, check_address, check_host, is_loopback
 from effort import examples
 from engines import ENGINES, engines  # noqa: F401
@@ -67,6 +68,7 @@ ROUTES = [
     ("GET", "/v1/items/{id}"),
     ("GET", "/v1/store"),
     ("GET", "/v1/model"),
+    ("GET", "/v1/mounts"),
     ("GET", "/healthz"),
     ("GET", "/readyz"),
     ("GET", "/metrics"),
@@ -862,6 +864,7 @@ def keyed_routes():
         ("POST", "/v1/count", {}, "read"),
         ("GET", "/v1/store", None, "read"),
         ("GET", "/v1/model", None, "read"),
+        ("GET", "/v1/mounts", None, "read"),
         ("GET", "/metrics", None, "read"),
         ("PUT", "/v1/items", {"items": [{"id": 1, **code}]}, "write"),
         ("DELETE", "/v1/items", {"ids": [1]}, "write"),
@@ -916,8 +919,8 @@ def guarded(kept_store):
     app = create_app(Engine(HASHER, kept_store), keys=Keys.parse(KEYS, "keys"))
     return {
         "": app,
-        "/api": Starlette(routes=[Mount("/api", app)]),
-        "/a/b": Starlette(routes=[Mount("/a", Starlette(routes=[Mount("/b", app)]))]),
+        "/api": Starlette(routes=[Under("/api", app)]),
+        "/a/b": Starlette(routes=[Under("/a", Starlette(routes=[Under("/b", app)]))]),
     }
 
 
@@ -1016,7 +1019,7 @@ async def raw(app, method, path, query, key):
 
 def test_every_route_demands_a_role_but_the_page_and_the_signs_of_life(guarded):
     """Whoever adds a route must say who may call it."""
-    open_to_all = {"/", "/healthz", "/readyz", "/openapi.json", "/static"}
+    open_to_all = {"/", "/docs", "/healthz", "/readyz", "/openapi.json", "/static"}
     app = guarded[""]
     roles = {}
     for route in app.routes:
@@ -1257,6 +1260,7 @@ def test_every_request_is_one_line_of_json(reader, caplog):
     assert line == {
         "level": "info",
         "event": "request",
+        "client": "testclient",
         "method": "POST",
         "path": "/v1/search",
         "status": 200,
@@ -1300,6 +1304,7 @@ def test_the_page_is_served_with_a_strict_policy(store, tmp_path):
         policy = response.headers["content-security-policy"]
         assert policy.startswith("default-src 'self'; img-src 'self' data:;")
         assert response.headers["x-content-type-options"] == "nosniff"
+    is_problem(client.get("/docs"), 404)
     (page / "link").symlink_to(tmp_path / "secret")
     for trick in ("..%2fsecret", "%2e%2e/secret", "link"):
         assert "secret" not in client.get(f"/static/{trick}").json()["detail"]
@@ -1346,7 +1351,7 @@ def test_the_password_of_a_store_is_not_printed(tmp_path, monkeypatch, capsys, b
     assert ended.value.code == 1
     assert "127.0.0.1" in printed.err  # it is said which store
     assert secret not in printed.out + printed.err
-    assert secret not in repr(Settings(model=tmp_path, store=url))
+    assert secret not in repr(Settings({"": Mount(tmp_path, url)}))
 
 
 def test_an_address_that_cannot_be_listened_on_is_one_line(tmp_path, monkeypatch, capsys):
@@ -1385,11 +1390,17 @@ def test_a_store_of_another_model_is_refused_at_the_start(tmp_path):
 
 def test_settings_reach_the_workers_as_they_are(tmp_path):
     settings = Settings(
-        model=tmp_path / "model",
-        store="sqlite:///codes.db",
+        mounts={
+            "a": Mount(tmp_path / "model", "sqlite:///codes.db", keys=tmp_path / "keys"),
+            "b": Mount(tmp_path / "model", "sqlite:///codes.db", None, "gist", tmp_path / "scores"),
+        },
+        mounts_file=tmp_path / "mounts",
         keys=tmp_path / "keys",
+        proxies=("10.0.0.7", "10.0.1.0/24"),
         limits=Limits(k=7, seconds=1.5),
     )
     assert Settings.from_json(settings.to_json()) == settings
-    relative = Settings(model=Path("model"), store="sqlite:///codes.db")
-    assert Settings.from_json(relative.to_json()).model == Path("model").absolute()
+    relative = Settings({"": Mount(Path("model"), "sqlite:///codes.db")}, keys=Path("keys"))
+    again = Settings.from_json(relative.to_json())
+    assert again.mounts[""].model == Path("model").absolute()
+    assert again.keys == Path("keys").absolute()

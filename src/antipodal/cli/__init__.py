@@ -22,6 +22,7 @@ from antipodal.cli import (
     searching,
     serve,
     store,
+    switching,
 )
 from antipodal.cli.app import app
 from antipodal.errors import AntipodalError
@@ -41,6 +42,7 @@ __all__ = [
     "searching",
     "serve",
     "store",
+    "switching",
 ]
 
 # What the data or the machine can cause. Anything else is a fault of ours, and shows where it is.

@@ -2,13 +2,12 @@
 
 import logging
 import mimetypes
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query, Request, params
-from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import FileResponse, Response
@@ -32,6 +31,7 @@ from antipodal.service.limits import Limits
 from antipodal.service.observe import Metrics, Observe
 from antipodal.service.pool import Pool
 from antipodal.service.problems import UnavailableError, add_handlers
+from antipodal.service.replies import json_answer, problems
 
 _log = logging.getLogger("antipodal.service")
 _PAGE = Path(__file__).parent / "page"
@@ -65,16 +65,33 @@ def create_app(
     page : Path
         Folder of the page's files; it may be empty.
     """
-    limits = engine.limits
-    pools = _Pools(limits)
-    metrics = Metrics()
+    pools, metrics = Pools(engine.limits), Metrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         pools.close()
-        engine.store.close()
+        engine.close()
 
+    app = empty_app(lifespan, outer_layers(metrics, engine.limits, hosts))
+    add_model(app, engine, pools, keys, page)
+    add_metrics(app, metrics, pools, keys, lambda: {"": engine.store.count()})
+
+    @app.get(
+        "/v1/mounts",
+        response_model=schemas.MountList,
+        responses=problems(401),
+        dependencies=[Depends(Guard("read", keys))],
+    )
+    async def mounts() -> Response:
+        """Name the mounts of a service with several models; this one has a single model."""
+        return json_answer({"mounts": []})
+
+    return app
+
+
+def empty_app(lifespan: Any, layers: Sequence[Middleware]) -> FastAPI:
+    """Return an application without routes, whose routes will ask their guards."""
     app = FastAPI(
         title="antipodal",
         version=antipodal.__version__,
@@ -84,21 +101,36 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
-        middleware=[
-            Middleware(Observe, metrics=metrics, headers=_HEADERS),
-            Middleware(Gate, limits=limits, hosts=hosts),
-        ],
+        middleware=layers,
     )
     add_handlers(app)
     app.router.route_class = GuardedRoute
-    reading, writing = [Depends(Guard("read", keys))], [Depends(Guard("write", keys))]
-    _add_api(app, engine, pools, reading, writing)
-    _add_signs_of_life(app, engine, pools.checks, metrics, reading)
-    _add_page(app, page)
     return app
 
 
-class _Pools:
+def outer_layers(
+    metrics: Metrics, limits: Limits, hosts: Collection[str] | None
+) -> list[Middleware]:
+    """Return what a request passes before any route."""
+    return [
+        Middleware(Observe, metrics=metrics, headers=_HEADERS),
+        Middleware(Gate, limits=limits, hosts=hosts),
+    ]
+
+
+def add_model(
+    app: FastAPI, engine: Engine, pools: "Pools", keys: Keys | None, page: Path = _PAGE
+) -> None:
+    """Add all routes of one model and its store, and the page that uses them."""
+    reading, writing = [Depends(Guard("read", keys))], [Depends(Guard("write", keys))]
+    _add_reading(app, engine, pools, reading)
+    if not engine.is_read_only:
+        _add_writing(app, engine, pools, writing)
+    add_signs_of_life(app, pools, engine.check)
+    add_page(app, page)
+
+
+class Pools:
     """Threads apart for what must not wait for each other."""
 
     def __init__(self, limits: Limits) -> None:
@@ -111,20 +143,18 @@ class _Pools:
         self.checks = pool("check", 1)  # a busy service is alive
 
     def close(self) -> None:
+        """Finish what runs."""
         for pool in (self.reads, self.images, self.writes, self.checks):
             pool.close()
 
 
-def _add_api(
-    app: FastAPI,
-    engine: Engine,
-    pools: _Pools,
-    reading: Sequence[params.Depends],
-    writing: Sequence[params.Depends],
-) -> None:
-    always = _problems(401, 503)
-    with_body = always | _problems(400, 408, 413, 422)
+_ALWAYS = problems(401, 503)
+_WITH_BODY = _ALWAYS | problems(400, 408, 413, 422)
 
+
+def _add_reading(
+    app: FastAPI, engine: Engine, pools: Pools, reading: Sequence[params.Depends]
+) -> None:
     async def encode_bytes(request: Request) -> Response:
         kind, body = media_type(request), await request.body()
         rows = read_rows(kind, body, engine.hasher.n_features_in_)
@@ -135,7 +165,7 @@ def _add_api(
     @app.post(
         "/v1/encode",
         response_model=schemas.Encoded,
-        responses=with_body | {200: {"content": binary}},
+        responses=_WITH_BODY | {200: {"content": binary}},
         dependencies=reading,
         openapi_extra={"requestBody": {"content": binary}},
     )
@@ -143,12 +173,12 @@ def _add_api(
     async def encode(request: schemas.EncodeRequest) -> Response:
         """Return the codes of vectors or images; of vectors in bytes, in bytes."""
         pool = pools.reads if request.images is None else pools.images
-        return _json(await pool.run(engine.encode, request))
+        return json_answer(await pool.run(engine.encode, request))
 
     @app.post(
         "/v1/search",
         response_model=schemas.SearchResponse | schemas.SearchesResponse,
-        responses=with_body | _problems(404),
+        responses=_WITH_BODY | problems(404),
         dependencies=reading,
     )
     async def search(request: schemas.SearchRequest) -> Response:
@@ -157,32 +187,12 @@ def _add_api(
         answer = await pool.run(engine.search, request)
         if answer is None:
             raise HTTPException(404, f"there is no item {request.id} to search by")
-        return _json(answer)
-
-    @app.put(
-        "/v1/items",
-        response_model=schemas.Upserted,
-        responses=with_body | _problems(403, 409),
-        dependencies=writing,
-    )
-    async def upsert(request: schemas.UpsertRequest) -> Response:
-        """Keep items: all of them, durably, or none."""
-        return _json(await pools.writes.run(engine.upsert, request))
-
-    @app.delete(
-        "/v1/items",
-        response_model=schemas.Deleted,
-        responses=with_body | _problems(403),
-        dependencies=writing,
-    )
-    async def delete(request: schemas.IdsRequest) -> Response:
-        """Remove items."""
-        return _json(await pools.writes.run(engine.delete, request))
+        return json_answer(answer)
 
     @app.get(
         "/v1/items",
         response_model=schemas.ItemList,
-        responses=always | _problems(422),
+        responses=_ALWAYS | problems(422),
         dependencies=reading,
     )
     async def sample(
@@ -190,32 +200,34 @@ def _add_api(
         seed: Annotated[int, Query(ge=0, lt=2**63)] = 0,
     ) -> Response:
         """Return a sample of the items."""
-        return _json({"items": await pools.reads.run(engine.sample, limit, seed)})
+        return json_answer({"items": await pools.reads.run(engine.sample, limit, seed)})
 
     @app.post(
         "/v1/items/get",
         response_model=schemas.ItemList,
-        responses=with_body,
+        responses=_WITH_BODY,
         dependencies=reading,
     )
     async def items(request: schemas.IdsRequest) -> Response:
         """Return items in the order of their ids here; those that are not there are left out."""
-        return _json({"items": await pools.reads.run(engine.items, request)})
+        return json_answer({"items": await pools.reads.run(engine.items, request)})
 
-    @app.post("/v1/count", response_model=schemas.Count, responses=with_body, dependencies=reading)
+    @app.post("/v1/count", response_model=schemas.Count, responses=_WITH_BODY, dependencies=reading)
     async def count(request: schemas.CountRequest) -> Response:
         """Count the items, or those that pass a filter."""
-        return _json(await pools.reads.run(engine.count, request))
+        return json_answer(await pools.reads.run(engine.count, request))
 
-    @app.get("/v1/store", response_model=schemas.AboutStore, responses=always, dependencies=reading)
+    @app.get(
+        "/v1/store", response_model=schemas.AboutStore, responses=_ALWAYS, dependencies=reading
+    )
     async def store() -> Response:
         """Say what a client must know to use the store as one of its own."""
-        return _json(await pools.reads.run(engine.about))
+        return json_answer(await pools.reads.run(engine.about))
 
     @app.get(
         "/v1/items/{id}",
         response_model=schemas.Item,
-        responses=always | _problems(404, 422),
+        responses=_ALWAYS | problems(404, 422),
         dependencies=reading,
     )
     async def item(id: schemas.Id) -> Response:
@@ -223,62 +235,93 @@ def _add_api(
         found = await pools.reads.run(engine.item, id)
         if found is None:
             raise HTTPException(404, f"there is no item {id}")
-        return _json(found)
+        return json_answer(found)
 
-    @app.get("/v1/model", response_model=schemas.ModelCard, responses=always, dependencies=reading)
+    @app.get("/v1/model", response_model=schemas.ModelCard, responses=_ALWAYS, dependencies=reading)
     async def model() -> Response:
         """Describe the model and the codes in the store."""
-        return _json(await pools.reads.run(engine.card))
+        return json_answer(await pools.reads.run(engine.card))
 
 
-def _add_signs_of_life(
-    app: FastAPI, engine: Engine, checks: Pool, metrics: Metrics, reading: Sequence[params.Depends]
+def _add_writing(
+    app: FastAPI, engine: Engine, pools: Pools, writing: Sequence[params.Depends]
 ) -> None:
+    @app.put(
+        "/v1/items",
+        response_model=schemas.Upserted,
+        responses=_WITH_BODY | problems(403, 409),
+        dependencies=writing,
+    )
+    async def upsert(request: schemas.UpsertRequest) -> Response:
+        """Keep items: all of them, durably, or none."""
+        return json_answer(await pools.writes.run(engine.upsert, request))
+
+    @app.delete(
+        "/v1/items",
+        response_model=schemas.Deleted,
+        responses=_WITH_BODY | problems(403),
+        dependencies=writing,
+    )
+    async def delete(request: schemas.IdsRequest) -> Response:
+        """Remove items."""
+        return json_answer(await pools.writes.run(engine.delete, request))
+
+
+def add_signs_of_life(app: FastAPI, pools: Pools, check: Callable[[], None]) -> None:
+    """Add routes for those who start and stop the service; `check` raises StoreError."""
+
     @app.get("/healthz", response_model=schemas.Status)
     async def healthz() -> Response:
         """Say that the process is alive."""
-        return _json({"status": "alive"})
+        return json_answer({"status": "alive"})
 
-    @app.get("/readyz", response_model=schemas.Status, responses=_problems(503))
+    @app.get("/readyz", response_model=schemas.Status, responses=problems(503))
     async def readyz() -> Response:
         """Say whether the store answers."""
         try:
-            await checks.run(engine.store.count)
+            await pools.checks.run(check)
         except StoreError as error:  # asked without a key: why, and where, is for the log
             _log.warning("the store does not answer: %s", error)
             raise UnavailableError("the store does not answer") from None
-        return _json({"status": "ready"})
+        return json_answer({"status": "ready"})
+
+
+def add_metrics(
+    app: FastAPI,
+    metrics: Metrics,
+    pools: Pools,
+    keys: Keys | None,
+    n_items: Callable[[], dict[str, int]],
+) -> None:
+    """Add the route for Prometheus; `n_items` counts the items of each mount."""
 
     @app.get(
         "/metrics",
         response_class=Response,
-        responses=_problems(401, 503) | {200: {"content": {"text/plain": {}}}},
-        dependencies=reading,
+        responses=problems(401, 503) | {200: {"content": {"text/plain": {}}}},
+        dependencies=[Depends(Guard("read", keys))],
     )
     async def numbers() -> Response:
         """Return the metrics of all workers for Prometheus."""
-        text = metrics.text(await checks.run(engine.store.count))
+        text = metrics.text(await pools.checks.run(n_items))
         return Response(text, media_type="text/plain; version=0.0.4")
 
 
-def _add_page(app: FastAPI, page: Path) -> None:
+def add_page(app: FastAPI, page: Path = _PAGE, first: str = "index.html") -> None:
+    """Add the page, what it needs, and the description of the API as one can read it."""
+
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
-        if not (page / "index.html").is_file():
-            raise HTTPException(404, "there is no page here: the API is described by /openapi.json")
-        return FileResponse(page / "index.html", headers={"Cache-Control": "no-cache"})
+        return _file(page / first, "there is no page here: the API is described by /docs")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return _file(page / "docs.html", "there is no page here: see /openapi.json")
 
     app.mount("/static", StaticFiles(directory=page, check_dir=False))
 
 
-def _json(value: Any) -> Response:
-    # What has no JSON form, such as a random generator in a model's parameters, becomes text.
-    return Response(
-        to_json(value, fallback=str, inf_nan_mode="null"), media_type="application/json"
-    )
-
-
-def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe error responses."""
-    content = {"application/problem+json": {"schema": schemas.Problem.model_json_schema()}}
-    return {status: {"description": "A problem", "content": content} for status in statuses}
+def _file(path: Path, missing: str) -> Response:
+    if not path.is_file():
+        raise HTTPException(404, missing)
+    return FileResponse(path, headers={"Cache-Control": "no-cache"})

@@ -68,6 +68,8 @@ class Engine:
         How images become features: see `ImageFeatures`.
     scores : mapping, optional
         What the model was measured to be worth, for the model card.
+    is_read_only : bool
+        Whether the service has no routes that write.
     """
 
     def __init__(
@@ -79,12 +81,14 @@ class Engine:
         images: str | None = None,
         scores: Mapping[str, Any] | None = None,
         limits: Limits | None = None,
+        is_read_only: bool = False,
     ) -> None:
         if hasher.n_bits != store.n_bits:
             raise ValueError(
                 f"the model makes codes of {hasher.n_bits} bits, the store keeps {store.n_bits}"
             )
         self.hasher, self.store, self.limits = hasher, store, limits or Limits()
+        self.is_read_only = is_read_only
         self._identity, self._scores = identity, scores
         self._images = None if images is None else ImageFeatures(images, self.limits)
         if self._images is not None and self._images.n_features != hasher.n_features_in_:
@@ -102,17 +106,38 @@ class Engine:
         images: str | None = None,
         scores: Mapping[str, Any] | None = None,
         limits: Limits | None = None,
+        read_only: bool = False,
     ) -> Self:
-        """Open the store for the model in a file; make it if there is none."""
+        """Open the store for the model in a file; make it if there is none, unless to read only."""
         hasher, identity = load(model), model_identity(model)
-        store = open_store(url, n_bits=hasher.n_bits, model=identity)
+        store = open_store(url, n_bits=None if read_only else hasher.n_bits, model=identity)
         try:
             return cls(
-                hasher, store, identity=identity, images=images, scores=scores, limits=limits
+                hasher,
+                store,
+                identity=identity,
+                images=images,
+                scores=scores,
+                limits=limits,
+                is_read_only=read_only,
             )
         except BaseException:
             store.close()
             raise
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+    def check(self) -> None:
+        """Raise StoreError if the store does not answer."""
+        self.store.count()
+
+    def warm_up(self) -> None:
+        """Read what the first search would wait for."""
+        width = code_width(self.store.n_bits)
+        self.store.search(np.zeros((1, width), np.uint8), 1)
+        self.hasher.encode(np.zeros((1, self.hasher.n_features_in_), np.float32))
 
     def encode(self, request: EncodeRequest) -> dict[str, Any]:
         """Return the codes of vectors or images."""

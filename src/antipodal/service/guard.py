@@ -24,7 +24,7 @@ _BEARER = HTTPBearer(
 _HEADER = APIKeyHeader(
     name="X-API-Key", scheme_name="header", description="The same.", auto_error=False
 )
-_ASK = {"WWW-Authenticate": "Bearer"}
+ASK_FOR_KEY = {"WWW-Authenticate": "Bearer"}
 
 
 class Guard:
@@ -41,11 +41,12 @@ class Guard:
         """Raise 401 without a known key, 403 if the key may only read."""
         if self._keys is None:
             return
-        key = header or "" if bearer is None else bearer.credentials
-        role = self._keys.role(key.strip().encode("latin-1"))  # as HTTP has it: any byte
+        role = self._keys.role(_key(bearer, header))
         if role is None:
             raise HTTPException(
-                401, "a key is needed: send Authorization: Bearer KEY, or X-API-Key: KEY", _ASK
+                401,
+                "a key is needed: send Authorization: Bearer KEY, or X-API-Key: KEY",
+                ASK_FOR_KEY,
             )
         if self.role == "write" and role != "write":
             raise HTTPException(403, "this key may read: writing needs a key with the role write")
@@ -53,6 +54,16 @@ class Guard:
     async def check(self, request: Request) -> None:
         """Do the same with a request whose body was not read."""
         await self(await _BEARER(request), await _HEADER(request))
+
+
+async def sent_key(request: Request) -> bytes:
+    """Return the key that a request has, or nothing."""
+    return _key(await _BEARER(request), await _HEADER(request))
+
+
+def _key(bearer: HTTPAuthorizationCredentials | None, header: str | None) -> bytes:
+    key = header or "" if bearer is None else bearer.credentials
+    return key.strip().encode("latin-1")  # as HTTP has it: any byte
 
 
 class GuardedRoute(APIRoute):

@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -42,16 +43,15 @@ class Metrics:
             multiprocess_mode="livesum",
         )
 
-    def text(self, n_items: int) -> bytes:
-        """Return the numbers of all workers in the text format."""
+    def text(self, n_items: Mapping[str, int]) -> bytes:
+        """Return the numbers of all workers in the text format, and the items of each mount."""
         registry = CollectorRegistry() if _SHARED in os.environ else self._registry
         if registry is not self._registry:
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        about_store = (
-            "# HELP antipodal_items Items in the store.\n"
-            "# TYPE antipodal_items gauge\n"
-            f"antipodal_items {n_items}\n"
-        )
+        about_store = "# HELP antipodal_items Items in the store.\n# TYPE antipodal_items gauge\n"
+        for name, n in n_items.items():
+            label = f'{{mount="{name}"}}' if name else ""
+            about_store += f"antipodal_items{label} {n}\n"
         return generate_latest(registry) + about_store.encode()
 
 
@@ -88,6 +88,7 @@ class Observe:
             seconds = time.perf_counter() - began
         self._count(scope, status, seconds)
         fields = {
+            "client": (scope.get("client") or ("",))[0],
             "method": scope["method"],
             "path": scope["path"][:200],
             "status": status,
@@ -99,6 +100,8 @@ class Observe:
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         # Labels come from our own routes: what a caller invents must not make new ones.
         route: Any = getattr(scope.get("route"), "path", None) or "other"
+        if "mount" in scope:
+            route = f"/{scope['mount']}{route}" if route != "other" else route
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.requests.labels(method, route, status).inc()
         self._metrics.seconds.labels(method, route).observe(seconds)

@@ -251,6 +251,20 @@ class ModelCard(BaseModel):
     bit_health: Health | None
 
 
+class MountedModel(BaseModel):
+    """A model that is served under /NAME/."""
+
+    name: str
+    n_bits: int
+    method: str
+
+
+class MountList(BaseModel):
+    """The mounts that the caller's key may read; none if the service has a single model."""
+
+    mounts: list[MountedModel]
+
+
 class Status(BaseModel):
     """A word on how the service is."""
 

@@ -10,12 +10,13 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from antipodal.errors import AntipodalError
 from antipodal.service.app import create_app
@@ -24,6 +25,9 @@ from antipodal.service.engine import Engine
 from antipodal.service.keys import Keys
 from antipodal.service.limits import Limits
 from antipodal.service.logs import CONFIG
+from antipodal.service.mountedapp import create_mounted_app, keys_of
+from antipodal.service.mounts import OUR_NAMES, Mount, read_mounts
+from antipodal.service.rootpath import Prefix, check_prefix
 
 _VARIABLE = "ANTIPODAL_SERVICE"
 _LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
@@ -31,38 +35,66 @@ _LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
 
 @dataclass(frozen=True)
 class Settings:
-    """What a worker needs to know; it is sent to other processes, so it holds no keys."""
+    """What a worker needs to know; it is sent to other processes, so it holds no keys.
 
-    model: Path
-    store: str = field(repr=False)  # it may hold a password
+    `mounts` are by their names, and a single model has none; `mounts_file` has them instead, and
+    is followed. `proxies` are addresses whose word is taken for where a request came from.
+    """
+
+    mounts: dict[str, Mount] = field(default_factory=dict)
+    mounts_file: Path | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     workers: int = 1
     keys: Path | None = None
-    images: str | None = None
-    scores: Path | None = None
     allow_anyone: bool = False
+    read_only: bool = False
+    root_path: str = ""
+    proxies: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
+
+    def now(self) -> dict[str, Mount]:
+        """Return the mounts as they are now."""
+        return self.mounts if self.mounts_file is None else read_mounts(self.mounts_file)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether there are any keys; then every mount must have some."""
+        return Keys.find(self.keys) is not None or any(one.keys for one in self.now().values())
 
     def to_json(self) -> str:
         """Return the settings as text, paths from the root."""
-        return json.dumps(asdict(self), default=lambda path: str(path.absolute()))
+        mounts = {name: mount.fields() for name, mount in self.mounts.items()}
+        values = asdict(self) | {"mounts": mounts}
+        return json.dumps(values, default=lambda path: str(path.absolute()))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Undo `to_json`."""
         values = json.loads(text)
-        for name in ("model", "keys", "scores"):
+        for name in ("keys", "mounts_file"):
             values[name] = None if values[name] is None else Path(values[name])
+        values["mounts"] = {
+            name: Mount.from_fields(fields) for name, fields in values["mounts"].items()
+        }
+        values["proxies"] = tuple(values["proxies"])
         return cls(**values | {"limits": Limits(**values["limits"])})
 
 
 def serve(settings: Settings) -> None:
     """Answer until a signal says to stop; then finish what was accepted."""
-    if Keys.find(settings.keys) is None:
+    if settings.root_path:
+        check_prefix(settings.root_path, OUR_NAMES | settings.now().keys())
+    for address in settings.proxies:
+        _check_network(address)
+    if not settings.is_guarded:
         check_host(settings.host, settings.allow_anyone)
     check_address(settings.host, settings.port)
-    _open(settings).store.close()  # what is wrong is said once, before any worker starts
+    common = Keys.find(settings.keys)
+    for name, mount in settings.now().items():
+        # What is wrong is said once, before any worker starts.
+        keys_of(name, mount, common, settings.is_guarded)
+        _open(settings, mount).close()
     # Workers are processes of their own: they read this, and where to add up their metrics.
     variables = {_VARIABLE: settings.to_json()}
     with ExitStack() as stack:
@@ -80,7 +112,8 @@ def serve(settings: Settings) -> None:
             workers=settings.workers,
             log_config=CONFIG,
             access_log=False,  # the service has lines of its own
-            proxy_headers=False,
+            proxy_headers=bool(settings.proxies),
+            forwarded_allow_ips=list(settings.proxies),
             server_header=False,
             ws="none",
             http=LimitedConnection,
@@ -90,15 +123,26 @@ def serve(settings: Settings) -> None:
         )
 
 
-def worker() -> FastAPI:
+def worker() -> ASGIApp:
     """Return the application of one worker, as the environment describes it."""
     settings = Settings.from_json(os.environ[_VARIABLE])
     torch.set_num_threads(1)  # requests are small, and run beside each other
     sys.setswitchinterval(5e-4)  # the loop that sends answers waits less for threads that search
     keys = Keys.find(settings.keys)
-    guarded = keys is not None or settings.allow_anyone
-    hosts = None if guarded else _LOCAL_NAMES | {_bracketed(settings.host)}
-    return create_app(_open(settings), keys=keys, hosts=hosts)
+    known = settings.is_guarded or settings.allow_anyone
+    hosts = None if known else _LOCAL_NAMES | {_bracketed(settings.host)}
+    app: ASGIApp
+    if settings.mounts.keys() == {""}:
+        app = create_app(_open(settings, settings.mounts[""]), keys=keys, hosts=hosts)
+    else:
+        app = create_mounted_app(
+            settings.mounts_file or settings.mounts,
+            partial(_open, settings),
+            limits=settings.limits,
+            keys=keys,
+            hosts=hosts,
+        )
+    return Prefix(app, settings.root_path) if settings.root_path else app
 
 
 def check_host(host: str, allow_anyone: bool) -> None:
@@ -141,14 +185,24 @@ def is_loopback(host: str) -> bool:
         return False  # a name may come to mean anything
 
 
-def _open(settings: Settings) -> Engine:
+def _open(settings: Settings, mount: Mount) -> Engine:
     return Engine.open(
-        settings.model,
-        settings.store,
-        images=settings.images,
-        scores=_read_scores(settings.scores),
+        mount.model,
+        mount.store,
+        images=mount.images,
+        scores=_read_scores(mount.scores),
         limits=settings.limits,
+        read_only=settings.read_only,
     )
+
+
+def _check_network(address: str) -> None:
+    try:
+        ipaddress.ip_network(address)
+    except ValueError:
+        raise ValueError(
+            f"a proxy is named by its address, 10.0.0.7, or its network, 10.0.0.0/24: {address!r}"
+        ) from None
 
 
 def _read_scores(path: Path | None) -> Mapping[str, Any] | None:

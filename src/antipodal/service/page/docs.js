@@ -1,0 +1,110 @@
+// Draws openapi.json: routes, what they take and what they answer. Only ever as text.
+
+const $ = (id) => document.getElementById(id);
+
+function el(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+let described;
+
+/** Follow a reference within the document. */
+function resolve(schema) {
+  if (!schema?.$ref) return schema ?? {};
+  return schema.$ref.slice(2).split("/").reduce((part, name) => part[name], described);
+}
+
+/** Name the type of a schema in a few words. */
+function kind(schema) {
+  if (schema.$ref) return schema.$ref.split("/").pop();
+  const either = schema.anyOf ?? schema.oneOf;
+  if (either) return either.map(kind).join(" or ");
+  if (schema.const !== undefined) return JSON.stringify(schema.const);
+  if (schema.enum) return schema.enum.map((value) => JSON.stringify(value)).join(" or ");
+  if (schema.type === "array") return `list of ${kind(schema.items ?? {})}`;
+  return schema.type ?? "anything";
+}
+
+/** List the fields of a schema, and those of the schemas it names, each schema once. */
+function fields(schema, seen = new Set()) {
+  const list = [];
+  for (const part of schema.anyOf ?? schema.oneOf ?? [schema]) {
+    const whole = resolve(part);
+    const name = part.$ref ?? JSON.stringify(part);
+    if (seen.has(name)) continue;
+    seen.add(name);
+    if (whole.type === "array") list.push(...fields(whole.items ?? {}, seen));
+    if (!whole.properties) continue;
+    const rows = Object.entries(whole.properties).map(([field, of]) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, el("code", {}, field)),
+        el("td", {}, kind(of), whole.required?.includes(field) ? "" : " (may be left out)"),
+        el("td", {}, of.description ?? ""),
+      ),
+    );
+    const title = el("caption", {}, whole.title ?? "");
+    list.push(el("div", { class: "wide" }, el("table", {}, title, el("tbody", {}, ...rows))));
+    for (const of of Object.values(whole.properties)) list.push(...fields(of, seen));
+  }
+  return list;
+}
+
+function example(schema) {
+  const [first] = resolve(schema).examples ?? [];
+  return first ? [el("pre", {}, el("code", {}, JSON.stringify(first, null, 1)))] : [];
+}
+
+function bodies(title, content) {
+  return Object.entries(content ?? {}).flatMap(([type, { schema }]) => [
+    el("h3", {}, `${title}, ${type}`),
+    ...example(schema),
+    ...fields(schema ?? {}),
+  ]);
+}
+
+function route(path, method, operation) {
+  const name = `${method.toUpperCase()} ${path}`;
+  const id = name.replace(/\W+/g, "-");
+  $("contents").append(el("a", { href: `#${id}` }, name));
+  const section = el("section", { id }, el("h2", {}, el("code", {}, name)));
+  section.append(el("p", {}, operation.description ?? operation.summary ?? ""));
+  if (operation.security) section.append(el("p", { class: "quiet" }, "Needs a key, if the service has keys."));
+  const parameters = (operation.parameters ?? []).map((one) =>
+    el(
+      "tr",
+      {},
+      el("th", { scope: "row" }, el("code", {}, one.name)),
+      el("td", {}, `${kind(one.schema)}, in the ${one.in}`),
+      el("td", {}, one.description ?? ""),
+    ),
+  );
+  if (parameters.length) section.append(el("table", {}, el("tbody", {}, ...parameters)));
+  section.append(...bodies("Takes", operation.requestBody?.content));
+  for (const [status, answer] of Object.entries(operation.responses)) {
+    if (status === "200") section.append(...bodies("Answers", answer.content));
+  }
+  const refusals = Object.keys(operation.responses).filter((status) => status !== "200");
+  if (refusals.length) section.append(el("p", { class: "quiet" }, `Problems: ${refusals.join(", ")}.`));
+  $("routes").append(section);
+}
+
+try {
+  described = await (await fetch("openapi.json")).json();
+  $("about").replaceChildren(
+    `antipodal ${described.info.version}. ${described.info.description} `,
+    "The same for programs: ",
+    el("a", { href: "openapi.json" }, "openapi.json"),
+    ".",
+  );
+  for (const [path, methods] of Object.entries(described.paths)) {
+    for (const [method, operation] of Object.entries(methods)) route(path, method, operation);
+  }
+  if (location.hash) document.querySelector(location.hash)?.scrollIntoView();
+} catch {
+  $("about").textContent = "The service does not answer. Is it still running?";
+}
