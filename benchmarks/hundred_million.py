@@ -62,9 +62,9 @@ def like(codes: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
 
 def parts(folder: Path) -> Iterator[np.ndarray]:
     """Yield all codes, a part at a time."""
-    codes = np.load(folder / "codes.npy", mmap_mode="r")
-    for start in range(0, len(codes), PART):
-        yield np.array(codes[start : start + PART])
+    with open(folder / "codes", "rb") as file:
+        while len(codes := np.fromfile(file, np.uint8, PART * N_BITS // 8)):
+            yield codes.reshape(-1, N_BITS // 8)
 
 
 def seconds(call: Callable[[], object]) -> dict[str, float]:
@@ -85,11 +85,11 @@ def peak_megabytes() -> float:
 
 
 def make_codes(folder: Path, n_rows: int) -> None:
-    codes = np.lib.format.open_memmap(folder / "codes.npy", "w+", np.uint8, (n_rows, N_BITS // 8))
     real = real_codes()
-    for number, start in enumerate(range(0, n_rows, PART)):
-        n = min(PART, n_rows - start)
-        codes[start : start + n] = like(real, n, np.random.default_rng([1, number]))
+    with open(folder / "codes", "wb") as file:
+        for number, start in enumerate(range(0, n_rows, PART)):
+            rng = np.random.default_rng([1, number])
+            like(real, min(PART, n_rows - start), rng).tofile(file)
     np.save(folder / "queries.npy", like(real, 10_000, np.random.default_rng(2)))
 
 

@@ -74,7 +74,7 @@ class Bands:
 
     def within(self, queries: Codes, items: IndexedItems, radius: int) -> list[RowHits]:
         """Find all rows at distance ≤ radius: in one part, or in two, each in its order."""
-        tables = self._tables(items, radius, len(queries))
+        tables = self.covering(items, radius + 1) or self._tables(items, radius, len(queries))
         if tables is None:
             return [within(queries, items.rows, radius)]
         hits, n_tabled = tables.within(queries, radius), len(tables.codes)
@@ -85,8 +85,12 @@ class Bands:
 
     def covering(self, items: IndexedItems, n_bands: int) -> Tables | None:
         """Return tables of all these items, with so many bands or more."""
-        tables = self._fitting(items, n_bands)
-        return tables if tables is not None and len(tables.codes) == len(items) else None
+        made = self._made  # read once: another thread may put newer ones in their place
+        if made is None or made[0] is not items.era:
+            return None
+        tables = made[1]
+        is_all = len(tables.codes) == len(items.rows) and tables.n_bands >= n_bands
+        return tables if is_all else None
 
     def _tables(self, items: IndexedItems, radius: int, n_queries: int) -> Tables | None:
         """Return the tables to use, or None where a scan is better.

@@ -5,6 +5,7 @@ id is the one in the earlier row, so no part of a search needs to look at ids.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -76,7 +77,7 @@ class IndexedItems:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
+    @cached_property
     def rows(self) -> Codes:
         """Padded codes, in the order of ids."""
         return self.code_column.rows

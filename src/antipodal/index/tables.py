@@ -25,8 +25,8 @@ SCANNED_PER_CANDIDATE = 24  # rows that Faiss scans while NumPy looks up and com
 _LOW_BITS = 62  # they are a number of 64 bits with a sign
 _CANDIDATES_AT_ONCE = 2**18
 _ROWS_AT_ONCE = 2**20
-_FEW = 40  # candidates that Python compares before NumPy is done being called
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads neighbouring keys
+_FEW = 16  # rows of a bucket that Python compares before NumPy is done being called
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: spreads neighbouring keys
 _WORD = 2**64 - 1
 
 
@@ -57,7 +57,7 @@ class _Layout(NamedTuple):
             cuts[1:],
             n_low,
             np.minimum(n_key_bits - n_low, _LOW_BITS),
-            np.where(hashed, _GOLDEN, np.uint64(1)),
+            np.where(hashed, np.uint64(_GOLDEN), np.uint64(1)),
             np.where(hashed, 64 - n_hash_bits, 0).astype(np.uint64),
             np.concatenate([[0], np.cumsum(2**n_hash_bits)]),
         )
@@ -96,11 +96,18 @@ class Tables:
             np.cumsum(starts, out=starts)
         self.starts, self.rows = starts, rows
         # The same in numbers of Python, for `_within_of_one`: a code is one whole number there.
-        columns = (8 * codes.shape[1] - layout.ends, (1 << layout.n_low) - 1, *layout[2:-1])
-        first_buckets = layout.first_bucket[:-1]
-        self._of_one = list(zip(*(c.tolist() for c in (*columns, first_buckets)), strict=True))
-        flat = self._words.reshape(-1) if codes.shape[1] <= 8 else codes.reshape(-1)
-        self._views = starts.data, rows.data, flat.data
+        columns = (
+            8 * codes.shape[1] - layout.ends,
+            (1 << layout.n_low) - 1,
+            (1 << layout.n_high) - 1,
+            layout.multiplier,
+            layout.hash_shift,
+            layout.first_bucket[:-1],
+        )
+        bands = list(zip(*(column.tolist() for column in columns), strict=True))
+        self._of_one = [bands[: radius + 1] for radius in range(n_bands)]
+        flat = self._words.reshape(-1)
+        self._views = starts.data, rows.data, flat.data, flat.view(np.uint8).data
 
     def over(self, codes: Codes) -> "Tables":
         """Return the same tables for the same codes in another place."""
@@ -164,7 +171,7 @@ class Tables:
         ends, n_low, n_high = layout.ends[bands], layout.n_low[bands], layout.n_high[bands]
         key = _bits_before(words, ends, n_low)
         if n_high.any():
-            key ^= _bits_before(words, ends - n_low, n_high) * _GOLDEN
+            key ^= _bits_before(words, ends - n_low, n_high) * np.uint64(_GOLDEN)
         key *= layout.multiplier[bands]
         key >>= layout.hash_shift[bands]
         buckets: Numbers = key.view(np.int64) + layout.first_bucket[:-1][bands]
@@ -176,49 +183,49 @@ class Tables:
         NumPy takes longer to be called than Python takes for a few numbers, which it reads from
         a `memoryview`.
         """
-        starts, rows, codes = self._views
+        starts, rows, words, codes = self._views
         raw = query.tobytes()
         code, width = int.from_bytes(raw, "big"), len(raw)
-        buckets, n_candidates = [], 0
-        for to_end, mask, n_high, multiplier, hash_shift, first_bucket in self._of_one[
-            : radius + 1
-        ]:
+        candidates: list[int] = []
+        for to_end, low, high, multiplier, hash_shift, first_bucket in self._of_one[radius]:
             band = code >> to_end
-            key = band & mask
-            if n_high:
-                key ^= (band >> _LOW_BITS & (1 << n_high) - 1) * int(_GOLDEN) & _WORD
+            key = band & low
+            if high:
+                key ^= (band >> _LOW_BITS & high) * _GOLDEN
             bucket = first_bucket + ((key * multiplier & _WORD) >> hash_shift)
             begin, end = starts[bucket], starts[bucket + 1]
-            n_candidates += end - begin
-            buckets.append((begin, end))
-        if n_candidates > _FEW:
-            return self._within_crowd(query, buckets, n_candidates, radius)
-        candidates = [row for begin, end in buckets for row in rows[begin:end]]
-        if width <= 8:
-            others, mine = [codes[row] for row in candidates], int.from_bytes(raw, sys.byteorder)
-        else:
-            places = [width * row for row in candidates]
-            others, mine = [int.from_bytes(codes[i : i + width], "big") for i in places], code
-        found = set()
-        for row, other in zip(candidates, others, strict=True):
-            distance = (mine ^ other).bit_count()
+            if end - begin > _FEW:
+                return self._within_crowd(query, radius)
+            for place in range(begin, end):
+                candidates.append(rows[place])
+        first = int.from_bytes(raw[: words.itemsize], sys.byteorder)
+        n_words = width // words.itemsize
+        found = []
+        for row in set(candidates):
+            distance = (words[row * n_words] ^ first).bit_count()
+            if distance <= radius and n_words > 1:  # few are so near in the first word
+                other = int.from_bytes(codes[row * width : row * width + width], "big")
+                distance = (code ^ other).bit_count()
             if distance <= radius:
-                found.add((distance, row))
-        return _in_order_of_one(found)
+                found.append((distance, row))
+        found.sort()
+        numbers, distances = [0, len(found)], []
+        for distance, row in found:
+            numbers.append(row)
+            distances.append(distance)
+        array = np.array(numbers)
+        return RowHits(array[:2], array[2:], np.array(distances, np.int32))
 
-    def _within_crowd(
-        self, query: Codes, buckets: list[tuple[int, int]], n_candidates: int, radius: int
-    ) -> RowHits:
+    def _within_crowd(self, query: Codes, radius: int) -> RowHits:
         """Compare a single query with the many rows of its buckets, or with all."""
-        if n_candidates * SCANNED_PER_CANDIDATE > len(self.codes):
+        buckets = self._buckets(query, slice(radius + 1))[0]
+        begins, ends = self.starts[buckets].tolist(), self.starts[buckets + 1].tolist()
+        if (sum(ends) - sum(begins)) * SCANNED_PER_CANDIDATE > len(self.codes):
             return within(query, self.codes, radius)
-        rows = np.concatenate([self.rows[begin:end] for begin, end in buckets])
+        rows = np.concatenate([self.rows[i:j] for i, j in zip(begins, ends, strict=True)])
         distances = _distances(self._words.take(rows, axis=0), as_words(query))
         hits = (distances <= radius).nonzero()[0]
-        distances, rows = distances[hits], rows[hits]
-        if len(hits) > _FEW:
-            return in_order(np.zeros(len(hits), np.int64), distances, rows, 1)
-        return _in_order_of_one(set(zip(distances.tolist(), rows.tolist(), strict=True)))
+        return in_order(np.zeros(len(hits), np.int64), distances[hits], rows[hits], 1)
 
     def _compared(self, queries: Codes, begins: Numbers, counts: Numbers, radius: int) -> RowHits:
         """Compare each query with the rows of its buckets, so many pairs at once."""
@@ -282,14 +289,6 @@ def _distances(rows: NDArray[Any], queries: NDArray[Any]) -> NDArray[np.unsigned
     for column in counts.T[1:]:
         distances += column
     return distances
-
-
-def _in_order_of_one(found: set[tuple[int, int]]) -> RowHits:
-    """Do what `in_order` does for a few pairs of distance and row of a single query."""
-    pairs = sorted(found)
-    numbers = np.array([0, len(pairs)] + [row for _, row in pairs])
-    distances = np.array([distance for distance, _ in pairs], dtype=np.int32)
-    return RowHits(numbers[:2], numbers[2:], distances)
 
 
 def _interleaved(first: NDArray[np.bool_], hits: RowHits, others: RowHits) -> RowHits:
