@@ -64,8 +64,11 @@ ROUTES = [
     ("DELETE", "/v1/items"),
     ("POST", "/v1/items/get"),
     ("POST", "/v1/count"),
+    ("POST", "/v1/find"),
     ("GET", "/v1/items"),
     ("GET", "/v1/items/{id}"),
+    ("GET", "/v1/map"),
+    ("GET", "/v1/fields"),
     ("GET", "/v1/store"),
     ("GET", "/v1/model"),
     ("GET", "/v1/mounts"),
@@ -652,7 +655,7 @@ def unchanged(reader, kept_store):
 
 def test_bodies_that_are_not_good_json_are_refused(unchanged):
     for body in BAD_JSON:
-        for method, path in ROUTES[:6]:
+        for method, path in ROUTES[:7]:
             headers = {"Content-Type": "application/json"}
             is_problem(unchanged.request(method, path, content=body, headers=headers), 400, 422)
 
@@ -801,7 +804,7 @@ names = ("vector", "code", "id", "k", "radius", "where", "items", "ids", "vector
     | st.dictionaries(st.sampled_from(names), json_values, max_size=4).map(
         lambda value: json.dumps(value).encode()
     ),
-    route=st.sampled_from(ROUTES[:6]),
+    route=st.sampled_from(ROUTES[:7]),
 )
 def test_any_bytes_get_an_answer_that_is_no_accident(client, body, route):
     headers = {"Content-Type": "application/json"}
@@ -821,7 +824,7 @@ CHECKS = [
 @pytest.mark.parametrize(
     ("method", "path", "mode"),
     [(*route, GenerationMode.POSITIVE) for route in ROUTES]
-    + [(*route, GenerationMode.NEGATIVE) for route in ROUTES[:8]],  # the others take nothing
+    + [(*route, GenerationMode.NEGATIVE) for route in ROUTES[:10]],  # the others take nothing
 )
 def test_the_service_keeps_to_its_openapi_description(store, method, path, mode):
     app = create_app(Engine(HASHER, store, limits=LIMITS))
@@ -839,7 +842,7 @@ def test_the_service_keeps_to_its_openapi_description(store, method, path, mode)
 def test_the_openapi_description_has_examples_that_work(reader):
     described = reader.get("/openapi.json").json()
     requests = [name for name in described["components"]["schemas"] if name.endswith("Request")]
-    assert len(requests) == 5
+    assert len(requests) == 6
     for name in requests:
         assert described["components"]["schemas"][name]["examples"]
     assert set(described["components"]["securitySchemes"]) == {"bearer", "header"}
@@ -860,6 +863,9 @@ def keyed_routes():
         ("POST", "/v1/search", code, "read"),
         ("GET", "/v1/items", None, "read"),
         ("GET", f"/v1/items/{IDS[0]}", None, "read"),
+        ("POST", "/v1/find", {"text": "item"}, "read"),
+        ("GET", "/v1/map?limit=20", None, "read"),
+        ("GET", "/v1/fields", None, "read"),
         ("POST", "/v1/items/get", {"ids": [1]}, "read"),
         ("POST", "/v1/count", {}, "read"),
         ("GET", "/v1/store", None, "read"),

@@ -28,6 +28,7 @@ from antipodal.service.gate import Gate
 from antipodal.service.guard import Guard, GuardedRoute
 from antipodal.service.keys import Keys
 from antipodal.service.limits import Limits
+from antipodal.service.looking import add_looking
 from antipodal.service.observe import Metrics, Observe
 from antipodal.service.pool import Pool
 from antipodal.service.problems import UnavailableError, add_handlers
@@ -124,6 +125,7 @@ def add_model(
     """Add all routes of one model and its store, and the page that uses them."""
     reading, writing = [Depends(Guard("read", keys))], [Depends(Guard("write", keys))]
     _add_reading(app, engine, pools, reading)
+    add_looking(app, engine, pools.reads, pools.maps, reading)
     if not engine.is_read_only:
         _add_writing(app, engine, pools, writing)
     add_signs_of_life(app, pools, engine.check)
@@ -139,12 +141,13 @@ class Pools:
 
         self.reads = pool("read", limits.threads)
         self.images = pool("image", limits.threads)  # decoding takes longer than searching
+        self.maps = pool("map", 1)  # each takes seconds
         self.writes = pool("write", 1)  # writers wait for each other, and for other processes
         self.checks = pool("check", 1)  # a busy service is alive
 
     def close(self) -> None:
         """Finish what runs."""
-        for pool in (self.reads, self.images, self.writes, self.checks):
+        for pool in (self.reads, self.images, self.maps, self.writes, self.checks):
             pool.close()
 
 
@@ -318,7 +321,16 @@ def add_page(app: FastAPI, page: Path = _PAGE, first: str = "index.html") -> Non
     async def docs() -> Response:
         return _file(page / "docs.html", "there is no page here: see /openapi.json")
 
-    app.mount("/static", StaticFiles(directory=page, check_dir=False))
+    app.mount("/static", _Fresh(directory=page, check_dir=False))
+
+
+class _Fresh(StaticFiles):
+    """Files that a browser asks for again: those of two versions do not work together."""
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        response = super().file_response(*args, **options)
+        response.headers["Cache-Control"] = "no-cache"
+        return response
 
 
 def _file(path: Path, missing: str) -> Response:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,10 @@ from antipodal.evaluation.metrics import bit_health
 from antipodal.hashers import BaseHasher, load
 from antipodal.index import Neighbours
 from antipodal.index.rescore import OVERSAMPLE, rescored
-from antipodal.index.scan import Distances
+from antipodal.service.hitlists import HitLists
 from antipodal.service.imagefeatures import ImageFeatures
 from antipodal.service.limits import Limits
+from antipodal.service.prefixes import FirstBits, prefix_mask
 from antipodal.service.problems import UnavailableError
 from antipodal.service.schemas import (
     CountRequest,
@@ -35,22 +36,6 @@ _NO_IMAGES = (
     "this service takes no images: it was started without --images, which says how the features "
     "of the model are made. Send vectors"
 )
-
-
-class _Found(NamedTuple):
-    """Hits of all queries one after the other, and how many each has, here and in all."""
-
-    ids: Ids
-    distances: Distances
-    counts: NDArray[np.int64]
-    totals: NDArray[np.int64]
-    histogram: list[int] | None
-
-    def of(self, queries: NDArray[np.bool_]) -> "_Found":
-        """Return what was found for some of the queries."""
-        hits = np.repeat(queries, self.counts)
-        chosen = self.counts[queries], self.totals[queries]
-        return _Found(self.ids[hits], self.distances[hits], *chosen, self.histogram)
 
 
 class Engine:
@@ -203,7 +188,7 @@ class Engine:
 
     def items(self, request: IdsRequest) -> list[dict[str, Any]]:
         """Return the items with these ids, in this order; those that are not there are left out."""
-        return self._described(self.store.get(self._ids(request)))
+        return self.described(self.store.get(self._ids(request)))
 
     def count(self, request: CountRequest) -> dict[str, int]:
         """Count the items, or those that pass a filter."""
@@ -225,18 +210,18 @@ class Engine:
 
     def item(self, number: int) -> dict[str, Any] | None:
         """Return one item, or None."""
-        found = self._described(self.store.get([number]))
+        found = self.described(self.store.get([number]))
         return found[0] if found else None
 
     def sample(self, limit: int, seed: int) -> list[dict[str, Any]]:
         """Return some items, the same for the same seed while the items are the same."""
         if not 1 <= limit <= self.limits.k:
             raise ValueError(f"limit must be from 1 to {self.limits.k}: got {limit}")
-        return self._described(self._sample(limit, seed))
+        return self.described(self.draw(limit, seed))
 
     def card(self) -> dict[str, Any]:
         """Return the model card."""
-        codes = self._sample(_HEALTH_SAMPLE, 0).codes
+        codes = self.draw(_HEALTH_SAMPLE, 0).codes
         health = None
         if len(codes):
             found = bit_health(codes, self.store.n_bits)
@@ -291,16 +276,19 @@ class Engine:
         left = np.arange(len(codes))
         for _ in range(_TRIES):
             with self.store.snapshot() as now:
-                found = self._found(now, request, k, codes[left], values is not None, n_queries)
+                seen = (
+                    now if request.prefix is None else FirstBits(now, request.prefix, self.limits)
+                )
+                found = self._found(seen, request, k, codes[left], values is not None, n_queries)
                 if not request.items and values is None:
-                    return self._answered(found, _bare(found), codes)
+                    return self._answered(found, found.bare(), codes)
                 items = now.get(np.unique(found.ids))
-            good = self._unchanged(found, items, codes[left], request.where)
+            good = self._unchanged(found, items, codes[left], request)
             done, found = left[good], found.of(good)
             scores = None
             if values is not None:
-                found, scores = self._rescored(found, items, k, values[done])
-            results = self._with_items(found, items) if request.items else _bare(found)
+                found, scores = self._rescored(found, items, k, values[done], request)
+            results = self._with_items(found, items) if request.items else found.bare()
             for result, score in zip(results, scores or [], strict=False):
                 result["score"] = score
             for place, answer in zip(
@@ -320,24 +308,21 @@ class Engine:
         codes: Codes,
         is_rescored: bool,
         n_queries: int,
-    ) -> _Found:
+    ) -> HitLists:
         """Search once."""
         where = request.where
         histogram = None
-        n_wanted = k * OVERSAMPLE if is_rescored else k
+        n_near = k * OVERSAMPLE if is_rescored else k
+        first, n_wanted = (0, n_near) if is_rescored else (request.offset, request.limit or n_near)
         if request.histogram:
-            n_items = store.count(where)
-            if n_items > self.limits.histogram:
-                raise ValueError(
-                    f"a histogram is counted over at most {self.limits.histogram:,} items: there "
-                    f"are {n_items:,}. Narrow them by where, or leave histogram out"
-                )
+            self.limits.check_counted(store.count(where))
         elif request.radius is None:
-            near = store.search(codes, n_wanted, where=where)
-            n_found = near.ids.shape[1]
-            counts = np.full(len(codes), n_found)
-            totals = np.full(len(codes), min(k, n_found))
-            return _Found(near.ids.ravel(), near.distances.ravel(), counts, totals, None)
+            near = store.search(codes, n_near, where=where)
+            totals = np.full(len(codes), min(k, near.ids.shape[1]))
+            window = slice(first, first + n_wanted)
+            ids, distances = near.ids[:, window], near.distances[:, window]
+            counts = np.full(len(codes), ids.shape[1])
+            return HitLists(ids.ravel(), distances.ravel(), counts, totals, None)
         # With a histogram, one pass over all distances answers the rest as well.
         reach = store.n_bits if request.histogram else request.radius or 0
         ball = store.radius(codes, reach, where=where)
@@ -345,19 +330,26 @@ class Engine:
             histogram = np.bincount(ball.distances, minlength=store.n_bits + 1).tolist()
         totals = np.diff(ball.offsets)
         if request.radius is None:
-            totals = np.minimum(totals, k)
+            there, totals = np.minimum(totals, n_near), np.minimum(totals, k)
         else:
             if request.histogram:
                 totals = np.array([np.searchsorted(ball.distances, request.radius, side="right")])
-            n_wanted = min(self.limits.results, max(1, self.limits.found // n_queries))
-        counts = np.minimum(np.diff(ball.offsets) if request.radius is None else totals, n_wanted)
-        kept = np.repeat(ball.offsets[:-1] - np.cumsum(counts) + counts, counts)
+            there = totals
+            most = min(self.limits.results, max(1, self.limits.found // n_queries))
+            n_wanted = min(request.limit or most, most)
+        counts = np.clip(there - first, 0, n_wanted)
+        kept = np.repeat(ball.offsets[:-1] + first - np.cumsum(counts) + counts, counts)
         kept += np.arange(len(kept))
-        return _Found(ball.ids[kept], ball.distances[kept], counts, totals, histogram)
+        return HitLists(ball.ids[kept], ball.distances[kept], counts, totals, histogram)
 
     def _rescored(
-        self, found: _Found, items: Items, k: int, values: NDArray[np.float32]
-    ) -> tuple[_Found, list[float]]:
+        self,
+        found: HitLists,
+        items: Items,
+        k: int,
+        values: NDArray[np.float32],
+        request: SearchRequest,
+    ) -> tuple[HitLists, list[float]]:
         """Put the hits of each query, which are equally many, into a finer order."""
         if not len(found.ids):
             return found, []
@@ -365,13 +357,14 @@ class Engine:
         candidates = Neighbours(found.ids.reshape(table), found.distances.reshape(table))
         codes = items.codes[np.searchsorted(items.ids, candidates.ids)]
         best = rescored(candidates, k, values, self.store.n_bits, lambda: codes)
-        scores = [] if best.scores is None else best.scores.ravel().tolist()
-        counts = np.full(len(values), best.ids.shape[1])
-        ids, distances = best.ids.ravel(), best.distances.ravel()
-        return found._replace(ids=ids, distances=distances, counts=counts), scores
+        window = slice(request.offset, request.offset + (request.limit or k))
+        ids, distances = best.ids[:, window], best.distances[:, window]
+        scores = [] if best.scores is None else best.scores[:, window].ravel().tolist()
+        counts = np.full(len(values), ids.shape[1])
+        return found._replace(ids=ids.ravel(), distances=distances.ravel(), counts=counts), scores
 
-    def _with_items(self, found: _Found, items: Items) -> list[dict[str, Any]]:
-        known = self._described(items)
+    def _with_items(self, found: HitLists, items: Items) -> list[dict[str, Any]]:
+        known = self.described(items)
         places = np.searchsorted(items.ids, found.ids)
         return [
             known[place] | {"distance": distance}
@@ -379,7 +372,7 @@ class Engine:
         ]
 
     def _answered(
-        self, found: _Found, results: list[dict[str, Any]], codes: Codes
+        self, found: HitLists, results: list[dict[str, Any]], codes: Codes
     ) -> list[dict[str, Any]]:
         """Give each query its results."""
         ends = np.cumsum(found.counts).tolist()
@@ -394,7 +387,7 @@ class Engine:
         return answers
 
     def _unchanged(
-        self, found: _Found, items: Items, codes: Codes, where: Mapping[str, Any] | None
+        self, found: HitLists, items: Items, codes: Codes, request: SearchRequest
     ) -> NDArray[np.bool_]:
         """Say of each query whether its hits are still what was found: nobody wrote them since."""
         good = np.ones(len(codes), np.bool_)
@@ -404,10 +397,11 @@ class Engine:
         if not len(items.ids):
             good[query] = False
             return good
-        tree = None if where is None else parse_where(where)
+        tree = None if request.where is None else parse_where(request.where)
         passing = [tree is None or matches(tree, metadata) for metadata in items.metadata]
         places = np.minimum(np.searchsorted(items.ids, found.ids), len(items.ids) - 1)
-        differing = np.bitwise_count(items.codes[places] ^ codes[query]).sum(axis=1)
+        compared = prefix_mask(request.prefix or self.store.n_bits, codes.shape[1])
+        differing = np.bitwise_count((items.codes[places] ^ codes[query]) & compared).sum(axis=1)
         same = (items.ids[places] == found.ids) & (differing == found.distances)
         good[query[~(same & np.array(passing)[places])]] = False
         return good
@@ -443,7 +437,7 @@ class Engine:
             return np.empty((0, code_width(self.store.n_bits)), np.uint8)
         return self.hasher.encode(rows)
 
-    def _sample(self, limit: int, seed: int) -> Items:
+    def draw(self, limit: int, seed: int) -> Items:
         """Draw items: evenly, or where there are very many, those nearest to random codes."""
         rng, store = np.random.default_rng(seed), self.store
         n_items = store.count()
@@ -458,7 +452,8 @@ class Engine:
             ids = np.unique(store.search(codes, 1).ids)
         return store.get(ids)
 
-    def _described(self, items: Items) -> list[dict[str, Any]]:
+    def described(self, items: Items) -> list[dict[str, Any]]:
+        """Return items as they are answered."""
         return [
             {"id": number, "code": code, "metadata": metadata}
             for number, code, metadata in zip(
@@ -476,10 +471,3 @@ def _check_where(where: Mapping[str, Any]) -> None:
         parse_where(where)
     except (TypeError, ValueError) as error:
         raise ValueError(f"where is not a valid filter: {error}") from None
-
-
-def _bare(found: _Found) -> list[dict[str, Any]]:
-    return [
-        {"id": number, "distance": distance}
-        for number, distance in zip(found.ids.tolist(), found.distances.tolist(), strict=True)
-    ]

@@ -57,3 +57,11 @@ class Limits:
             raise ValueError(
                 f"a request may have at most {self.batch} {what}: got {n}. Send them in parts"
             )
+
+    def check_counted(self, n: int) -> None:
+        """Refuse a histogram over too many items."""
+        if n > self.histogram:
+            raise ValueError(
+                f"a histogram is counted over at most {self.histogram:,} items: there are {n:,}. "
+                "Narrow them by where, or leave histogram out"
+            )

@@ -63,6 +63,11 @@ class SearchRequest(_Request):
     ) = None
     where: Annotated[Metadata, Field(description="A filter on metadata.")] | None = None
     rescore: Literal["project"] | None = None
+    prefix: (
+        Annotated[int, Field(ge=1, description="Compare by the first bits of codes alone.")] | None
+    ) = None
+    offset: Annotated[int, Field(ge=0, description="Results to leave out at the front.")] = 0
+    limit: Annotated[int, Field(ge=1, description="Results to return at most.")] | None = None
     histogram: Annotated[bool, Field(description="Count the items at every distance.")] = False
     items: Annotated[
         bool,
@@ -84,6 +89,8 @@ class SearchRequest(_Request):
         if self.rescore is not None:
             if self.radius is not None:
                 raise ValueError("rescore orders the k nearest: it cannot go with radius")
+            if self.prefix is not None:
+                raise ValueError("rescore orders by whole codes: it cannot go with prefix")
             if self.vector is None and self.image is None and self.vectors is None:
                 raise ValueError("rescore needs vectors or an image: a code has lost the values")
         return self
@@ -137,6 +144,14 @@ class CountRequest(_Request):
     where: Annotated[Metadata, Field(description="A filter on metadata.")] | None = None
 
 
+class FindRequest(_Request):
+    """Words that the metadata of an item must have, all of them, in any case."""
+
+    model_config = _example(text="binary codes", limit=5)
+    text: Annotated[str, Field(min_length=1, max_length=200)]
+    limit: Annotated[int, Field(ge=1, le=100)] = 24
+
+
 class Encoded(BaseModel):
     """Codes in the order of what was encoded."""
 
@@ -172,7 +187,9 @@ class SearchResponse(BaseModel):
 
     code: Annotated[str, Field(description="The code of the query.")]
     results: list[Found] | list[Hit]
-    total: Annotated[int, Field(description="Results, or all items within the radius.")]
+    total: Annotated[
+        int, Field(description="Results without offset and limit, or all items within the radius.")
+    ]
     histogram: Annotated[
         list[int] | None, Field(description="Items at distance 0, 1, …, n_bits.")
     ] = None

@@ -146,6 +146,7 @@ class Snapshot(Reader):
     """A store at one moment, made by `Store.snapshot`, which ends it."""
 
     is_over = False
+    version: int | None = None  # a number that no other state has, in an engine that counts them
 
     def snapshot(self) -> AbstractContextManager[Self]:
         """Give this very snapshot: it does not change."""
@@ -159,6 +160,14 @@ class Snapshot(Reader):
     @abstractmethod
     def batches(self) -> Iterator[ItemBatch]:
         """Yield all items, some at a time."""
+
+    def all_codes(self) -> tuple[Ids, Codes]:
+        """Return all ids, increasing, and their codes."""
+        parts = [(batch.ids, batch.codes) for batch in self.batches()]
+        none = np.empty(0, np.int64), np.empty((0, code_width(self.n_bits)), np.uint8)
+        ids, codes = (np.concatenate(some) for some in zip(none, *parts, strict=True))
+        order = np.argsort(ids)
+        return ids[order], codes[order]
 
     @abstractmethod
     def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours: ...

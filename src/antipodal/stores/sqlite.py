@@ -272,6 +272,8 @@ class SqliteStore(Store):
 class _SqliteSnapshot(Snapshot):
     """A store as one transaction sees it: the index is of the same version as the items."""
 
+    version: int
+
     def __init__(
         self,
         store: SqliteStore,
@@ -281,11 +283,16 @@ class _SqliteSnapshot(Snapshot):
     ) -> None:
         self.place, self.n_bits = store.place, store.n_bits
         self._store, self._connection = store, connection
-        self._index, self._version = index, version
+        self._index, self.version = index, version
 
     def batches(self) -> Iterator[ItemBatch]:
         """Yield all items, some at a time."""
         return self._store._batches(self._connection)
+
+    def all_codes(self) -> tuple[Ids, Codes]:
+        """Return all ids, increasing, and their codes: they are in memory."""
+        ids = self._index.ids
+        return ids, self._index.codes(ids)
 
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
         return self._store._found(self._connection, ids)
@@ -306,7 +313,7 @@ class _SqliteSnapshot(Snapshot):
     def _allowed(self, where: Where | None) -> Ids | None:
         if where is None:
             return None
-        return self._store._cache.passing(self._connection, self._version, where)
+        return self._store._cache.passing(self._connection, self.version, where)
 
 
 def _n_bytes(connection: sqlite3.Connection) -> int:
