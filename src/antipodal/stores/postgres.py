@@ -140,13 +140,13 @@ class PostgresStore(Store):
         """
         before = self._n_bytes()
         with self._connected() as connection:  # in no transaction: VACUUM has its own
-            connection.execute(self._sql("VACUUM ANALYZE {items}"))
+            connection.execute(self._tables.sql("VACUUM ANALYZE {items}"))
         return before, self._n_bytes()
 
     def _n_bytes(self) -> int:
         with self._transaction() as cursor:
             size: LiteralString = "SELECT pg_total_relation_size(%s)"
-            row = cursor.execute(size, [self._items.as_string(cursor)]).fetchone()
+            row = cursor.execute(size, [self._tables.items.as_string(cursor)]).fetchone()
         return int((row or (0,))[0])
 
     def _write_rows(self, copy: psycopg.Copy, batch: ItemBatch) -> None:
