@@ -15,12 +15,14 @@ from pymilvus import MilvusClient
 from antipodal import pack
 from antipodal.errors import IdsTakenError, StoreError
 from antipodal.index import HammingIndex, Vectors
-from antipodal.stores import milvus, open_store
+from antipodal.stores import milvus
 from antipodal.stores.address import parse_url
 from antipodal.stores.milvus import MAX_HITS
 from antipodal.stores.where import matches, parse_where
 from engines import ENGINES, engines  # noqa: F401
+from served import PREFIX, open_store, service  # noqa: F401
 
+STORES = (*ENGINES, "service")
 N_BITS, N_ITEMS = 16, 10_000
 FILTERS = [
     None,
@@ -92,10 +94,16 @@ def random_items(rng, ids, width=N_BITS // 8):
     return codes, metadata
 
 
-@pytest.fixture(params=ENGINES)
-def new_url(request, engines):  # noqa: F811
+@pytest.fixture(params=STORES)
+def new_url(request, engines, service):  # noqa: F811
     """Return a function that gives the address of a store that is not there yet."""
-    return lambda: engines.url(request.param, next(_names))
+    return lambda: address(request.param, engines)
+
+
+def address(kind, engines):  # noqa: F811
+    if kind == "service":
+        return PREFIX + engines.url("sqlite", next(_names))
+    return engines.url(kind, next(_names))
 
 
 @pytest.fixture
@@ -104,15 +112,15 @@ def store(new_url):
         yield opened
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def large(request, engines):  # noqa: F811
+@pytest.fixture(scope="module", params=STORES)
+def large(request, engines, service):  # noqa: F811
     """Return a store of 10,000 items with ids in no order, and the same as a model."""
     rng = np.random.default_rng(0)
     ids = rng.permutation(10 * N_ITEMS)[:N_ITEMS]
     codes, metadata = random_items(rng, ids)
     model = Model()
     model.upsert(ids, codes, metadata)
-    with open_store(engines.url(request.param, next(_names)), n_bits=N_BITS) as opened:
+    with open_store(address(request.param, engines), n_bits=N_BITS) as opened:
         opened.load(ids, codes, metadata, batch_size=4000)
         yield opened, model
 

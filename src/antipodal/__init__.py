@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from antipodal.solver import LinfSolution as LinfSolution
     from antipodal.solver import solve_linf as solve_linf
     from antipodal.stores import open_store as open_store
+    from antipodal.stores.client import Client as Client
 
 _HOME = {
     "AGH": "hashers",
@@ -69,6 +70,7 @@ _HOME = {
     "BaseHasher": "hashers",
     "CSQ": "hashers",
     "ClassifierLSH": "hashers",
+    "Client": "stores.client",
     "DeepLinf": "hashers",
     "Encoder": "encoders",
     "Evaluation": "evaluation",

@@ -1,0 +1,273 @@
+"""`antipodal.Client` beyond the contract of stores: what it repeats, and how it fails."""
+
+import json
+import socket
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from antipodal import Client, open_store
+from antipodal.errors import IdsTakenError, StoreError
+from antipodal.stores import asking
+from antipodal.stores.client import _filter
+from antipodal.stores.where import parse_where
+from served import PREFIX, service  # noqa: F401
+from served import open_store as open_served
+
+KEY = "wr1te-k3y-of-the-import"
+LIMITS = {"body": 1000, "batch": 3, "k": 100, "results": 50, "found": 100}
+ABOUT = {"n_bits": 16, "model": "sha", "next_id": 5, "limits": LIMITS}
+CODES = np.arange(16, dtype=np.uint8).reshape(8, 2)
+BUSY = (503, {"detail": "too many requests are waiting"}, {"Retry-After": "2"})
+
+
+@contextmanager
+def scripted(*answers):
+    """Give a client of a server that answers as it is told, and the requests that it gets.
+
+    An answer is a status, a body and headers; or None to hang up.
+    """
+    left, requests = list(answers), []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self):
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if self.path.endswith("/v1/store"):
+                status, value, headers = 200, ABOUT, {}
+            else:
+                sent = json.loads(body) if body else None
+                requests.append((self.command, self.path, sent, self.headers["Authorization"]))
+                said = left.pop(0)
+                if said is None:
+                    self.close_connection = True
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
+                status, value, headers = said
+            text = value if isinstance(value, bytes) else json.dumps(value).encode()
+            self.send_response(status)
+            for name, header in {"Content-Length": str(len(text)), **headers}.items():
+                self.send_header(name, header)
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        with Client(f"http://127.0.0.1:{server.server_port}/at/", KEY, retries=2) as client:
+            yield client, requests
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch):
+    """Return the pauses that were made, none of which takes any time."""
+    made = []
+    monkeypatch.setattr(asking.time, "sleep", made.append)
+    return made
+
+
+OK = {
+    "count": (200, {"count": 7}, {}),
+    "upsert": (200, {"upserted": 1, "replaced": 0}, {}),
+    "delete": (200, {"deleted": 1}, {}),
+    "add": (200, {"upserted": 1, "replaced": 0}, {}),
+}
+CALLS = {
+    "count": lambda client: client.count(),
+    "upsert": lambda client: client.upsert([1], CODES[:1]),
+    "delete": lambda client: client.delete([1]),
+    "add": lambda client: client.add(CODES[:1], [1]),
+}
+
+
+@pytest.mark.parametrize("name", ["count", "upsert"])
+def test_what_may_be_repeated_is_sent_again_until_it_is_answered(name, pauses):
+    with scripted(BUSY, None, OK[name]) as (client, requests):
+        CALLS[name](client)
+        assert len(requests) == 3
+        assert requests[0] == requests[1] == requests[2]
+        assert 2 <= pauses[0] <= 3  # as the service asked
+        assert 0.2 <= pauses[1] <= 0.3
+    for failures, words in (
+        ([BUSY] * 3, "too many requests are waiting"),
+        ([None] * 3, "cannot reach"),
+    ):
+        with scripted(*failures) as (client, requests):
+            with pytest.raises(StoreError, match=words):
+                CALLS[name](client)
+            assert len(requests) == 3
+
+
+@pytest.mark.parametrize("name", ["delete", "add"])
+@pytest.mark.parametrize(("failure", "words"), [(BUSY, "too many"), (None, "cannot reach")])
+def test_what_would_be_answered_otherwise_is_not_sent_again(name, failure, words):
+    with scripted(failure, OK[name]) as (client, requests):
+        with pytest.raises(StoreError, match=words):
+            CALLS[name](client)
+        assert len(requests) == 1
+
+
+def test_a_service_that_is_not_there_is_tried_again_and_named(pauses):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    with pytest.raises(StoreError, match=rf"cannot reach {url}: .*Connection refused") as error:
+        Client(url, KEY, retries=3)
+    assert len(pauses) == 3
+    assert KEY not in str(error.value)
+    with scripted() as (client, _):
+        client._asker.url = url  # it went away: nothing of a delete can have been received
+        pauses.clear()
+        with pytest.raises(StoreError, match="Connection refused"):
+            client.delete([1])
+        assert len(pauses) == 2
+
+
+def test_a_service_that_takes_too_long_is_not_asked_again(pauses):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(StoreError, match=f"{url} did not answer within 0.1 s"):
+            Client(url, timeout=0.1)
+    assert not pauses
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        ((401, {"detail": "a key is needed"}, {}), StoreError, "/at: a key is needed"),
+        ((403, {"detail": "this key may read"}, {}), StoreError, "this key may read"),
+        ((404, {"detail": "Not Found"}, {}), StoreError, "Not Found"),
+        ((405, {"detail": "Method Not Allowed"}, {}), StoreError, "it is read-only"),
+        ((409, {"detail": "has items"}, {}), IdsTakenError, "has items"),
+        ((413, {"detail": "at most 10 bytes"}, {}), StoreError, "at most 10 bytes"),
+        ((422, {"detail": "k must be at most"}, {}), ValueError, "k must be at most"),
+        ((503, {"detail": "may still be done"}, {}), StoreError, "may still be done"),
+        ((500, {"detail": "internal error"}, {}), StoreError, "internal error"),
+        ((302, b"", {"Location": "http://127.0.0.1:9/"}), StoreError, "answered 302"),
+        ((200, b"<html>", {}), StoreError, "Is the address right"),
+        ((200, [], {}), StoreError, "Is the address right"),
+        ((502, b"<html>", {}), StoreError, "answered 502"),
+    ],
+)
+def test_what_a_service_says_is_an_error_that_names_it(answer, kind, words):
+    with scripted(answer) as (client, requests):
+        with pytest.raises(kind, match=words) as error:
+            client.count()
+        assert KEY not in str(error.value)
+        if kind is StoreError:
+            assert client.place in str(error.value)
+        assert len(requests) == 1
+
+
+def test_the_key_is_sent_and_shown_to_nobody():
+    with scripted(OK["count"]) as (client, requests):
+        client.count()
+        assert requests[0][3] == f"Bearer {KEY}"
+        shown = repr(client) + repr(vars(client)) + repr(vars(client._asker)) + client.place
+        assert KEY not in shown + repr(client._asker._session.auth)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("127.0.0.1:8000", "a service is at http"),
+        ("ftp://host", "a service is at http"),
+        ("http://", "a service is at http"),
+        ("http://host:port", "a service is at http"),
+        ("http://:s3cret-key@host", "give the key as key="),
+        ("http://host?key=s3cret", "give the key as key="),
+    ],
+)
+def test_a_url_that_is_none_of_a_service_is_explained_and_not_quoted(url, words):
+    with pytest.raises(ValueError, match=words) as error:
+        Client(url)
+    assert "s3cret" not in str(error.value)
+
+
+def test_bad_arguments_are_named():
+    for key in ("", "two words", "line\nbreak", "schlüssel"):
+        with pytest.raises(ValueError, match="a key must be printable"):
+            Client("http://127.0.0.1:9", key)
+    with pytest.raises(ValueError, match="timeout must be more than 0"):
+        Client("http://127.0.0.1:9", timeout=0)
+    with pytest.raises(ValueError, match="retries must be at least 0"):
+        Client("http://127.0.0.1:9", retries=-1)
+
+
+def test_items_go_in_parts_that_the_service_takes_by_number_and_by_size():
+    answers = [(200, {"upserted": 3, "replaced": 2}, {})] * 3
+    with scripted(*answers) as (client, requests):
+        assert client.load(range(8), CODES).replaced == 6
+        sent = [[item["id"] for item in request[2]["items"]] for request in requests]
+        assert sent == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    metadata = [{"text": "x" * size} for size in (300, 300, 300, 300, 2000, 1, 1, 1)]
+    with scripted(*answers * 2) as (client, requests):
+        client.upsert(range(8), CODES, metadata)
+        sent = [[item["id"] for item in request[2]["items"]] for request in requests]
+        assert sent == [[0, 1], [2, 3], [4], [5, 6, 7]]
+        assert [i["metadata"] for request in requests for i in request[2]["items"]] == metadata
+
+
+def test_ids_that_another_writer_takes_between_two_parts_are_no_clean_refusal():
+    """`add` promises that nothing has changed when it raises IdsTakenError."""
+    nobody = (200, {"items": []}, {})
+    taken = (409, {"detail": "has items with ids 4 already"}, {})
+    with (
+        scripted(nobody, nobody, nobody, OK["add"], taken) as (client, _),
+        pytest.raises(StoreError, match="3 items before them are stored"),
+    ):
+        client.add(CODES, range(8))
+    there = (200, {"items": [{"id": 1, "code": "0000", "metadata": {}}]}, {})
+    with scripted(there, nobody, nobody) as (client, requests):
+        with pytest.raises(IdsTakenError, match="has items with ids 1 already"):
+            client.add(CODES, range(8))
+        assert {method for method, *_ in requests} == {"POST"}
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {},
+        {"label": 3},
+        {"label": None, "flag": True, "a.b": "x"},
+        {"year": {"gte": 2000, "lt": 2010.5}, "label": {"in": [1, "1", None]}},
+        {"or": [{"a": 1}, {"not": {"b": {"exists": True}}}, {}]},
+        {"and": [{"a": {"exists": False}}]},
+    ],
+)
+def test_a_filter_is_sent_as_it_was_meant(where):
+    tree = parse_where(where)
+    assert parse_where(json.loads(json.dumps(_filter(tree)))) == tree
+
+
+def test_large_balls_and_all_items_come_in_pages(service, tmp_path):  # noqa: F811
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, (4_000, 2), dtype=np.uint8)
+    with open_served(f"{PREFIX}sqlite:///{tmp_path}/codes.db", n_bits=16) as client:
+        client.load(np.arange(4_000), codes, ({"i": i} for i in range(4_000)))
+        with open_store(f"sqlite:///{tmp_path}/codes.db") as store:
+            for r in (8, 16):
+                found, expected = client.radius(codes[:3], r), store.radius(codes[:3], r)
+                assert np.diff(expected.offsets).max() > 3_000 or r == 8
+                for one, other in zip(found, expected, strict=True):
+                    np.testing.assert_array_equal(one, other)
+            values = rng.standard_normal((2, 16))
+            found, expected = client.search(vectors=values), store.search(vectors=values)
+            np.testing.assert_array_equal(found.ids, expected.ids)
+        batches = list(client.batches())
+        assert np.concatenate([batch.ids for batch in batches]).tolist() == list(range(4_000))
+        texts = [text for batch in batches for text in batch.texts]
+        assert texts == [f'{{"i":{i}}}' for i in range(4_000)]
