@@ -1,7 +1,10 @@
 """Many queries in one request, and vectors in bytes."""
 
 import io
+import threading
+import time
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -165,3 +168,63 @@ def test_bytes_have_the_limits_and_the_guard_of_json(client, tmp_path):
     with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=N_BITS) as store:
         guarded = TestClient(create_app(Engine(HASHER, store, limits=LIMITS), keys=keys))
         assert guarded.post("/v1/encode", content=bytes(24), headers=BYTES).status_code == 401
+
+
+# --------------------------------------------------------------------- searches at the same time
+
+
+def n_running(client):
+    line = client.get("/metrics").text.split("\nantipodal_requests_in_progress ")[1]
+    return float(line.split()[0])
+
+
+def test_searches_that_wait_together_are_answered_as_each_alone(client, tmp_path, monkeypatch):
+    """With one thread, which is held until all of them are waiting."""
+    alike = [{"vector": row.tolist(), "k": 7} for row in ROWS[:40]]
+    others = [
+        {"code": to_hex(CODES[i : i + 1], N_BITS)[0], "where": {"label": 2}} for i in range(9)
+    ]
+    wrong = [{"vector": [1.0], "k": 7}, {"vector": [3e38] * N_FEATURES, "k": 7}]
+    requests = alike + others + wrong + [{"id": 3}, {"id": -3}, {"code": "000000", "radius": 5}]
+    expected = [client.post("/v1/search", json=request) for request in requests]
+    held, release, calls = threading.Event(), threading.Event(), []
+    with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=N_BITS) as store:
+        store.load(np.arange(N_ITEMS), CODES, [{"label": i % 4} for i in range(N_ITEMS)])
+        engine = Engine(HASHER, store, limits=replace(LIMITS, threads=1))
+        search = engine.search
+
+        def count(request):
+            calls.append(request)
+            return search(request)
+
+        monkeypatch.setattr(engine, "search", count)
+
+        def hold(_):
+            held.set()
+            assert release.wait(60)
+            return {"count": 0}
+
+        monkeypatch.setattr(engine, "count", hold)
+        with TestClient(create_app(engine)) as waiting:
+            holder = threading.Thread(target=waiting.post, args=("/v1/count",), kwargs={"json": {}})
+            holder.start()
+            assert held.wait(30)
+            answers = [None] * len(requests)
+
+            def ask(place):
+                answers[place] = waiting.post("/v1/search", json=requests[place])
+
+            threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(requests))]
+            for thread in threads:
+                thread.start()
+            while n_running(waiting) < len(requests) + 2:  # the holder, and who asks
+                time.sleep(0.01)
+            release.set()
+            for thread in [holder, *threads]:
+                thread.join()
+    assert [answer.status_code for answer in answers] == [one.status_code for one in expected]
+    assert [answer.json() for answer in answers] == [one.json() for one in expected]
+    # 42 alike are two groups, each with a wrong one or not; a group with one goes one by one.
+    together = [len(call.vectors or call.codes or []) for call in calls if not call.is_single]
+    assert sorted(together)[-2:] > [8, 9]
+    assert len(together) == 3
