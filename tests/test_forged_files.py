@@ -4,6 +4,7 @@ import copy
 import hashlib
 import itertools
 import json
+import os
 import sqlite3
 import struct
 from zlib import crc32
@@ -11,13 +12,15 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from antipodal import AntipodalError, DeepLinf, HammingIndex, load, open_store
+from antipodal import LSH, AntipodalError, DeepLinf, HammingIndex, load, open_store
+from antipodal.benchmark.records import read_records
 from antipodal.hashers import HASHERS
 from antipodal.index.indexfile import IndexDescription, write_index_file
 from antipodal.index.items import IndexedItems
 from antipodal.reading import open_vectors
 from antipodal.storage.modelfile import read_model_file, write_model_file
 from effort import CAMPAIGN
+from targets import write_safetensors
 
 X = np.random.default_rng(0).standard_normal((60, 10)).astype(np.float32)
 Y = np.arange(60) % 3
@@ -100,6 +103,31 @@ def test_values_of_the_header_are_refused_or_harmless(saved):
         forged = copy.deepcopy(header)
         forged["parameters"]["n_bits"] = n_bits
         assert not write_and_use(path, forged, arrays)
+    for n_features in (1, 2, 9, 11):  # one number can be added to arrays of any length
+        forged = copy.deepcopy(header)
+        forged["fitted"]["n_features_in_"] = n_features
+        assert not write_and_use(path, forged, arrays)
+
+
+def test_a_model_of_one_feature_is_read(tmp_path):
+    hasher = LSH(8, random_state=0).fit(X[:, :1])
+    hasher.save(tmp_path / "model")
+    np.testing.assert_array_equal(
+        load(tmp_path / "model").encode(X[:, :1]), hasher.encode(X[:, :1])
+    )
+
+
+def test_a_header_that_is_nested_too_deep_is_refused(tmp_path):
+    path = tmp_path / "model"
+    LSH(8, random_state=0).fit(X).save(path)
+    _, arrays = read_model_file(path, "hasher")
+    metadata = {"format": "antipodal", "version": "1", "kind": "hasher", "header": "[" * 5000}
+    write_safetensors(path, metadata, arrays)
+    with pytest.raises(AntipodalError, match="model has no header"):
+        load(path)
+    path.write_bytes(b'{"a": ' + b"[" * 5000 + b"\n")
+    with pytest.raises(AntipodalError, match="model, line 1 is not a JSON object"):
+        read_records(path)
 
 
 # --------------------------------------------------------------------------- checkpoints
@@ -133,6 +161,7 @@ def test_a_forged_checkpoint_is_refused(tmp_path):
         {**arrays, weight: arrays[weight][:-1]},
         {**arrays, weight: arrays[weight].astype(np.float64)},
         {**arrays, weight: np.full_like(arrays[weight], np.nan)},
+        {**arrays, name: np.full_like(arrays[name], -1)},  # the next step would divide by 0
     ]
     for forged in [*((h, arrays) for h in headers), *((header, a) for a in others)]:
         write_model_file(path, "checkpoint", *forged)
@@ -191,6 +220,40 @@ def test_a_forged_version_of_a_store_is_refused(tmp_path, version):
     connection.close()
     with pytest.raises(AntipodalError, match=r"codes\.db .* version"):
         open_store(f"sqlite:///{path}")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "CREATE TRIGGER t AFTER INSERT ON items BEGIN DELETE FROM items; END",
+        "CREATE VIEW v AS SELECT * FROM items",
+        "CREATE TABLE more (a)",
+    ],
+)
+def test_a_store_that_has_more_than_its_tables_is_refused(tmp_path, more):
+    path = tmp_path / "codes.db"
+    with open_store(f"sqlite:///{path}", n_bits=8) as store:
+        store.upsert([1], np.zeros((1, 1), np.uint8))
+    with sqlite3.connect(path) as connection:
+        connection.execute(more)
+    connection.close()
+    with pytest.raises(AntipodalError, match=r"codes\.db .*not those of a store"):
+        open_store(f"sqlite:///{path}")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="counts open files by /proc")
+def test_a_damaged_store_is_not_left_open(tmp_path):
+    path = tmp_path / "codes.db"
+    with open_store(f"sqlite:///{path}", n_bits=8) as store:
+        store.upsert([1], np.zeros((1, 1), np.uint8))
+    data = bytearray(path.read_bytes())
+    data[28:32] = bytes([255] * 4)  # how many pages it has
+    data[100] = 0  # the kind of the first page
+    path.write_bytes(data)
+    with pytest.raises(AntipodalError, match=r"codes\.db is damaged") as raised:
+        open_store(f"sqlite:///{path}")
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    assert not [link for link in links if os.path.realpath(link) == str(path)], raised
 
 
 @pytest.mark.parametrize(

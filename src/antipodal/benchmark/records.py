@@ -40,7 +40,7 @@ def _parse(path: str | os.PathLike[str], data: bytes) -> list[Record]:
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
             raise _foreign(path, number)

@@ -216,15 +216,28 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         for name, kind in get_type_hints(type(self)).items():
             if name.endswith("_") and name in vars(self):
                 _check_learned(getattr(self, name), name, kind)
-        zeros = torch.zeros(1, 1).expand(_FEWEST_ROWS, self.n_features_in_)
         with torch.inference_mode(), self._borrowed_projector(_FEWEST_ROWS) as project:
-            made = tuple(project(zeros).shape)
-        if made != (_FEWEST_ROWS, self.n_bits):
-            raise ValueError(f"what it learned makes codes of {made[-1]} bits, not {self.n_bits}")
+            made = _made_of_zeros(project, self.n_features_in_)
+            if made != (_FEWEST_ROWS, self.n_bits):
+                raise ValueError(
+                    f"what it learned makes codes of {made[-1]} bits, not {self.n_bits}"
+                )
+            if self.n_features_in_ == 1:  # which can be added to what is of any number
+                self._check_one_feature(project)
         rows = np.random.default_rng(0).standard_normal((_FEWEST_ROWS, self.n_features_in_))
         for values in (self.project(rows), self.query(rows)):
             if values.shape != made or not np.isfinite(values).all():
                 raise ValueError("what it learned does not make finite values of finite rows")
+
+    def _check_one_feature(self, project: Callable[[Tensor], Tensor]) -> None:
+        arrays = self.fitted_state().values()
+        for size in {size for array in arrays for size in getattr(array, "shape", ())} - {1}:
+            try:
+                made = _made_of_zeros(project, size)
+            except (RuntimeError, ValueError, IndexError):  # as it should be
+                continue
+            if made == (_FEWEST_ROWS, self.n_bits):
+                raise ValueError(f"what it learned is of {size} features, not of one")
 
     def check_fit(self, X: ArrayLike, *, min_samples: int = 2) -> NDArray[Any]:
         """Check the training rows and the number of bits; then forget what was learned before.
@@ -428,3 +441,8 @@ def _plain(value: Any) -> Any:
     except (TypeError, ValueError):
         return None
     return value
+
+
+def _made_of_zeros(project: Callable[[Tensor], Tensor], n_features: int) -> tuple[int, ...]:
+    """Return the shape of what becomes of rows of zeros, which take no memory."""
+    return tuple(project(torch.zeros(1, 1).expand(_FEWEST_ROWS, n_features)).shape)

@@ -18,6 +18,8 @@ from antipodal.storage.modelfile import read_model_file, write_model_file
 
 Tensors = Mapping[str, Tensor]
 
+_NEVER_NEGATIVE = (".step", "_avg_sq")  # in what an optimiser remembers
+
 
 def fingerprint(settings: Mapping[str, Any], *parts: Tensors) -> str:
     """Identify a run by all that decides its result, so that checkpoints are not mixed up."""
@@ -116,6 +118,8 @@ def _check_arrays(
             )
         if not np.isfinite(array).all():
             raise ModelFileError(f"{path} cannot be gone on from: {name} must be finite")
+        if name.endswith(_NEVER_NEGATIVE) and (array < 0).any():
+            raise ModelFileError(f"{path} cannot be gone on from: {name} must not be negative")
 
 
 def _check_history(path: str | os.PathLike[str], history: Any) -> None:

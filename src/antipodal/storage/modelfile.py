@@ -93,7 +93,7 @@ def open_model_file(path: str | os.PathLike[str], expected: str = "model") -> Mo
         raise ModelFileError(f"{path} does not match its checksum: it was changed or damaged")
     try:
         header = dict(json.loads(metadata["header"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} has no header that can be read") from error
     return ModelFile(metadata.get("kind", ""), metadata["sha256"], header, arrays)
 

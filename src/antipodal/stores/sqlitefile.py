@@ -192,8 +192,12 @@ class SqliteFile:
         )
         connection.text_factory = bytes  # checksums are of bytes
         connection.create_function(EXACT_REAL, 1, float, deterministic=True)
-        for pragma in ("synchronous=FULL", "trusted_schema=OFF", "cell_size_check=ON"):
-            connection.execute(f"PRAGMA {pragma}")
+        try:
+            for pragma in ("synchronous=FULL", "trusted_schema=OFF", "cell_size_check=ON"):
+                connection.execute(f"PRAGMA {pragma}")
+        except BaseException:  # the file is damaged
+            connection.close()
+            raise
         return connection
 
     @contextmanager

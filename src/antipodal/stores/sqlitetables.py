@@ -49,7 +49,8 @@ class SqliteTables:
         tables = {
             name.decode(errors="replace"): text.decode(errors="replace")
             for name, text in connection.execute(
-                "SELECT name, CAST(sql AS TEXT) FROM sqlite_master WHERE type = 'table'"
+                # Triggers and views too; an index changes no answer.
+                "SELECT name, CAST(sql AS TEXT) FROM sqlite_master WHERE type <> 'index'"
             )
         }
         if not tables and application == 0:

@@ -1,0 +1,133 @@
+"""Open a million files, filters and addresses that nothing of ours wrote.
+
+Each is a good one whose structure was changed, with a checksum that fits. It must be refused by
+one error of ours, or be of use: no other exception, no hang over 5 s of computing, no more than
+1 GB of memory beyond what the process began with. What a checksum can tell is never a
+wrong answer. `targets.py` has the kinds.
+"""
+
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from campaign import Part, main
+from targets import TARGETS
+
+SECONDS = 5.0
+BYTES = 10**9
+MOST_FAILURES = 200  # then it is enough
+SIZES = {
+    "where": 300_000,
+    "urls": 230_000,
+    "keys": 100_000,
+    "jsonlines": 100_000,
+    "records": 70_000,
+    "codes": 60_000,
+    "index": 50_000,
+    "model": 40_000,
+    "store": 20_000,
+    "checkpoint": 15_000,
+    "parquet": 15_000,
+}  # a million
+processes = multiprocessing.get_context("forkserver")
+
+
+class TooSlowError(BaseException):
+    """A case takes too long: no `except Exception` on the way hides it."""
+
+
+def fuzz(kind: str, size: int, seed: int, target: Any = None) -> dict[str, Any]:
+    """Try cases in this process."""
+    with _folder() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _try(kind, range(size), seed, target or TARGETS[kind](Path(folder)), lambda n: None)
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder in memory, where there is one: a sync of it takes no time."""
+    return tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+
+
+def _try(
+    kind: str, numbers: range, seed: int, target: Any, progress: Callable[[int], None]
+) -> dict[str, Any]:
+    outcomes: Counter[str] = Counter()
+    failures: list[str] = []
+
+    def too_slow(*_: Any) -> None:
+        raise TooSlowError(f"more than {SECONDS:g} s")
+
+    before = signal.signal(signal.SIGPROF, too_slow)
+    try:
+        for number in numbers:
+            progress(number)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            try:
+                outcomes["used" if target.case(random.Random(f"{seed} {kind} {number}")) else
+                         "refused"] += 1  # fmt: skip
+            except (Exception, TooSlowError) as error:
+                if isinstance(error, Exception) and target.refused(error):
+                    outcomes["refused"] += 1
+                else:
+                    failures.append(f"case {number}: {type(error).__name__}: {str(error)[:300]}")
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+            if len(failures) >= MOST_FAILURES:
+                break
+    finally:
+        signal.signal(signal.SIGPROF, before)
+    return {**outcomes, "failures": failures}
+
+
+def guarded(kind: str) -> Callable[[int, int], dict[str, Any]]:
+    """Return a part that tries cases in a process of its own, with as much memory as it may take.
+
+    If a case ends the process, that is a failure, and another process goes on with the next.
+    """
+
+    def run(size: int, seed: int) -> dict[str, Any]:
+        outcomes: Counter[str] = Counter()
+        failures: list[str] = []
+        first = 0
+        while first < size and len(failures) < MOST_FAILURES:
+            receiver, sender = processes.Pipe(duplex=False)
+            at = processes.Value("q", first)
+            child = processes.Process(target=_child, args=(kind, first, size, seed, at, sender))
+            child.start()
+            sender.close()
+            try:
+                found = receiver.recv()
+                first = size
+            except EOFError:
+                child.join()
+                found = {"failures": [f"case {at.value} ended the process: {child.exitcode}"]}
+                first = at.value + 1
+            child.join()
+            failures += found.pop("failures")
+            outcomes.update(found)
+        return {**outcomes, "failures": failures}
+
+    return run
+
+
+def _child(kind: str, first: int, size: int, seed: int, at: Any, results: Any) -> None:
+    with _folder() as folder:
+        warnings.simplefilter("ignore")
+        target = TARGETS[kind](Path(folder))
+        n_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (n_bytes + BYTES, n_bytes + BYTES))
+        results.send(
+            _try(kind, range(first, size), seed, target, lambda n: setattr(at, "value", n))
+        )
+
+
+if __name__ == "__main__":
+    main("fuzz", {kind: Part(guarded(kind), size) for kind, size in SIZES.items()})

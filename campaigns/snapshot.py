@@ -1,0 +1,218 @@
+"""Ask a store while others change codes, metadata and membership together: is any answer torn?
+
+Every item says in its metadata of which state of the store it is. The answers of a service, and
+those of a snapshot that is asked several times, must be of one state, and be what brute force finds
+in it. Milvus has no snapshots: there torn answers are counted.
+"""
+
+import logging
+import multiprocessing
+import random
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from antipodal import LSH
+from antipodal.service.engine import Engine
+from antipodal.service.schemas import SearchRequest
+from antipodal.stores import Store, open_store
+from antipodal.stores.metadata import metadata_text
+from antipodal.stores.snapshot import ItemBatch
+from campaign import Part, main
+from servers import running_engines
+
+N_BITS = 16
+READERS = 3
+processes = multiprocessing.get_context("forkserver")
+
+State = dict[int, tuple[int, dict[str, Any]]]  # id -> code as a number, metadata
+
+
+def state(number: int) -> State:
+    """Return a state: item 0 keeps its code; others come and go, and have new codes in each."""
+    ids = [0, 1, *range(10, 10 + 3 * (number % 4))]
+    metadata = {"state": number, "even": number % 2 == 0}
+    return {one: (1 if one == 0 else hash((number, one)) % 2**N_BITS, metadata) for one in ids}
+
+
+def write(store: Store, number: int) -> None:
+    """Bring a store from one state to the next: every fourth has fewer items than before."""
+    items = state(number)
+    ids = np.array(list(items))
+    codes = np.array([code for code, _ in items.values()], ">u2").view(np.uint8).reshape(-1, 2)
+    metadata = [fields for _, fields in items.values()]
+    if number % 4:
+        store.upsert(ids, codes, metadata)
+    else:
+        store._replace_all(iter([ItemBatch(ids, codes, list(map(metadata_text, metadata)))]))
+
+
+def write_on(url: str, began: Any, stop: Any) -> None:
+    """Bring a store from state to state."""
+    with open_store(url, n_bits=N_BITS) as store:
+        number = 1
+        while not stop.is_set():
+            write(store, number)
+            began.set()
+            number += 1
+
+
+@contextmanager
+def writing(url: str) -> Iterator[None]:
+    """Let another process write; Milvus Lite has all in one."""
+    in_thread = url.startswith("milvus")
+    event = threading.Event if in_thread else processes.Event
+    began, stop = event(), event()
+    kind = threading.Thread if in_thread else processes.Process
+    writer = kind(target=write_on, args=(url, began, stop))
+    writer.start()
+    began.wait()
+    try:
+        yield
+    finally:
+        stop.set()
+        writer.join()
+
+
+class Reader(threading.Thread):
+    """Asks one kind of question after another, and compares every answer with brute force."""
+
+    def __init__(self, store: Store, engine: Engine, seed: int, is_enough: Callable[[int], bool]):
+        super().__init__()
+        self._store, self._engine, self._is_enough = store, engine, is_enough
+        self._draw = random.Random(seed)
+        self.answers = 0
+        self.states: set[int] = set()
+        self.torn: list[str] = []
+
+    def run(self) -> None:
+        """Ask until there are enough answers."""
+        while self._is_enough(self.answers):
+            ask = self._draw.choice([self._ask_service, self._ask_service, self._ask_snapshot])
+            try:
+                problem = ask()
+            except Exception as error:
+                problem = repr(error)
+            self.answers += 1
+            if problem:
+                self.torn.append(problem)
+
+    def _ask_service(self) -> str:
+        query = self._draw.getrandbits(N_BITS)
+        where = self._draw.choice([None, {"even": True}, {"even": False}])
+        radius = self._draw.choice([None, 6])
+        request = SearchRequest(
+            code=f"{query:04x}",
+            where=where,
+            **({"k": 3} if radius is None else {"radius": radius, "histogram": where is None}),
+        )
+        answer = self._engine.search(request)
+        numbers = {result["metadata"]["state"] for result in answer["results"]}
+        if not numbers:  # no item passes, or none is near: it does not say of which state it is
+            return ""
+        if len(numbers) > 1:
+            return f"items of states {sorted(numbers)}"
+        number = numbers.pop()
+        self.states.add(number)
+        found = [(result["distance"], result["id"]) for result in answer["results"]]
+        near = _by_distance(state(number), query)
+        if where is not None and where["even"] != (number % 2 == 0):
+            return f"state {number} does not pass {where}"
+        expected = near[:3] if radius is None else [hit for hit in near if hit[0] <= radius]
+        if found != expected:
+            return f"state {number}: found {found}, brute force {expected}"
+        counts = [sum(distance == d for distance, _ in near) for d in range(N_BITS + 1)]
+        if answer.get("histogram") not in (None, counts):
+            return f"state {number}: histogram {answer['histogram']}, brute force {counts}"
+        return ""
+
+    def _ask_snapshot(self) -> str:
+        query = self._draw.getrandbits(N_BITS)
+        code = np.array([[query >> 8, query & 255]], np.uint8)
+        with self._store.snapshot() as now:
+            n_items = now.count()
+            near = now.search(code, 100)
+            items = now.get([0, 1, *range(10, 22)])
+            n_even = now.count({"even": True})
+        numbers = {fields["state"] for fields in items.metadata}
+        if len(numbers) != 1:
+            return f"items of states {sorted(numbers)}"
+        number = numbers.pop()
+        self.states.add(number)
+        expected = state(number)
+        found = list(zip(near.distances[0].tolist(), near.ids[0].tolist(), strict=True))
+        codes = [int.from_bytes(code.tobytes(), "big") for code in items.codes]
+        n_even_expected = len(expected) if number % 2 == 0 else 0
+        if found != _by_distance(expected, query) or (n_items, n_even) != (
+            len(expected),
+            n_even_expected,
+        ):
+            return f"state {number}: found {found}, of {n_items} items, {n_even} even"
+        if dict(zip(items.ids.tolist(), codes, strict=True)) != {
+            one: code for one, (code, _) in expected.items()
+        }:
+            return f"state {number}: other codes"
+        return ""
+
+
+def _by_distance(items: State, query: int) -> list[tuple[int, int]]:
+    return sorted(((code ^ query).bit_count(), one) for one, (code, _) in items.items())
+
+
+def ask(url: str, size: int, seed: int) -> dict[str, Any]:
+    """Ask while another writes; return how many answers there were, and what was torn."""
+    rows = np.random.default_rng(0).standard_normal((40, 20))
+    hasher = LSH(N_BITS, random_state=0).fit(rows)
+    with open_store(url, n_bits=N_BITS) as store:
+        write(store, 0)
+        engine = Engine(hasher, store)
+        share = -(-size // READERS)
+        readers = [
+            Reader(store, engine, seed + number, lambda n: n < share) for number in range(READERS)
+        ]
+        with writing(url):
+            for reader in readers:
+                reader.start()
+            for reader in readers:
+                reader.join()
+    return {
+        "answers": sum(reader.answers for reader in readers),
+        "states": len(set().union(*(reader.states for reader in readers))),
+        "failures": [problem for reader in readers for problem in reader.torn],
+    }
+
+
+def ask_sqlite(size: int, seed: int) -> dict[str, Any]:
+    """Ask a store in SQLite."""
+    with tempfile.TemporaryDirectory() as folder:
+        return ask(f"sqlite:///{Path(folder)}/codes.db?timeout=60", size, seed)
+
+
+def ask_postgresql(size: int, seed: int) -> dict[str, Any]:
+    """Ask a store in PostgreSQL."""
+    with running_engines() as engines:
+        return ask(engines.url("postgresql", "snapshot"), size, seed)
+
+
+def ask_milvus(size: int, seed: int) -> dict[str, Any]:
+    """Ask a store in Milvus Lite, which does not promise it: count what is torn."""
+    logging.disable()
+    with running_engines() as engines:
+        found = ask(engines.url("milvus", "snapshot"), size, seed)
+    return {**found, "torn": len(found["failures"]), "failures": []}
+
+
+if __name__ == "__main__":
+    main(
+        "snapshot",
+        {
+            "sqlite": Part(ask_sqlite, 100_000),
+            "postgresql": Part(ask_postgresql, 100_000),
+            "milvus": Part(ask_milvus, 2_000),
+        },
+    )
