@@ -68,10 +68,11 @@ def test_a_write_between_search_and_fetch_is_not_seen(store, request_, monkeypat
     assert next(numbers) == 7  # and nothing was asked twice
 
 
-def test_every_answer_is_a_state_that_was(engines, store):  # noqa: F811
-    found = ask(engines.url(store.place.split(":")[0], next(_names)), 400, seed=0)
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
+def test_every_answer_is_a_state_that_was(engines, engine):  # noqa: F811
+    found = ask(engines.url(engine, next(_names)), 250, seed=0)
     assert not found["failures"]
-    assert found["states"] > 20  # others did write
+    assert found["states"] > 5  # others did write
 
 
 def test_a_snapshot_does_not_change_while_it_lasts(store):
