@@ -188,6 +188,10 @@ def measure_file(folder: Path, n_rows: int) -> dict[str, Any]:
     record["queries_per_second"]["radius 2 after that, one by one"] = per_second(
         lambda: one_by_one(lambda q: index.radius(q, RADIUS), asked[:500]), 500
     )
+    # One change too many: everything is put in order again, and the tables are made anew.
+    many = np.arange(1, n_rows, 2)[: max(2**16, n_rows // 2**8)]
+    record["seconds_to_put_in_order"] = both_clocks(lambda: index.remove(many))
+    assert not index.contains(many).any()
     record["peak_megabytes"] = peak_megabytes()
     return record
 
