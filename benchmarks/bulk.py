@@ -7,8 +7,10 @@ Rows are 384 numbers of float32 with an id and a title, all of which are kept; t
 `DeepLinf` of 64 bits with a hidden layer. Each way runs in a process of its own, one after the
 other, a few times in turn: the plain loop over `pyarrow.dataset` with `hasher.encode`, on all
 threads and, since these wait for each other on a busy machine, on one; `bulk.encode` here; and by
-Ray, whose cluster's start is timed apart, but not that of its actors. Memory is what the process
-has before and at its peak, and the sum of the peaks of Ray's workers.
+Ray, whose cluster's start is timed apart. Of the others, the import of PyTorch and the reading of
+the model are not timed; Ray's actors do both within the run. So each has two rates: of the whole
+run, and from when the first file was begun (`first_file_seconds`), `rows_per_second_at_work`.
+Memory is what the process has before and at its peak, and the sum of the peaks of Ray's workers.
 
 With --kills a run is killed at so many random moments, each time gone on with, and what is there in
 the end compared with what a run without kills made.
@@ -25,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +97,7 @@ def run(way: str, root: Path, target: Path) -> None:
         cluster.__enter__()
         options["engine"] = "ray"
     began = time.perf_counter()
+    first_file = first_entry(target)
     if way.startswith("plain"):
         if way == "plain-one-thread":
             torch.set_num_threads(1)
@@ -102,11 +106,23 @@ def run(way: str, root: Path, target: Path) -> None:
         bulk.encode(model, root / "in", target, resume=True, **options)
     seconds = time.perf_counter() - began
     record = {"seconds": round(seconds, 3), "start_seconds": round(began - start, 3)}
+    record["first_file_seconds"] = round(first_file.result() - began, 3)
     record |= {"megabytes_before": before, "peak_megabytes": peak_megabytes()}
     if way == "ray":
         record["peak_megabytes_workers"] = _workers_megabytes()
         cluster.__exit__(None, None, None)
     print(json.dumps(record), flush=True)
+
+
+def first_entry(folder: Path) -> Future[float]:
+    """Say when the first file of parquet was begun, be it under its temporary name."""
+
+    def watch() -> float:
+        while not any(".parquet" in path.name for path in folder.glob("*")):
+            time.sleep(0.01)
+        return time.perf_counter()
+
+    return ThreadPoolExecutor(1).submit(watch)
 
 
 def peak_megabytes() -> int:
@@ -152,8 +168,10 @@ def measure(root: Path, n_rows: int, n_files: int, ways: list[str], rounds: int)
             output, _ = child.communicate()
             made = json.loads(output)
             rate = round(n_rows / made["seconds"])
+            at_work = round(n_rows / (made["seconds"] - made["first_file_seconds"]))
             size = {"rows": n_rows, "features": N_FEATURES, "files": n_files}
-            records.append({"way": way, "round": number, **size, "rows_per_second": rate, **made})
+            rates = {"rows_per_second": rate, "rows_per_second_at_work": at_work}
+            records.append({"way": way, "round": number, **size, **rates, **made})
             print(json.dumps(records[-1]), flush=True)
             if way == "ray" and "local" in ways:
                 assert digests(target) == digests(root / f"local-{number}")

@@ -1,6 +1,10 @@
-"""Measure what `fit` holds beyond a memory-mapped file of a million rows.
+"""Measure what `fit` holds beyond a memory-mapped file of a million rows, or of more.
 
 python benchmarks/memory.py --json benchmarks/results/memory.json
+python benchmarks/memory.py --rows 10000000 --methods DeepLinf,DeepLinf-unlabelled,ITQ --json FILE
+
+DeepLinf-unlabelled learns from the first 10,000 rows with labels and from the file, as
+`antipodal fit --unlabelled` opens it, without.
 
 Each hasher is fitted in a process of its own, so that none is charged with what another left
 behind. The peak is that of memory which is not a cached file (RssAnon, Linux), sampled all the
@@ -19,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from antipodal import ITQ, KSH, DeepLinf
+from antipodal import ITQ, KSH, DeepLinf, open_vectors
 from antipodal.hashers import BaseHasher
 
 N_FEATURES, N_BITS, N_CLASSES = 384, 64, 10
@@ -29,7 +33,9 @@ HASHERS: dict[str, BaseHasher] = {
     "DeepLinf": DeepLinf(N_BITS, n_epochs=N_EPOCHS, random_state=0),
     "KSH": KSH(N_BITS, random_state=0),
     "ITQ": ITQ(N_BITS, random_state=0),
+    "DeepLinf-unlabelled": DeepLinf(N_BITS, n_epochs=N_EPOCHS, random_state=0),
 }
+N_LABELLED = 10_000  # where the others have no labels
 
 
 def labels(n_rows: int) -> np.ndarray:
@@ -40,11 +46,12 @@ def write_rows(path: Path, n_rows: int) -> None:
     """Write rows of ten classes that overlap, as features do."""
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((N_CLASSES, N_FEATURES), dtype=np.float32)
+    y = labels(n_rows)
     rows = np.lib.format.open_memmap(path, "w+", np.float32, (n_rows, N_FEATURES))
     for start in range(0, n_rows, BLOCK):
         block = rows[start : start + BLOCK]
         block[:] = rng.standard_normal(block.shape, dtype=np.float32)
-        block += centres[labels(n_rows)[start : start + BLOCK]]
+        block += centres[y[start : start + BLOCK]]
     rows.flush()
 
 
@@ -71,7 +78,11 @@ def measure(name: str, path: Path) -> dict[str, float | str]:
     watcher = threading.Thread(target=watch)
     watcher.start()
     began = time.perf_counter()
-    HASHERS[name].fit(rows, y)
+    if name.endswith("-unlabelled"):
+        few = slice(N_LABELLED)
+        HASHERS[name].fit(rows[few], y[few], unlabelled=open_vectors(path))
+    else:
+        HASHERS[name].fit(rows, y)
     seconds = time.perf_counter() - began
     done.set()
     watcher.join()
@@ -87,22 +98,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, help="where to write the file; else a temporary one")
+    parser.add_argument("--methods", default="DeepLinf,KSH,ITQ")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--method", choices=HASHERS, help=argparse.SUPPRESS)
-    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--file", type=Path, help="of rows that an earlier run has written")
     options = parser.parse_args()
     if options.method:
         print(json.dumps(measure(options.method, options.file)))
         return
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        path = Path(folder) / "rows.npy"
-        write_rows(path, options.rows)
+        path = options.file or Path(folder) / "rows.npy"
+        if options.file is None:
+            write_rows(path, options.rows)
         size = path.stat().st_size
         fits = []
-        for name in HASHERS:
+        for name in options.methods.split(","):
             command = [sys.executable, __file__, "--method", name, "--file", str(path)]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
             fits.append(json.loads(output))
+            print(output.decode(), flush=True)
     record = {
         "rows": options.rows,
         "features": N_FEATURES,

@@ -232,7 +232,7 @@ def test_the_command_encodes_folders_and_says_what_is_wrong(work):
     assert (record["files"], record["rows"], record["files_encoded"]) == (4, 5703, 4)
     assert pq.read_table("out/a.parquet").column_names == ["id", "title", "code"]
     done = run("in:v", "--out", "out", "--columns", "id,title", "--resume")
-    assert "out: 5,703 rows in 4 files, 0 of them encoded" in done.stdout
+    assert "out: 5,703 rows in 4 files, 0 encoded now" in done.stdout
     run("in:v", "--out", "codes.npy", "--resume", code=2)
     run("in:v", "--out", "new/", "--address", "auto", code=2)
     run("in:v", "--out", "codes.npy")

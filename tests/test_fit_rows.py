@@ -3,10 +3,12 @@
 import tracemalloc
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import load_digits
 
-from antipodal import ITQ, DeepLinf, load
+from antipodal import ITQ, DeepLinf, load, open_vectors
 from antipodal.hashers import HASHERS
 from antipodal.hashers.parts.inputs import learn_inputs, scaled
 from antipodal.hashers.parts.rows import draw_rows, feature_moments, sample_labelled, sample_rows
@@ -89,6 +91,20 @@ def test_with_many_rows_only_those_that_pairs_name_are_learned_from():
     some = DeepLinf(8, n_samples=200, **options).fit_pairs(X, pairs, similar)
     alone = DeepLinf(8, **options).fit_pairs(X[named], renumbered.reshape(-1, 2), similar)
     np.testing.assert_array_equal(some.project(X), alone.project(X))
+
+
+def test_unlabelled_rows_of_parquet_are_drawn_without_unpacking_the_file(tmp_path, monkeypatch):
+    rows = X.astype(np.float32)
+    for number, part in enumerate(np.array_split(rows, 3)):
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(part.ravel()), part.shape[1])
+        pq.write_table(pa.table({"vector": vectors}), tmp_path / f"{number}.parquet")
+
+    def fitted(unlabelled):
+        hasher = DeepLinf(8, n_unlabelled=200, n_epochs=1, random_state=0)
+        return hasher.fit(rows[:300], Y[:300], unlabelled=unlabelled).project(rows[:50])
+
+    monkeypatch.setattr("antipodal.reading.vectorfile.mapped_rows", None)
+    np.testing.assert_array_equal(fitted(open_vectors(tmp_path)), fitted(rows))
 
 
 def test_too_few_samples_are_refused():

@@ -223,9 +223,10 @@ def _encode_folder(
     if as_json:
         print_json({"codes": out, **report._asdict(), "seconds": round(seconds, 3)})
     else:
+        files = "file" if report.files == 1 else "files"
         typer.echo(
-            f"{out}: {report.rows:,} rows in {report.files:,} files, "
-            f"{report.files_encoded:,} of them encoded in {seconds:.1f} s"
+            f"{out}: {report.rows:,} rows in {report.files:,} {files}, "
+            f"{report.files_encoded:,} encoded now, in {seconds:.1f} s"
         )
 
 

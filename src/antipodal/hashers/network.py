@@ -41,6 +41,7 @@ from antipodal.hashers.parts.svm import label_table
 from antipodal.hashers.parts.teacher import beliefs, can_teach, sharpened
 from antipodal.labels import check_pairs
 from antipodal.pairs import PairLoss, function_name
+from antipodal.reading import VectorFile
 from antipodal.siamese import Progress, Training, train
 from antipodal.threads import one_thread
 from antipodal.triplets import triplet_loss
@@ -211,7 +212,7 @@ class NetworkHasher(SupervisedHasher):
         return CentrePairs(pairs, beliefs, loss, beside=True)
 
     def _check_unlabelled(self, unlabelled: ArrayLike | None) -> FloatArray | None:
-        """Return up to `n_unlabelled` of the rows, as floats; a memory map is left where it is."""
+        """Return up to `n_unlabelled` of the rows, as floats; a file is read and not unpacked."""
         if unlabelled is None:
             return None
         check_whole(self.n_unlabelled, "n_unlabelled", 0)
@@ -220,14 +221,14 @@ class NetworkHasher(SupervisedHasher):
                 f"pairs={self.pairs!r} and n_unlabelled={self.n_unlabelled} leave no use for "
                 "unlabelled rows: leave them out"
             )
-        array = np.asarray(unlabelled)
+        array = unlabelled if isinstance(unlabelled, VectorFile) else np.asarray(unlabelled)
         if array.ndim != 2 or not len(array) or array.dtype.kind not in "fiub":
             raise ValueError(
                 "unlabelled must be a table of numbers, a row per item: got "
                 f"{array.dtype} of shape {array.shape}"
             )
         chosen = draw_rows(len(array), self.n_unlabelled, np.random.default_rng(self._seed()))
-        drawn: FloatArray = as_floats(array[chosen])
+        drawn = as_floats(array.take(chosen) if isinstance(array, VectorFile) else array[chosen])
         check_finite(drawn, "unlabelled", chosen)
         return drawn
 
