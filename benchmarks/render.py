@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("results", "method", "audit")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("results", "method", "audit", "reliability")),
 ]
 
 
@@ -273,7 +273,40 @@ def audited(settings: list[Record]) -> str:
     return markdown(rows)
 
 
+NOT_SHOWN = {
+    "campaign", "part", "version", "date", "command", "seed", "size", "seconds", "failures",
+    "messages",
+}  # fmt: skip
+
+
+def campaigns() -> str:
+    """Lay out the last run of each part of each campaign of faults: what was done, what failed."""
+    last = {
+        (record["campaign"], record["part"]): record
+        for path in sorted(RESULTS.glob("campaign-*.jsonl"))
+        for record in read_records(path)
+    }
+    lines = ["| campaign | what was done | failures | when | to repeat |", "|---|---|--:|---|---|"]
+    for (name, part), record in sorted(last.items()):
+        done = ", ".join(
+            f"{key} {_number(value)}" for key, value in record.items() if key not in NOT_SHOWN
+        )
+        when = f"{record['date'][:10]}, {record['version']}, {record['seconds'] / 60:.0f} min"
+        lines.append(
+            f"| {name}, {part} | {done} | {len(record['failures'])} | {when} "
+            f"| `{record['command']}` |"
+        )
+    return "\n".join(lines)
+
+
+def _number(value: object) -> str:
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{key} {_number(one)}" for key, one in value.items()) + ")"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
 TABLES = {
+    "campaigns": campaigns,
     **{
         f"audit-{name}": lambda name=name: audited(read_records(RESULTS / f"audit-{name}.jsonl"))
         for name in ("scifact", "clinc150", "banking77", "cifar_effnet")

@@ -92,6 +92,20 @@ def test_as_many_writes_as_were_lost_are_not_taken_for_the_lost_ones(store, path
     assert at_once(lambda: store.count({"a": {"exists": True}})) == 0
 
 
+def test_a_large_store_does_not_go_on_from_a_version_that_is_gone(path, tmp_path):
+    """Where few items have changed, only these are read again: not after a restore."""
+    with open_store(f"sqlite:///{path}", n_bits=8) as store:
+        store.upsert(np.arange(100), np.zeros((100, 1), np.uint8))
+        copy_database(path, tmp_path / "backup.db")
+        store.upsert([200], ZERO)
+        assert nearest(store, 200) == [*range(100), 200]
+        copy_database(tmp_path / "backup.db", path)
+        with open_store(f"sqlite:///{path}") as other:
+            for number in range(300, 320):  # to a version after the one that is gone
+                other.upsert([number], ZERO)
+        assert nearest(store, 200) == [*range(100), *range(300, 320)]
+
+
 def test_a_file_moved_into_place_is_read_and_not_written_unawares(store, path, tmp_path):
     os.replace(tmp_path / "backup.db", path)
     with pytest.raises(StoreError, match=r"another file.*nothing was stored"):
