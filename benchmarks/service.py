@@ -2,11 +2,14 @@
 
 python benchmarks/service.py --json benchmarks/results/service.json
 
-One worker, 100,000 codes of 64 bits in a SQLite store. Clients in a process of their own keep a
-fixed number of connections busy; a writer puts batches of items in the background. Every answer is
-compared with brute force: of the items that were there from the beginning it must hold the nearest,
-in order, and of the written ones what was written. The same is done with many queries in a request,
-over one connection. Encoding is timed with vectors in JSON and in bytes.
+One worker, 100,000 codes of 64 bits in a SQLite store, a `DeepLinf` of 384 features with a hidden
+layer. Clients in a process of their own keep a fixed number of connections busy, with queries by
+code and by vector; then they send searches by vector at half of that rate, at even times, and a
+latency counts from the time at which a search was due. A writer puts batches of items in the
+background. Every answer is compared with brute force: of the items that were there from the
+beginning it must hold the nearest, in order, and of the written ones what was written. The same is
+done with many queries in a request, over one connection. Encoding is timed with vectors in JSON and
+in bytes.
 """
 
 import argparse
@@ -26,7 +29,9 @@ from typing import Any
 
 import numpy as np
 
-N_BITS, K = 64, 10
+import antipodal
+
+N_BITS, K, N_FEATURES = 64, 10, 384
 FIRST_WRITTEN = 10**9  # ids of items that are written during the run
 HEADERS = {"Content-Type": "application/json"}
 
@@ -48,23 +53,41 @@ def distances(codes: np.ndarray, query: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------------------------- the clients
 
 
-async def connection(port: int, bodies: list[bytes], stop: float, out: list[Any]) -> None:
-    """Send one search after the other over one connection, until the time is over."""
+async def connection(
+    port: int,
+    bodies: list[bytes],
+    stop: float,
+    out: list[Any],
+    path: str = "",
+    pause: float = 0,
+    delay: float = 0,
+    stamped: bool = False,
+) -> None:
+    """Send one search after the other over one connection, until the time is over.
+
+    With a pause they are due at even times, the first after a delay. Stamped answers have the time
+    at which they came.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    turn = 0
+    turn, due = 0, time.perf_counter() + delay
     while time.perf_counter() < stop:
         number = turn % len(bodies)
         body, turn = bodies[number], turn + 1
         began = time.perf_counter()
+        if pause:
+            await asyncio.sleep(max(0, due - began))
+            began, due = due, due + pause
         writer.write(
-            b"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            path.encode().join((b"POST ", b"/v1/search HTTP/1.1"))
+            + b"\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
         )
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
         answer = await reader.readexactly(length)
         status = int(head.split(b" ", 2)[1])
-        out.append((time.perf_counter() - began, number, status, answer))
+        ended = time.perf_counter()
+        out.append((ended - began, number, status, answer, *([ended] if stamped else [])))
     writer.close()
 
 
@@ -92,11 +115,17 @@ def clients(
     seed: int,
     at_once: int,
     items: bool,
+    vectors: Path | None,
+    rate: float,
 ) -> None:
     """Run the clients and print what they saw; this is a process of its own."""
     codes, queries = random_codes(n_items, 0), random_codes(max(256, at_once), seed)
     texts = [query.tobytes().hex() for query in queries]
-    if at_once == 1:
+    if vectors is not None:
+        known = np.load(vectors)
+        queries = known["codes"]
+        bodies = [json.dumps({"vector": row, "k": K}).encode() for row in known["rows"].tolist()]
+    elif at_once == 1:
         bodies = [json.dumps({"code": text, "k": K}).encode() for text in texts]
     else:
         n_connections = 1
@@ -107,10 +136,11 @@ def clients(
         stop = time.perf_counter() + seconds
         shares = [bodies[i:] + bodies[:i] for i in range(n_connections)]
         lists: list[list[Any]] = [[] for _ in shares]
+        pause = n_connections / rate if rate else 0.0
         await asyncio.gather(
             *(
-                connection(port, *one)
-                for one in zip(shares, [stop] * len(shares), lists, strict=True)
+                connection(port, share, stop, out, "", pause, n * pause / n_connections)
+                for n, (share, out) in enumerate(zip(shares, lists, strict=True))
             )
         )
         for shift, answers in enumerate(lists):
@@ -193,6 +223,16 @@ def encoding(port: int, n_features: int, n_rows: int = 1_000, repeats: int = 15)
     return {"vectors_a_request": n_rows, "features": n_features, "vectors_per_second": rates}
 
 
+def fitted(seed: int) -> Any:
+    """Return a network of the default kind, hardly trained: it takes as long to encode."""
+    from antipodal import DeepLinf
+
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 10, 2_000)
+    X = rng.standard_normal((len(y), N_FEATURES)) + 3 * np.eye(10, N_FEATURES)[y]
+    return DeepLinf(N_BITS, front="hidden", n_epochs=2, random_state=seed).fit(X, y)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -228,6 +268,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--at-once", type=int, default=500, help="queries of a request of many")
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--vectors", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--rate", type=float, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
@@ -241,23 +283,27 @@ def main() -> None:
             options.seed,
             options.at_once,
             not options.bare,
+            options.vectors,
+            options.rate,
         )
         return
-    from antipodal import LSH, open_store
+    from antipodal import open_store
 
     ways = {
         "one by one": ["--at-once", "1"],
+        "by vector": ["--at-once", "1", "--vectors", "VECTORS"],
+        "by vector, half of that": ["--at-once", "1", "--vectors", "VECTORS", "--rate", "HALF"],
         "many": ["--at-once", str(options.at_once)],
         "many, ids and distances": ["--at-once", str(options.at_once), "--bare"],
     }
     runs: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
-    n_features = 384
     statuses: list[int] = []
     with tempfile.TemporaryDirectory() as name, open(Path(name) / "log", "wb") as log:
         folder = Path(name)
-        LSH(N_BITS, random_state=0).fit(
-            np.random.default_rng(0).standard_normal((500, n_features))
-        ).save(folder / "model")
+        hasher = fitted(0)
+        hasher.save(folder / "model")
+        rows = np.random.default_rng(2).standard_normal((256, N_FEATURES)).astype(np.float32)
+        np.savez(folder / "vectors.npz", rows=rows.round(6), codes=hasher.encode(rows.round(6)))
         from antipodal.storage.modelfile import model_identity
 
         url, identity = f"sqlite:///{folder}/codes.db", model_identity(folder / "model")
@@ -276,9 +322,13 @@ def main() -> None:
                 for option in ("items", "seconds", "connections"):
                     command += [f"--{option}", str(getattr(options, option))]
                 for way, more in ways.items():
-                    done = subprocess.run([*command, *more], stdout=subprocess.PIPE, check=True)
+                    known = {"VECTORS": str(folder / "vectors.npz")}
+                    if "HALF" in more:
+                        known["HALF"] = str(runs["by vector"][-1]["searches_per_second"] / 2)
+                    words = [*command, *(known.get(word, word) for word in more)]
+                    done = subprocess.run(words, stdout=subprocess.PIPE, check=True)
                     runs[way].append(json.loads(done.stdout))
-            encoded = encoding(port, n_features)
+            encoded = encoding(port, N_FEATURES)
         finally:
             stop.set()
             writer.join()
@@ -290,6 +340,10 @@ def main() -> None:
 
     alone = runs.pop("one by one")
     one = middle(alone)
+    by_vector = {
+        name: {"median_run": middle(runs[way]), "runs": runs.pop(way)}
+        for name, way in (("by_vector", "by vector"), ("half_load", "by vector, half of that"))
+    }
     record = {
         "items": options.items,
         "bits": N_BITS,
@@ -298,11 +352,13 @@ def main() -> None:
         "connections": options.connections,
         "seconds": options.seconds,
         "cpus": os.cpu_count(),
+        "version": antipodal.__version__,
         "writes": len(statuses),
         "failed_writes": sum(status != 200 for status in statuses),
         "items_a_write": options.batch,
         "median_run": one,
         "runs": alone,
+        **by_vector,
         "queries_a_request": options.at_once,
         "many_in_a_request": {
             way: {

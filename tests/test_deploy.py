@@ -272,6 +272,14 @@ def test_a_service_that_only_reads_has_no_routes_that_write(prefixed, monkeypatc
         worker(replace(single, mounts={"": empty}), monkeypatch)
 
 
+def test_stores_are_prepared_before_the_first_request(prefixed, monkeypatch):
+    prepared = []
+    monkeypatch.setattr("antipodal.stores.Store.prepare", lambda _, radius: prepared.append(radius))
+    worker(replace(prefixed, prepare=2), monkeypatch)
+    worker(replace(prefixed, mounts={"": prefixed.mounts["one"]}, prepare=1), monkeypatch)
+    assert prepared == [2, 2, 1]
+
+
 @pytest.mark.parametrize(
     ("proxies", "client"),
     [((), "127.0.0.1"), (("127.0.0.0/8",), "203.0.113.9"), (("10.0.0.7",), "127.0.0.1")],

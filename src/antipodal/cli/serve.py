@@ -54,6 +54,10 @@ def serve(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Only answer: no PUT, no DELETE.")
     ] = False,
+    prepare: Annotated[
+        int | None,
+        typer.Option(min=0, help="Make stores ready for single searches within this radius."),
+    ] = None,
     root_path: Annotated[
         str, typer.Option(help="Prefix under which a proxy serves this, such as /search.")
     ] = "",
@@ -111,6 +115,7 @@ def serve(
             read_only=read_only,
             root_path=root_path,
             proxies=tuple(proxy_headers or ()),
+            prepare=prepare,
             limits=limits,
         )
     )

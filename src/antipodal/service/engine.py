@@ -118,11 +118,13 @@ class Engine:
         """Raise StoreError if the store does not answer."""
         self.store.count()
 
-    def warm_up(self) -> None:
-        """Read what the first search would wait for."""
+    def warm_up(self, radius: int | None = None) -> None:
+        """Read what the first search would wait for; prepare the store for a radius, if given."""
         width = code_width(self.store.n_bits)
         self.store.search(np.zeros((1, width), np.uint8), 1)
         self.hasher.encode(np.zeros((1, self.hasher.n_features_in_), np.float32))
+        if radius is not None:
+            self.store.prepare(radius)
 
     def encode(self, request: EncodeRequest) -> dict[str, Any]:
         """Return the codes of vectors or images."""

@@ -47,7 +47,7 @@ def create_mounted_app(
     mounts : mapping or Path
         The mounts by their names; or the file that has them, which is followed.
     open_engine : callable
-        Opens the model and the store of a mount.
+        Opens the model and the store of a mount, ready to answer.
     keys : Keys, optional
         Of the mounts that have none of their own, and of what is of all.
     """
@@ -60,7 +60,6 @@ def create_mounted_app(
     def open_mount(name: str, mount: Mount) -> Served:
         own = keys_of(name, mount, keys, is_guarded)
         engine = open_engine(mount)
-        engine.warm_up()
         app = empty_app(None, [])
         add_model(app, engine, pools, own)
         _add_mounts(app, switchboard)

@@ -51,6 +51,7 @@ class Settings:
     read_only: bool = False
     root_path: str = ""
     proxies: tuple[str, ...] = ()
+    prepare: int | None = None  # the radius that stores are made ready for
     limits: Limits = field(default_factory=Limits)
 
     def now(self) -> dict[str, Mount]:
@@ -133,11 +134,11 @@ def worker() -> ASGIApp:
     hosts = None if known else _LOCAL_NAMES | {_bracketed(settings.host)}
     app: ASGIApp
     if settings.mounts.keys() == {""}:
-        app = create_app(_open(settings, settings.mounts[""]), keys=keys, hosts=hosts)
+        app = create_app(_open_ready(settings, settings.mounts[""]), keys=keys, hosts=hosts)
     else:
         app = create_mounted_app(
             settings.mounts_file or settings.mounts,
-            partial(_open, settings),
+            partial(_open_ready, settings),
             limits=settings.limits,
             keys=keys,
             hosts=hosts,
@@ -194,6 +195,16 @@ def _open(settings: Settings, mount: Mount) -> Engine:
         limits=settings.limits,
         read_only=settings.read_only,
     )
+
+
+def _open_ready(settings: Settings, mount: Mount) -> Engine:
+    engine = _open(settings, mount)
+    try:
+        engine.warm_up(settings.prepare)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
 
 
 def _check_network(address: str) -> None:
