@@ -319,6 +319,35 @@ def test_a_closed_store_says_so_and_can_be_closed_again(new_url):
         store.upsert([1], np.zeros((1, 2), np.uint8))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_store_that_is_opened_to_read_is_not_written_nor_made(engine, engines):  # noqa: F811
+    url = engines.url(engine, next(_names))
+    with pytest.raises(StoreError, match="there is no store"):
+        open_store(url, n_bits=16, read_only=True)
+    code = np.zeros((1, 2), np.uint8)
+    with open_store(url, n_bits=16, model="one") as store:
+        store.upsert([1], code)
+        with open_store(url, n_bits=16, model="one", read_only=True) as reader:
+            store.upsert([2], code)
+            assert reader.search(code, 5).ids.tolist() == [[1, 2]]  # what others write is seen
+            for write in (
+                lambda: reader.upsert([3], code),
+                lambda: reader.add(code),
+                lambda: reader.load([3], code),
+                lambda: reader.delete([1]),
+            ):
+                with pytest.raises(StoreError, match="is read-only"):
+                    write()
+            if engine != "milvus":  # nor does the engine let anything through
+                with pytest.raises(StoreError, match="read-only"):
+                    reader._put(np.array([3]), code, ["{}"], replace=True)
+        assert store.count() == 2
+    with pytest.raises(StoreError, match="keeps codes of 16 bits"):
+        open_store(url, n_bits=15, read_only=True)
+    with pytest.raises(StoreError, match="cannot be opened for model"):
+        open_store(url, model="two", read_only=True)
+
+
 def test_loading_reports_each_durable_batch_and_can_go_on_after_an_interruption(new_url):
     class InterruptedLoadError(Exception):
         pass

@@ -95,7 +95,7 @@ class Engine:
     ) -> Self:
         """Open the store for the model in a file; make it if there is none, unless to read only."""
         hasher, identity = load(model), model_identity(model)
-        store = open_store(url, n_bits=None if read_only else hasher.n_bits, model=identity)
+        store = open_store(url, n_bits=hasher.n_bits, model=identity, read_only=read_only)
         try:
             return cls(
                 hasher,

@@ -37,6 +37,7 @@ class Address:
     options: dict[str, str] = field(repr=False)
     shown: str
     secrets: tuple[str, ...] = field(default=(), repr=False)
+    read_only: bool = False
 
     def without_secrets(self, text: str) -> str:
         """Return what an engine said, with … for any secret that it quotes."""

@@ -1,12 +1,16 @@
 """`open_store`: from an address to a store of the engine it names."""
 
+from dataclasses import replace
+
 from antipodal.checks import check_whole
 from antipodal.errors import StoreError, missing_extra
 from antipodal.stores.address import Address, parse_url
 from antipodal.stores.store import Store
 
 
-def open_store(url: str, *, n_bits: int | None = None, model: str | None = None) -> Store:
+def open_store(
+    url: str, *, n_bits: int | None = None, model: str | None = None, read_only: bool = False
+) -> Store:
     """Open a store of codes, or make it if `n_bits` is given and there is none.
 
     Parameters
@@ -20,6 +24,9 @@ def open_store(url: str, *, n_bits: int | None = None, model: str | None = None)
     model : str, optional
         Identity of the model that makes the codes, such as the SHA-256 of its file. It is kept
         when the store is made; later the store refuses to be opened for another one.
+    read_only : bool
+        Only read: no store is made, and what writes is refused, in SQLite and PostgreSQL by the
+        engine as well.
 
     Returns
     -------
@@ -43,11 +50,22 @@ def open_store(url: str, *, n_bits: int | None = None, model: str | None = None)
     if n_bits is not None:
         check_whole(n_bits, "n_bits", 1)
         n_bits = int(n_bits)
-    return open_address(parse_url(url), n_bits, model)
+    return open_address(replace(parse_url(url), read_only=read_only), n_bits, model)
 
 
 def open_address(address: Address, n_bits: int | None = None, model: str | None = None) -> Store:
     """Do the same for an address in its parts."""
+    if address.read_only:
+        store = _open(address, None, model)
+        store.read_only = True
+        if n_bits not in (None, store.n_bits):
+            store.close()
+            raise StoreError(f"{store.place} keeps codes of {store.n_bits} bits, not of {n_bits}")
+        return store
+    return _open(address, n_bits, model)
+
+
+def _open(address: Address, n_bits: int | None, model: str | None) -> Store:
     # Each engine is imported when it is asked for: two of them are extras.
     if address.scheme == "sqlite":
         from antipodal.stores.sqlite import SqliteStore

@@ -224,9 +224,11 @@ class PostgresStore(Store):
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         try:
-            return psycopg.connect(
+            connection = psycopg.connect(
                 self._address.target, autocommit=True, application_name="antipodal"
             )
+            connection.read_only = self._address.read_only or None
+            return connection
         except (psycopg.Error, ValueError) as error:
             # Not "from error": what the driver says may quote a password.
             message = self._address.without_secrets(_first_line(error))

@@ -50,6 +50,7 @@ class SqliteFile:
         self._timeout = _timeout(address.options)
         self._inode = (0, 0)
         self._is_read_only = False
+        self._may_write = not address.read_only
         self.tables = SqliteTables(self.place)
 
     def open(
@@ -65,7 +66,8 @@ class SqliteFile:
                 About.of_new(self.place, n_bits, model)
             elif n_bytes < _LEAST_BYTES:
                 raise damaged(self.place, "it is cut off")  # SQLite would take it for an empty file
-            self._is_read_only = n_bytes > 0 and not self._can_be_written()
+            can_write = self._may_write and self._can_be_written()
+            self._is_read_only = n_bytes > 0 and not can_write
             if self._is_read_only:
                 connection = self.reader().connection
             else:

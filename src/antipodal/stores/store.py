@@ -37,6 +37,7 @@ class Store(Reader):
     """
 
     model: str | None
+    read_only = False
 
     def upsert(
         self,
@@ -51,6 +52,7 @@ class Store(Reader):
         When it returns the items are durable. An item without metadata has the object {}; with
         `keep_metadata` and no metadata, an item that was there keeps its own.
         """
+        self._check_may_write()
         numbers, given = check_items(ids, codes, self.n_bits)
         packed = np.ascontiguousarray(given)
         texts = metadata_texts(metadata, len(packed))
@@ -74,6 +76,7 @@ class Store(Reader):
         IdsTakenError
             A ValueError: there are items with some of these ids. Nothing has changed.
         """
+        self._check_may_write()
         numbers, given = check_items(ids, codes, self.n_bits)
         packed = np.ascontiguousarray(given)
         texts = metadata_texts(metadata, len(packed))
@@ -123,6 +126,7 @@ class Store(Reader):
             code or other metadata). Items that another process adds meanwhile are not
             overwritten either; then the batches before them stay.
         """
+        self._check_may_write()
         check_whole(batch_size, "batch_size", 1)
         numbers, packed = check_items(ids, codes, self.n_bits)
         check_length(metadata, len(packed))
@@ -194,6 +198,7 @@ class Store(Reader):
 
     def delete(self, ids: ArrayLike) -> int:
         """Remove the items with these ids and return how many there were."""
+        self._check_may_write()
         numbers = check_different(ids)
         return self._delete(numbers) if len(numbers) else 0
 
@@ -247,6 +252,10 @@ class Store(Reader):
 
     def _prepare(self, radius: int) -> None:
         """Make tables for small radii, in an engine that has them."""
+
+    def _check_may_write(self) -> None:
+        if self.read_only:
+            raise StoreError(f"{self.place} is read-only: it was opened so")
 
     def _append(self, codes: Codes, metadata: list[str], n_ids: int) -> Ids:
         """Keep codes under the first of n_ids new ids after the largest; return all of these."""
