@@ -167,14 +167,14 @@ class Store(Reader):
     def prepare_approximate(self, *, memory_mb: int | None = None) -> None:
         """Make the index behind ``search(…, exact=False)``; it is kept up from then on.
 
-        In PostgreSQL that is HNSW, a graph over the codes. Making it takes minutes for a million
-        of them, during which others read, and wait to write. One that is there is left as it is.
+        In PostgreSQL that is HNSW, a graph over the codes. Making it can take minutes, during which
+        others read, and wait to write. One that is there is left as it is.
 
         Parameters
         ----------
         memory_mb : int, optional
-            What the server may use meanwhile, in place of its `maintenance_work_mem`. It is many
-            times faster as long as the graph fits, about 700 bytes an item.
+            What the server may use meanwhile, in place of its `maintenance_work_mem`. Where the
+            graph does not fit, making it goes on more slowly.
         """
         raise StoreError(f"{self.place} cannot have an approximate index: {NO_APPROXIMATE}")
 
