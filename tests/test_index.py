@@ -621,6 +621,13 @@ def table_of_speed():
     def ball(part, way):
         return part["radius 2"]["runs"][f"{ours} {way}"]["times_faiss"]
 
+    def beside_multihash(part, way):
+        runs = part["radius 2"]["runs"]
+        return (
+            runs[f"{ours} {way}"]["queries_per_second"]
+            / runs[f"multihash {way}"]["queries_per_second"]
+        )
+
     rows = {
         "10 nearest, at once": lambda p: f"{knn(p, 'at once', 'faiss'):.2f} × Faiss",
         "10 nearest, one by one": lambda p: f"{knn(p, 'one by one', 'faiss'):.2f} × Faiss",
@@ -628,6 +635,8 @@ def table_of_speed():
         "10 nearest, at once  ": lambda p: f"{knn(p, 'at once', 'numpy'):.0f} × NumPy",
         "radius 2, at once": lambda p: f"{ball(p, 'at once'):.0f} × Faiss",
         "radius 2, one by one": lambda p: f"{ball(p, 'one by one'):.0f} × Faiss",
+        "radius 2, at once ": lambda p: f"{beside_multihash(p, 'at once'):.1f} × MultiHash",
+        "radius 2, one by one ": lambda p: f"{beside_multihash(p, 'one by one'):.2f} × MultiHash",
         "10 nearest among 1 %": lambda p: (
             f"{p['filter']['at once']['1%']['times_unfiltered']:.0f} × among all"
         ),

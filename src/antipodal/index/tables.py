@@ -25,7 +25,7 @@ SCANNED_PER_CANDIDATE = 24  # rows that Faiss scans while NumPy looks up and com
 _LOW_BITS = 62  # they are a number of 64 bits with a sign
 _CANDIDATES_AT_ONCE = 2**18
 _ROWS_AT_ONCE = 2**20
-_FEW = 16  # rows of a bucket that Python compares before NumPy is done being called
+_FEW = 40  # candidates that Python compares before NumPy is done being called
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: spreads neighbouring keys
 _WORD = 2**64 - 1
 
@@ -186,7 +186,7 @@ class Tables:
         starts, rows, words, codes = self._views
         raw = query.tobytes()
         code, width = int.from_bytes(raw, "big"), len(raw)
-        candidates: list[int] = []
+        buckets, n_candidates = [], 0
         for to_end, low, high, multiplier, hash_shift, first_bucket in self._of_one[radius]:
             band = code >> to_end
             key = band & low
@@ -194,14 +194,15 @@ class Tables:
                 key ^= (band >> _LOW_BITS & high) * _GOLDEN
             bucket = first_bucket + ((key * multiplier & _WORD) >> hash_shift)
             begin, end = starts[bucket], starts[bucket + 1]
-            if end - begin > _FEW:
-                return self._within_crowd(query, radius)
-            for place in range(begin, end):
-                candidates.append(rows[place])
+            n_candidates += end - begin
+            buckets.append(range(begin, end))
+        if n_candidates > _FEW:
+            return self._within_crowd(query, buckets, n_candidates, radius)
+        candidates = {rows[place] for places in buckets for place in places}
         first = int.from_bytes(raw[: words.itemsize], sys.byteorder)
         n_words = width // words.itemsize
         found = []
-        for row in set(candidates):
+        for row in candidates:
             distance = (words[row * n_words] ^ first).bit_count()
             if distance <= radius and n_words > 1:  # few are so near in the first word
                 other = int.from_bytes(codes[row * width : row * width + width], "big")
@@ -216,13 +217,13 @@ class Tables:
         array = np.array(numbers)
         return RowHits(array[:2], array[2:], np.array(distances, np.int32))
 
-    def _within_crowd(self, query: Codes, radius: int) -> RowHits:
+    def _within_crowd(
+        self, query: Codes, buckets: list[range], n_candidates: int, radius: int
+    ) -> RowHits:
         """Compare a single query with the many rows of its buckets, or with all."""
-        buckets = self._buckets(query, slice(radius + 1))[0]
-        begins, ends = self.starts[buckets].tolist(), self.starts[buckets + 1].tolist()
-        if (sum(ends) - sum(begins)) * SCANNED_PER_CANDIDATE > len(self.codes):
+        if n_candidates * SCANNED_PER_CANDIDATE > len(self.codes):
             return within(query, self.codes, radius)
-        rows = np.concatenate([self.rows[i:j] for i, j in zip(begins, ends, strict=True)])
+        rows = np.concatenate([self.rows[places.start : places.stop] for places in buckets])
         distances = _distances(self._words.take(rows, axis=0), as_words(query))
         hits = (distances <= radius).nonzero()[0]
         return in_order(np.zeros(len(hits), np.int64), distances[hits], rows[hits], 1)
