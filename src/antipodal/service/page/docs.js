@@ -28,6 +28,11 @@ function kind(schema) {
   return schema.type ?? "anything";
 }
 
+/** Return what is said of a schema, or of one of those it may be. */
+function words(schema) {
+  return schema.description ?? schema.anyOf?.map(words).find(Boolean) ?? "";
+}
+
 /** List the fields of a schema, and those of the schemas it names, each schema once. */
 function fields(schema, seen = new Set()) {
   const list = [];
@@ -44,7 +49,7 @@ function fields(schema, seen = new Set()) {
         {},
         el("th", { scope: "row" }, el("code", {}, field)),
         el("td", {}, kind(of), whole.required?.includes(field) ? "" : " (may be left out)"),
-        el("td", {}, of.description ?? ""),
+        el("td", {}, words(of)),
       ),
     );
     const title = el("caption", {}, whole.title ?? "");
