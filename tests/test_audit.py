@@ -1,6 +1,7 @@
 """Audits: neighbours and shares as brute force has them, judgements, advice, bad input."""
 
 import json
+import re
 from xml.etree import ElementTree
 
 import numpy as np
@@ -153,14 +154,56 @@ def test_models_of_ones_own_are_audited_as_they_are():
 
 def test_the_report_is_one_page_that_holds_everything(tmp_path):
     found = audit(X, random_state=0, **QUICK)
-    names = [f"item <{row}>" for row in found.query_rows]
-    write_audit_report(tmp_path / "r.html", found, names=names, about={"vectors": "digits & co"})
+
+    def describe(rows):
+        return {row: {"title": f"item <{row}>"} for row in rows}
+
+    about = {"vectors": "digits & co"}
+    write_audit_report(tmp_path / "r.html", found, describe=describe, about=about)
     page = (tmp_path / "r.html").read_text()
     ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>"))
     assert "digits &amp; co" in page
     assert "item &lt;" in page
     assert "<script" not in page
     assert "http" not in page
+
+
+def test_the_worst_queries_are_shown_with_their_true_neighbours_and_what_was_found(tmp_path):
+    rows = X[::3]
+    found = audit(rows, sample=400, random_state=1, **QUICK)
+    write_audit_report(tmp_path / "r.html", found, keep=0.999)
+    page = ElementTree.fromstring((tmp_path / "r.html").read_text().partition("\n")[2])
+    hasher = ITQ(32, random_state=int(np.random.RandomState(1).randint(2**31 - 1)))
+    looked_at = found.rows
+    hasher.fit(rows[looked_at])
+    setting = max(found.settings, key=lambda each: each.recall)
+    chosen = found.cheapest(0.999, rescored=True)
+    setting = setting if chosen is None else chosen[0]
+    codes = hasher.transform(rows[looked_at]).astype(int)
+    tables = [t for t in page.iter("table") if t.find("caption") is not None]
+    assert len(tables) == 10
+    shares = []
+    for table in tables:
+        share, row = re.findall(r"\d+", "".join(table.find("caption").itertext()))
+        cells = [["".join(cell.itertext()) for cell in line] for line in table.find("tbody")]
+        true, near = (
+            [int(text.split()[-1]) for text in column] for column in zip(*cells, strict=True)
+        )
+        for ours, others, column in ((true, near, 0), (near, true, 1)):
+            marked = [line[column].startswith("✓") for line in cells]
+            assert marked == [each in others for each in ours]
+        # By brute force, in numbers of all rows.
+        cosines = rows @ rows[int(row)] / np.linalg.norm(rows, axis=1)
+        left = np.setdiff1d(looked_at, [int(row)])
+        assert sorted(cosines[true]) == pytest.approx(sorted(np.sort(cosines[left])[-10:]))
+        if setting.search == "hamming":
+            mine = codes[np.flatnonzero(looked_at == int(row))[0]]
+            apart = (codes != mine).sum(axis=1)
+            near_places = np.searchsorted(looked_at, near)
+            assert sorted(apart[near_places]) == sorted(np.sort(apart)[1:11])
+        shares.append(int(share))
+        assert int(share) == round(100 * len({*true} & {*near}) / 10)
+    assert shares == sorted(shares)
 
 
 def test_the_report_shows_its_charts_in_a_browser_and_fits_a_phone(tmp_path, browser):

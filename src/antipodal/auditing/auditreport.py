@@ -1,17 +1,15 @@
 """An audit as one HTML file: recall against bytes, distances, worst queries, every number."""
 
 import os
-import platform
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping
 
 import numpy as np
 
-from antipodal import __version__
-from antipodal.auditing.measure import Audit
+from antipodal.auditing.findings import Audit
 from antipodal.auditing.setting import Setting
-from antipodal.evaluation.charts import line_chart, log_chart
-from antipodal.evaluation.htmlpage import about_table, html_page, html_table, text
+from antipodal.evaluation.charts import line_chart, log_chart, method_looks
+from antipodal.evaluation.htmlpage import about_table, html_page, html_table, origin, text, thing
+from antipodal.evaluation.reportqueries import Describe
 from antipodal.index.scan import load_faiss
 from antipodal.storage.files import replacing
 
@@ -32,8 +30,8 @@ def write_audit_report(
     audit: Audit,
     *,
     keep: float = 0.95,
-    names: Sequence[str] | None = None,
     about: Mapping[str, str] | None = None,
+    describe: Describe | None = None,
 ) -> None:
     """Write what an audit measured as one HTML file.
 
@@ -45,19 +43,19 @@ def write_audit_report(
         What `antipodal.audit` returned.
     keep : float
         Share of the neighbours that the advice is for.
-    names : sequence of str, optional
-        What the queries are called, by default their numbers.
     about : mapping, optional
         More to say at the top, such as the command.
+    describe : callable, optional
+        Given numbers of rows, return the metadata of each: `title` and `thumbnail` are shown.
     """
     sections = [
-        f"<p>{text(audit.advice(keep))}</p>",
+        f'<p class="lead">{text(audit.advice(keep))}</p>',
         *(f"<p>{text(remark)}</p>" for remark in audit.survey.remarks()),
         _about(audit, about or {}),
         _recall(audit),
         _numbers(audit),
         _distances(audit),
-        _worst(audit, keep, names),
+        _worst(audit, keep, describe),
     ]
     with replacing(path) as file:
         file.write(html_page("What codes keep of these vectors", sections).encode())
@@ -69,10 +67,8 @@ def _about(audit: Audit, about: Mapping[str, str]) -> str:
         ("rows", f"{audit.survey.rows:,} of {audit.survey.features:,} numbers"),
         ("queries", f"{audit.n_queries:,}"),
         ("neighbours of a query", f"{audit.k}, by {audit.metric}"),
-        ("made", f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"),
-        ("versions", f"antipodal {__version__}, Faiss {load_faiss().__version__}, "
-                     f"NumPy {np.__version__}, Python {platform.python_version()}"),
-    ]  # fmt: skip
+        *origin(Faiss=load_faiss().__version__),
+    ]
     if audit.ndcg is not None:
         facts.append((f"nDCG@{audit.k} of the vectors themselves", f"{audit.ndcg:.3f}"))
     return about_table(facts)
@@ -81,20 +77,21 @@ def _about(audit: Audit, about: Mapping[str, str]) -> str:
 def _recall(audit: Audit) -> str:
     """Draw recall against bytes: a chart for each way to search, a curve for each method."""
     ways: dict[str, dict[str, list[tuple[float, float]]]] = {title: {} for title in _WAYS}
-    names: list[str] = []
+    names: dict[str, None] = {}
     for setting in sorted(audit.settings, key=lambda setting: setting.cost.bytes):
         name = setting.method.partition(",")[0]
-        names += [name] * (name not in names)
+        names[name] = None
         for title, (search, candidates) in _WAYS.items():
             found = setting.with_floats.get(candidates)
             if setting.search == search and found is not None:
                 ways[title].setdefault(name, []).append((setting.cost.bytes, 100 * found))
     sizes = [setting.cost.bytes for setting in audit.settings]
+    looks = method_looks(names)
     charts = [
         f"<div><h3>{title}</h3>"
         + log_chart(
             curves, x_axis="bytes per vector", y_axis="found, %",
-            x_range=(min(sizes), max(sizes)), names=names,
+            x_range=(min(sizes), max(sizes)), looks=looks,
         )
         + "</div>"
         for title, curves in ways.items()
@@ -141,17 +138,32 @@ def _distances(audit: Audit) -> str:
     )
 
 
-def _worst(audit: Audit, keep: float, names: Sequence[str] | None) -> str:
-    """List the queries that lose most, in the setting that the advice is about."""
+def _worst(audit: Audit, keep: float, describe: Describe | None) -> str:
+    """Show the queries that lose most, in the setting that the advice is about."""
     chosen = audit.cheapest(keep, rescored=True)
     setting = chosen[0] if chosen else max(audit.settings, key=lambda s: s.recall)
+    if setting.found is None or audit.truth is None or audit.rows is None:
+        return ""
     order = np.argsort(setting.by_query, kind="stable")[:_WORST]
-    rows = [
-        [text(i if names is None else names[i]), f"{100 * setting.by_query[i]:.0f} %"]
-        for i in order.tolist()
-    ]
+    truth, found = (audit.rows[ids[order]].tolist() for ids in (audit.truth, setting.found))
+    own = [None] * len(order) if audit.query_rows is None else audit.query_rows[order].tolist()
+    asked = {row for ids in (own, *truth, *found) for row in ids if row is not None}
+    rows = {} if describe is None else describe(asked)
+    tables = []
+    for query, row, true, near in zip(order.tolist(), own, truth, found, strict=True):
+        cells = [
+            [
+                thing(rows.get(a), f"row {a}", is_hit=a in near),
+                thing(rows.get(b), f"row {b}", is_hit=b in true),
+            ]
+            for a, b in zip(true, near, strict=True)
+        ]
+        name = f"query {query}" if row is None else f"row {row}"
+        shown = thing(rows.get(-1 if row is None else row), name)
+        caption = f"{100 * setting.by_query[query]:.0f} % found of {shown}"
+        tables.append(html_table(["true neighbours", "found"], cells, caption))
     return (
         f"<h2>Queries that lose most</h2><p>With {text(setting.method)} at {setting.cost.bytes} "
-        f"bytes, {text(setting.search)}, before any vectors are looked at.</p>"
-        + html_table(["query", "found"], rows)
+        f"bytes, {text(setting.search)}, before any vectors are looked at. A ✓ is in both lists."
+        f'</p><div class="pair neighbours">{"".join(tables)}</div>'
     )

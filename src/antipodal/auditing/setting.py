@@ -47,6 +47,8 @@ class Setting:
         Share of the relevant rows among the results.
     distances : (2, bits + 1), optional
         How many neighbours, and how many other rows, are at each Hamming distance.
+    found : (q, k), optional
+        The results of every query, before any vectors are looked at.
     """
 
     method: str
@@ -59,6 +61,7 @@ class Setting:
     ndcg: dict[int, float] = field(default_factory=dict)
     judged_recall: float | None = None
     distances: NDArray[np.int64] | None = field(default=None, repr=False)
+    found: Ids | None = field(default=None, repr=False)
 
     @property
     def recall(self) -> float:

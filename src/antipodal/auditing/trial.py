@@ -16,7 +16,7 @@ from antipodal.auditing.truth import Metric, Rows, candidate_scores
 from antipodal.checks import Ids
 from antipodal.index.rescore import best_first
 
-_REORDERED = (1, 2, 4, 8, 16)  # candidates per result that are put in order one by one
+_REORDERED = (2, 4, 8, 16)  # candidates per result that are put in order one by one
 _TIMED_QUERIES = (20, 200)  # at least and at most; in between, those of a second
 _OTHERS = 100  # rows that are no neighbours of a query, for the histogram of distances
 
@@ -55,6 +55,7 @@ class Trial:
                 self._cost(contender, way, per_second), *self._judged(candidates),
                 self._distances(contender)
                 if isinstance(contender, HasherCodes) and way == "hamming" else None,
+                candidates[:, : self.k],
             )  # fmt: skip
 
     def _with_int8(self, candidates: Ids) -> dict[int, float]:
@@ -75,7 +76,9 @@ class Trial:
 
     def _reordered(self, candidates: Ids, vectors: Any) -> Iterator[tuple[int, Ids]]:
         """Yield the k best by their vectors, of so many candidates per result."""
-        tried = [r for r in _REORDERED if r == 1 or self.k * r <= candidates.shape[1]]
+        tried = [r for r in _REORDERED if self.k * r <= candidates.shape[1]]
+        if not tried:
+            return
         near = candidates[:, : self.k * tried[-1]]
         scores = candidate_scores(vectors, self.queries, near, self.metric)
         for r in tried:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -42,6 +43,8 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     help="Learn binary codes that survive quantisation, and search them.",
+    epilog="For completion of commands and options by the shell (bash, zsh, fish, PowerShell): "
+    "antipodal --install-completion, then open a new shell.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -106,6 +109,11 @@ def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:
 def print_json(record: dict[str, Any]) -> None:
     """Print one record per line."""
     typer.echo(json.dumps(record))
+
+
+def say_next(*command: str) -> None:
+    """Say on standard error which command may come next; what is in capitals is to be filled in."""
+    typer.echo(f"Next: {shlex.join(['antipodal', *command])}", err=True)
 
 
 def chosen_store(

@@ -1,18 +1,21 @@
 """`antipodal audit`: what codes keep of the neighbours that vectors have."""
 
-import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from antipodal.cli.app import TABLE, AsJson, Seed, app, print_json, print_table
+from antipodal.cli.app import TABLE, AsJson, Seed, app, print_json, print_table, say_next
+from antipodal.cli.describing import command_line, describer, model_text
 from antipodal.cli.progress import bar
 from antipodal.storage.files import check_writable
 
+if TYPE_CHECKING:
+    from antipodal.auditing import Audit
 
-@app.command()
+
+@app.command(epilog="Example: antipodal audit features.npy --bits 64,128 --html audit.html")
 def audit(
     vectors: Annotated[str, typer.Argument(help=f"Vectors: {TABLE}.")],
     bits: Annotated[str, typer.Option(help="Lengths of the codes, by commas.")] = "64,128,256",
@@ -36,7 +39,15 @@ def audit(
         typer.Option(help=f"Judgements: row of the query, row of the vector, grade: {TABLE}."),
     ] = None,
     id_column: Annotated[
-        str | None, typer.Option(help="Column of names, to name the worst queries by.")
+        str | None, typer.Option(help="Column of names, to name rows by in the report.")
+    ] = None,
+    metadata: Annotated[
+        Path | None,
+        typer.Option(help="For the report, a JSON object per vector: title, thumbnail."),
+    ] = None,
+    metadata_columns: Annotated[
+        str | None,
+        typer.Option(help="Or columns of the file of the vectors, such as title,thumbnail."),
     ] = None,
     keep: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of the neighbours to be kept.")
@@ -59,9 +70,15 @@ def audit(
 
     if html is not None:
         check_writable(html)
+    elif metadata is not None or metadata_columns is not None:
+        raise typer.BadParameter("metadata are for the report: give --html too")
+    if metadata is not None and metadata_columns is not None:
+        raise typer.BadParameter("give --metadata or --metadata-columns, not both")
+    columns = [] if metadata_columns is None else [c.strip() for c in metadata_columns.split(",")]
     lengths = _lengths(bits)
     models = [load(path) for path in model or []]
-    file = open_vectors(vectors, leave_out=[] if id_column is None else [id_column])
+    ids = [] if id_column is None else [id_column]
+    file = open_vectors(vectors, leave_out=[*columns, *ids])
     options: dict[str, Any] = {"metric": metric}
     if methods is not None:
         options["methods"] = methods.split(",")
@@ -83,14 +100,10 @@ def audit(
     if html is not None:
         from antipodal.auditing.auditreport import write_audit_report
 
-        names = None
-        if found.query_rows is not None:
-            column = None if id_column is None else file.column(id_column)
-            names = [str(r if column is None else column[r]) for r in found.query_rows]
-        write_audit_report(
-            html, found, keep=keep, names=names,
-            about={"vectors": vectors, "command": f"antipodal {shlex.join(sys.argv[1:])}"},
-        )  # fmt: skip
+        about = {"vectors": vectors, "command": command_line()}
+        about |= {f"model {i + 1}": model_text(path) for i, path in enumerate(model or [])}
+        describe = describer(metadata, file, [*columns, *ids], title=id_column)
+        write_audit_report(html, found, keep=keep, about=about, describe=describe)
     if as_json:
         for record in found.records():
             print_json(record)
@@ -105,6 +118,18 @@ def audit(
     typer.echo(found.advice(keep))
     if html is not None:
         typer.echo(f"The report is in {html}.")
+    best = found.cheapest(keep, rescored=True)
+    if best is not None and best[0].method in _hashers(found):
+        method, bits_of_it = best[0].method, str(best[0].bits)
+        say_next(
+            "fit", vectors, "--method", method, "--bits", bits_of_it, "--out", "model.antipodal"
+        )
+
+
+def _hashers(found: "Audit") -> set[str]:
+    """Return the codes that `fit` can make: no peers, and no models that are there already."""
+    counted = {each.method for each in found.settings if each.distances is not None}
+    return {method for method in counted if not method.endswith("(yours)")}
 
 
 def _lengths(text: str) -> list[int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from antipodal.cli.app import AsJson, app, print_json, print_table
+from antipodal.cli.app import AsJson, app, print_json, print_table, say_next
 from antipodal.cli.progress import bar
 from antipodal.errors import AntipodalError
 from antipodal.storage.files import make_folder
@@ -78,7 +78,9 @@ class Protocol(StrEnum):
     unseen = "unseen"
 
 
-@app.command()
+@app.command(
+    epilog="Example: antipodal bench digits --methods DeepLinf,ITQ --bits 32,64 --seeds 0-4"
+)
 @_naming_options
 def bench(
     source: Annotated[DataSource, typer.Argument(metavar="DATASET", help=" | ".join(DataSource))],
@@ -216,6 +218,7 @@ def _print_table(records: "list[Record]", path: Path) -> None:
     headings, *rows = table(records)
     print_table(title, headings, rows)
     typer.echo(f"The records are in {path}.")
+    say_next("report", str(path))
 
 
 def _whole_numbers(text: str, option: str, least: int) -> list[int]:

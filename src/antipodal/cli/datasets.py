@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from antipodal.cli.app import AsJson, app, print_json
+from antipodal.cli.app import AsJson, app, print_json, say_next
 from antipodal.cli.progress import bar
 
 
-@app.command()
+@app.command(epilog="Example: antipodal datasets cifar10 --data data")
 def datasets(
     name: Annotated[
         str | None, typer.Argument(help="cifar10, mnist or fashion-mnist, to download it.")
@@ -34,6 +34,7 @@ def datasets(
         print_json({"dataset": name, "path": str(path)})
     else:
         typer.echo(f"{name} is in {path}")
+        say_next("bench", "cifar10" if name == "cifar10" else "idx", "--data", str(path))
 
 
 def _list(as_json: bool) -> None:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from antipodal.cli.app import AsJson, Bits, Seed, app, print_json, print_table, require_service
+from antipodal.cli.app import (
+    AsJson,
+    Bits,
+    Seed,
+    app,
+    print_json,
+    print_table,
+    require_service,
+    say_next,
+)
 from antipodal.cli.progress import bar, training_progress
 from antipodal.storage.files import make_folder
 
@@ -20,7 +29,7 @@ if TYPE_CHECKING:
     from antipodal.benchmark.demo import Demo, Score
 
 
-@app.command()
+@app.command(epilog="Example: antipodal demo --bits 32 --out demo")
 def demo(
     bits: Bits = 48,
     epochs: Annotated[
@@ -77,6 +86,8 @@ def demo(
             for row, distance in zip(found.nearest, found.distances, strict=True)
         ]
         say("\n" + "\n".join(show.picture([found.query, *found.nearest.tolist()], captions)))
+    if not as_json:
+        say_next("demo", "--open")
 
 
 def _open_page(show: "Demo", out: Path, seed: int, as_json: bool) -> None:

@@ -7,10 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from antipodal.cli.app import TABLE, TABLES, AsJson, Bits, app, print_json, print_table
+from antipodal.cli.describing import command_line, describer, model_text
 from antipodal.storage.files import check_writable
 
 
-@app.command()
+@app.command(
+    epilog="Example: antipodal evaluate query-codes.npy codes.npy --query-labels "
+    "query-labels.npy --database-labels labels.npy --bits 64 --html report.html"
+)
 def evaluate(
     queries: Annotated[str, typer.Argument(help=f"Packed codes of the queries: {TABLES}.")],
     database: Annotated[str, typer.Argument(help=f"Packed codes of the database: {TABLES}.")],
@@ -43,6 +47,22 @@ def evaluate(
         Path | None, typer.Option(help="Also write a report with charts and examples, one file.")
     ] = None,
     examples: Annotated[int, typer.Option(min=0, help="Queries that the report shows.")] = 5,
+    model: Annotated[
+        Path | None, typer.Option(help="That made the codes, to be named in the report.")
+    ] = None,
+    query_metadata: Annotated[
+        Path | None,
+        typer.Option(
+            help="For the report, a JSON object per query, a line each: title, thumbnail."
+        ),
+    ] = None,
+    database_metadata: Annotated[
+        Path | None, typer.Option(help="The same for the database.")
+    ] = None,
+    metadata_columns: Annotated[
+        str | None,
+        typer.Option(help="Or columns of both files of codes, such as title,thumbnail."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Score how well codes retrieve: mAP under every tie order, balls, bit health."""
@@ -63,9 +83,15 @@ def evaluate(
         )
     if html is not None:
         check_writable(html)
+    elif any((model, query_metadata, database_metadata, metadata_columns)):
+        raise typer.BadParameter("--model and metadata are for the report: give --html too")
+    if metadata_columns is not None and (query_metadata or database_metadata):
+        raise typer.BadParameter("give --metadata-columns or files of metadata, not both")
+    columns = [] if metadata_columns is None else [c.strip() for c in metadata_columns.split(",")]
     others = [] if labels_column is None else [labels_column]
     files = [
-        open_vectors(name, leave_out=others, text_dtype=np.uint8) for name in (queries, database)
+        open_vectors(name, leave_out=[*others, *columns], text_dtype=np.uint8)
+        for name in (queries, database)
     ]
     arrays = [np.asarray(file) for file in files]
     arrays += [read_column(name) for name in named]
@@ -81,7 +107,16 @@ def evaluate(
         from antipodal.evaluation.report import write_report
 
         about = {"codes of the queries": queries, "codes of the database": database}
-        result = write_report(html, *arrays, **options, n_examples=examples, about=about).to_dict()
+        about |= {} if model is None else {"model": model_text(model, bits)}
+        about["command"] = command_line()
+        describe = [
+            describer(path, file, columns)
+            for path, file in zip((query_metadata, database_metadata), files, strict=True)
+        ]
+        result = write_report(
+            html, *arrays, **options, n_examples=examples, about=about,
+            describe_queries=describe[0], describe_items=describe[1],
+        ).to_dict()  # fmt: skip
     if as_json:
         print_json(result)
         return

@@ -9,7 +9,7 @@ from antipodal.cli.app import AsJson, app, print_json
 from antipodal.storage.files import check_writable
 
 
-@app.command()
+@app.command(epilog="Example: antipodal export model.antipodal --onnx model.onnx")
 def export(
     model: Annotated[Path, typer.Argument(help="Written by `antipodal fit`.")],
     onnx: Annotated[

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from antipodal.cli.app import TABLE, TABLES, AsJson, Bits, Seed, app, print_json
+from antipodal.cli.app import TABLE, TABLES, AsJson, Bits, Seed, app, print_json, say_next
 from antipodal.cli.progress import bar, training_progress
 from antipodal.errors import AntipodalError, missing_extra
 from antipodal.storage.files import check_writable
@@ -22,7 +22,9 @@ class BulkEngine(Enum):
     ray = "ray"
 
 
-@app.command()
+@app.command(
+    epilog="Example: antipodal fit features.npy --labels labels.npy --bits 64 --out model.antipodal"
+)
 def fit(
     features: Annotated[str, typer.Argument(help=f"Training rows: {TABLES}.")],
     model: Annotated[Path, typer.Option("--out", "-o", help="Where the model goes.")],
@@ -136,6 +138,7 @@ def fit(
             f"{model}: {method}, {bits} bits, from {len(rows):,} rows of {rows.shape[1]:,} "
             f"features in {seconds:.1f} s"
         )
+        say_next("encode", str(model), "FEATURES", "--out", "codes.npy")
 
 
 def _what_is_kept(trained: bool, checkpoint: Path | None) -> str:
@@ -151,7 +154,7 @@ def _what_is_kept(trained: bool, checkpoint: Path | None) -> str:
     return f"the state of the training is in {checkpoint}: the same command goes on from there"
 
 
-@app.command()
+@app.command(epilog="Example: antipodal encode model.antipodal features.npy --out codes.npy")
 def encode(
     model: Annotated[Path, typer.Argument(help="Written by `antipodal fit`.")],
     features: Annotated[str, typer.Argument(help=f"Rows to encode: {TABLES}.")],
@@ -228,6 +231,7 @@ def _encode_folder(
             f"{out}: {report.rows:,} rows in {report.files:,} {files}, "
             f"{report.files_encoded:,} encoded now, in {seconds:.1f} s"
         )
+        say_next("index", f"{out}:code", "--store", "sqlite:///items.db", "--model", str(model))
 
 
 def _encode_array(model: Path, features: str, out: Path, as_json: bool) -> None:
@@ -272,3 +276,4 @@ def _encode_array(model: Path, features: str, out: Path, as_json: bool) -> None:
         )
     else:
         typer.echo(f"{out}: {len(rows):,} codes of {hasher.n_bits} bits in {seconds:.1f} s")
+        say_next("index", str(out), "--store", "sqlite:///items.db", "--model", str(model))

@@ -20,6 +20,7 @@ from antipodal.cli.app import (
     check_no_url,
     chosen_store,
     print_json,
+    say_next,
 )
 from antipodal.cli.progress import bar
 from antipodal.errors import AntipodalError, IdsTakenError, NoStoreError
@@ -45,7 +46,9 @@ class IndexEngine(StrEnum):
     hnsw = "hnsw"
 
 
-@app.command()
+@app.command(
+    epilog="Example: antipodal index codes.npy --store sqlite:///items.db --model model.antipodal"
+)
 def index(
     context: typer.Context,
     codes: Annotated[str, typer.Argument(callback=check_no_url, help=f"Packed codes: {TABLES}.")],
@@ -187,6 +190,9 @@ def index(
             f"recall of the {_STATS_K} nearest, for {record['queries']} of the codes: "
             f"{record['recall']:.2f} %"
         )
+    where = ["--index", place] if store is None else ["--store", place]
+    made_by = [] if model is None else ["--model", str(model)]
+    say_next("search", "QUERIES", *where, *made_by)
 
 
 def _described(model: Path | None, bits: int | None) -> tuple[str | None, int | None]:

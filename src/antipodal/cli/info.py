@@ -19,7 +19,7 @@ _CALLED = {
 _UNKNOWN = "it does not say"
 
 
-@app.command()
+@app.command(epilog="Example: antipodal info model.antipodal")
 def info(
     file: Annotated[
         Path,

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 _QUERIES_AT_ONCE = 1024
 
 
-@app.command()
+@app.command(
+    epilog="Example: antipodal search queries.npy --model model.antipodal --store "
+    "sqlite:///items.db -k 5"
+)
 def search(
     context: typer.Context,
     queries: Annotated[

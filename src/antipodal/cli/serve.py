@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from antipodal.service.mounts import Mount
 
 
-@app.command()
+@app.command(
+    epilog="Example: antipodal serve --model model.antipodal --store sqlite:///items.db --port 8080"
+)
 def serve(
     context: typer.Context,
     model: Annotated[Path | None, typer.Option(help="A fitted hasher, by `antipodal fit`.")] = None,

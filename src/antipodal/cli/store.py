@@ -26,7 +26,9 @@ app.add_typer(commands, name="store")
 _NO_STORE = "give --store URL, or the variable ANTIPODAL_STORE"
 
 
-@commands.command()
+@commands.command(
+    epilog="Example: antipodal store backup items-monday.db --store sqlite:///items.db"
+)
 def backup(
     file: Annotated[Path, typer.Argument(callback=check_no_url, help="To write, replaced whole.")],
     store: StoreUrl = None,
@@ -51,7 +53,9 @@ def backup(
         )
 
 
-@commands.command()
+@commands.command(
+    epilog="Example: antipodal store restore items-monday.db --store sqlite:///items.db"
+)
 def restore(
     file: Annotated[
         Path,
@@ -81,7 +85,7 @@ def restore(
         )
 
 
-@commands.command("list")
+@commands.command("list", epilog="Example: antipodal store list .")
 def list_(
     place: Annotated[
         str | None,
@@ -115,7 +119,7 @@ def list_(
         raise typer.Exit(1)
 
 
-@commands.command()
+@commands.command(epilog="Example: antipodal store export items.parquet --store sqlite:///items.db")
 def export(
     file: Annotated[
         Path, typer.Argument(callback=check_no_url, help="To write, .parquet, replaced whole.")
@@ -147,7 +151,9 @@ def export(
         )
 
 
-@commands.command()
+@commands.command(
+    epilog="Example: antipodal store copy --store sqlite:///items.db --to sqlite:///copy.db"
+)
 def copy(
     to: Annotated[
         str,
@@ -183,7 +189,7 @@ def copy(
         )
 
 
-@commands.command()
+@commands.command(epilog="Example: antipodal store vacuum --store sqlite:///items.db")
 def vacuum(store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Give back the room of deleted and replaced items, where the engine does not by itself."""
     with open_known_store(_given(store)) as opened:

@@ -1,17 +1,20 @@
 """Small charts as SVG inside HTML: text alone, so that a report needs no library and no network."""
 
 import math
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any
 
 from numpy.typing import NDArray
 
+from antipodal.evaluation.colours import method_class
+from antipodal.evaluation.htmlpage import text
+
 WIDTH, HEIGHT = 520, 280
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 42
 
-_COLOURS = 8  # of the style sheet; further curves are dashed
+_DASHES = ("", " dashed", " dotted", " mixed", " long")  # of curves that share a colour
 _ROW = 64  # bits of a code on one line
 _TICKS = range(0, 101, 20)  # percent, on the y axis
 
@@ -30,14 +33,12 @@ def line_chart(
     for number, (name, points) in enumerate(curves.items()):
         places = [(LEFT + across * x, _height(100 * y / y_max)) for x, y in points]
         path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        drawn.append(
-            f'<path class="line c{number}" d="{path}"><title>{escape(name)}</title></path>'
-        )
+        drawn.append(f'<path class="line c{number}" d="{path}"><title>{text(name)}</title></path>')
     step = x_max / 5 if x_max <= 5 else _step(x_max)
     ticks = [i * step for i in range(int(x_max / step + 1e-9) + 1)]
     labels = [(LEFT + across * x, f"{x:g}") for x in ticks]
     legend = "".join(
-        f'<span class="key c{number}">{escape(name)}</span> ' for number, name in enumerate(curves)
+        f'<span class="key c{number}">{text(name)}</span> ' for number, name in enumerate(curves)
     )
     described = f"{', '.join(curves)}: {y_axis} against {x_axis}"
     chart = _frame(drawn, labels, x_axis, y_axis, described, y_max)
@@ -50,32 +51,90 @@ def log_chart(
     x_axis: str,
     y_axis: str,
     x_range: tuple[float, float],
-    names: Sequence[str],
+    looks: Mapping[str, str],
 ) -> str:
     """Draw curves through points (x, y), x on a scale of powers of two and y in percent.
 
-    A name has its colour by its place among `names`, the same in several charts.
+    `looks` has the classes that give each curve its colour and its line: `method_looks` of all
+    curves that are to be told apart.
     """
     low = math.floor(math.log2(x_range[0]))
     high = max(math.ceil(math.log2(x_range[1])), low + 1)
     across = (WIDTH - LEFT - RIGHT) / (high - low)
     drawn, keys = [], []
     for name, points in curves.items():
-        number = names.index(name)
-        look = f"c{number % _COLOURS}" + " dashed" * (number >= _COLOURS)
+        look = looks[name]
         places = [(LEFT + across * (math.log2(x) - low), _height(y)) for x, y in points]
         path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        title = f"<title>{escape(name)}</title>"
+        title = f"<title>{text(name)}</title>"
         drawn.append(f'<path class="line {look}" d="{path}">{title}</path>')
         drawn += [
             f'<circle class="dot {look}" cx="{x:.1f}" cy="{y:.1f}" r="3">{title}</circle>'
             for x, y in places
         ]
-        keys.append(f'<span class="key {look}">{escape(name)}</span> ')
+        keys.append(f'<span class="key {look}">{text(name)}</span> ')
     labels = [(LEFT + across * (e - low), f"{2**e:,}") for e in range(low, high + 1)]
     described = f"{', '.join(curves)}: {y_axis} against {x_axis}"
     frame = _frame(drawn, labels, x_axis, y_axis, described)
     return f'{frame}<p class="legend">{"".join(keys)}</p>'
+
+
+def method_looks(names: Iterable[str]) -> dict[str, str]:
+    """Give each method the class of its colour, and settings of one method lines of their own."""
+    found: dict[str, str] = {}
+    seen: Counter[str] = Counter()
+    for name in names:
+        colour = method_class(name)
+        found[name] = colour + _DASHES[seen[colour] % len(_DASHES)]
+        seen[colour] += 1
+    return found
+
+
+def heat_map(names: Sequence[str], shares: Sequence[Sequence[float | None]], said: str) -> str:
+    """Draw a table of shares in percent: right ones, on the diagonal, in blue, wrong ones in red.
+
+    A row that is None has no shares.
+    """
+    n, left, top = len(names), 110, 78
+    side = max(14, min(34, 380 // n))
+    cells = []
+    for i, row in enumerate(shares):
+        y = top + side * i
+        cells.append(
+            f'<text x="{left - 6}" y="{y + side / 2 + 4:.1f}" text-anchor="end">'
+            f"{text(_short(names[i]))}</text>"
+        )
+        for j, share in enumerate(row):
+            if share is None:
+                continue
+            x = left + side * j
+            title = f"{names[i]} finds {names[j]}: {share:.1f} %"
+            cells.append(
+                f'<rect class="{"right" if i == j else "wrong"}" x="{x}" y="{y}" '
+                f'width="{side - 1}" height="{side - 1}" fill-opacity="{share / 100:.3f}">'
+                f"<title>{text(title)}</title></rect>"
+            )
+            if side >= 26 and share >= 0.5:
+                light = " light" * (share > 55)
+                cells.append(
+                    f'<text class="share{light}" x="{x + side / 2:.1f}" '
+                    f'y="{y + side / 2 + 4:.1f}" text-anchor="middle">{share:.0f}</text>'
+                )
+    columns = "".join(
+        f'<text transform="translate({left + side * (j + 0.5) + 4:.1f} {top - 6}) rotate(-60)">'
+        f"{text(_short(name))}</text>"
+        for j, name in enumerate(names)
+    )
+    width, height = left + side * n + 46, top + side * n + 2
+    return (
+        f'<svg class="heat" viewBox="0 0 {width} {height}" width="{width}" role="img" '
+        f'aria-label="{text(said)}"><rect class="grid" x="{left - 1}" y="{top - 1}" '
+        f'width="{side * n + 1}" height="{side * n + 1}"/>{columns}{"".join(cells)}</svg>'
+    )
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 15 else f"{name[:14]}…"
 
 
 def bar_chart(values: Sequence[float], *, x_axis: str, y_axis: str, level: float) -> str:
@@ -163,15 +222,15 @@ def _frame(
         for y in _TICKS
     )
     numbers = "".join(
-        f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{escape(text)}</text>'
-        for x, text in labels
+        f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{text(label)}</text>'
+        for x, label in labels
     )
     middle = (LEFT + WIDTH - RIGHT) / 2
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(described)}">{grid}{"".join(marks)}'
+        f'aria-label="{text(described)}">{grid}{"".join(marks)}'
         f'<path class="axis" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>{numbers}'
-        f'<text x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x_axis)}</text>'
+        f'<text x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{text(x_axis)}</text>'
         f'<text transform="translate(12 {HEIGHT / 2 - 12}) rotate(-90)" text-anchor="middle">'
-        f"{escape(y_axis)}</text></svg>"
+        f"{text(y_axis)}</text></svg>"
     )

@@ -154,7 +154,7 @@ def evaluate(
     database = check_codes(database_codes, n_bits, "database_codes")
     radii, top = [index(r) for r in radii], [index(k) for k in top]
     _check_options(len(query), len(database), radii, top, ap_at_k, balls)
-    labels = _check_labels(query_labels, database_labels, len(query), len(database))
+    labels = check_labels(query_labels, database_labels, len(query), len(database))
     health = bit_health(database, n_bits, projections, block_bytes=block_bytes)
 
     items, relevant = count_by_distance(query, database, *labels, n_bits, block_bytes)
@@ -320,7 +320,7 @@ def _check_options(
             raise ValueError(f"{name} must be one of {get_args(allowed)}: got {value!r}")
 
 
-def _check_labels(
+def check_labels(
     query: ArrayLike, database: ArrayLike, n_queries: int, n_items: int
 ) -> tuple[Unsigned, Unsigned]:
     """Return ids (n,) or concepts packed into words (n_words, n), or say what is wrong."""

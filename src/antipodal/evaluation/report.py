@@ -5,19 +5,27 @@ The file holds everything it shows. It needs no network, no script and no librar
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from antipodal.codes import Codes, check_codes, unpack
-from antipodal.evaluation.charts import bar_chart, bit_strip, line_chart, range_chart
-from antipodal.evaluation.htmlpage import about_table, html_page, html_table, text
+from antipodal.codes import Codes, check_codes
+from antipodal.evaluation.breakdown import break_down, class_scores, confusion
+from antipodal.evaluation.charts import bar_chart, line_chart, range_chart
+from antipodal.evaluation.htmlpage import (
+    about_table,
+    html_page,
+    html_table,
+    key_figures,
+    origin,
+)
 from antipodal.evaluation.metrics import Evaluation, bit_correlations, evaluate
-from antipodal.evaluation.ranking import hamming_distances
+from antipodal.evaluation.reportclasses import by_class, calibrated, confusions
+from antipodal.evaluation.reportqueries import Describe, Shown
 from antipodal.storage.files import replacing
 
-_MOST_CONCEPTS = 8  # of an item that are written out
+_RADIUS = 2  # of the balls of classes and of single queries
 
 
 class Bits(NamedTuple):
@@ -40,6 +48,8 @@ def write_report(
     n_examples: int = 5,
     n_nearest: int = 10,
     about: Mapping[str, str] | None = None,
+    describe_queries: Describe | None = None,
+    describe_items: Describe | None = None,
 ) -> Evaluation:
     """Score codes as `evaluate` does, and write what it measured as one HTML file.
 
@@ -50,9 +60,13 @@ def write_report(
     query_codes, database_codes, query_labels, database_labels, n_bits, radii, top
         As `evaluate` takes them.
     n_examples, n_nearest : int
-        How many queries to show, and how many of the nearest items of each.
+        How many queries to show, of those that find least and of all, and how many of the nearest
+        items of each.
     about : mapping, optional
         What the report should say of its origin, such as the names of files.
+    describe_queries, describe_items : callable, optional
+        Given row numbers, return the metadata of each: `title` and `thumbnail` are shown, as the
+        page of the service does.
 
     Returns
     -------
@@ -66,13 +80,24 @@ def write_report(
     query = check_codes(query_codes, n_bits, "query_codes")
     database = check_codes(database_codes, n_bits, "database_codes")
     labels = np.asarray(query_labels), np.asarray(database_labels)
+    radius = min(_RADIUS, n_bits)
+    parts = break_down(*data, n_bits=n_bits, radius=radius)
+    shown = Shown(query, database, labels, n_bits, n_nearest, describe_queries, describe_items)
     sections = [
+        _figures(macro, radius),
         _about({"bits": str(n_bits), **(about or {})}, macro),
         _ranking(macro),
         _curves(macro, pooled, n_bits),
         _balls(macro, radii),
+        by_class(class_scores(parts.queries, labels[0]), radius, macro.chance),
+    ]
+    if labels[0].ndim == 1:
+        sections.append(confusions(*confusion(query, database, *labels, radius), radius))
+    sections += [
+        calibrated(parts.calibration, n_bits, macro.chance),
+        shown.worst(parts.queries, n_examples),
         _health(macro, bits_of(database, n_bits)),
-        _examples(query, database, labels, n_bits, n_examples, n_nearest),
+        shown.examples(n_examples),
     ]
     with replacing(path) as file:
         file.write(html_page("Retrieval report", sections).encode())
@@ -91,6 +116,19 @@ def bits_of(codes: Codes, n_bits: int) -> Bits:
     return Bits(100 * p, 100 * correlation.sum(axis=1) / max(n_bits - 1, 1))
 
 
+def _figures(result: Evaluation, radius: int) -> str:
+    ball = result.radius[radius]
+    return key_figures(
+        {
+            "mAP, %": f"{result.map:.1f}",
+            f"precision within radius {radius}, %": f"{ball.precision:.1f}",
+            f"recall within radius {radius}, %": f"{ball.recall:.1f}",
+            "queries": f"{result.queries:,}",
+            "items": f"{result.database:,}",
+        }
+    )
+
+
 def _about(about: Mapping[str, str], result: Evaluation) -> str:
     facts = [
         *about.items(),
@@ -98,6 +136,7 @@ def _about(about: Mapping[str, str], result: Evaluation) -> str:
         ("queries without a relevant item, left out", f"{result.queries_without_relevant:,}"),
         ("items in the database", f"{result.database:,}"),
         ("relevant items, the precision of chance", f"{result.chance:.2f} %"),
+        *origin(),
     ]
     return about_table(facts)
 
@@ -168,52 +207,3 @@ def _health(result: Evaluation, bits: Bits) -> str:
         + bar_chart(bits.correlation.tolist(), x_axis="bit", y_axis="mean correlation, %", level=0)
         + "</div></div>"
     )
-
-
-def _examples(
-    query: Codes,
-    database: Codes,
-    labels: tuple[NDArray[Any], NDArray[Any]],
-    n_bits: int,
-    n_examples: int,
-    n_nearest: int,
-) -> str:
-    """Show the nearest items of a few queries, spread over the queries, ordered by row if tied."""
-    if not n_examples:
-        return ""
-    asked = np.unique(np.linspace(0, len(query) - 1, n_examples).round().astype(int))
-    parts = []
-    for row in asked.tolist():
-        distances = hamming_distances(query[row : row + 1], database)[0]
-        nearest = np.argsort(distances, kind="stable")[:n_nearest]
-        bits, *others = unpack(np.vstack([query[row : row + 1], database[nearest]]), n_bits)
-        mine = labels[0][row]
-        rows = []
-        for item, other in zip(nearest.tolist(), others, strict=True):
-            theirs = labels[1][item]
-            shared = (mine == theirs) & (mine == 1) if np.ndim(mine) else mine == theirs
-            rows.append(
-                [
-                    str(item),
-                    f'<span class="hit">✓ {_label(theirs)}</span>'
-                    if np.any(shared)
-                    else _label(theirs),
-                    str(distances[item]),
-                    bit_strip(other, bits),
-                ]
-            )
-        caption = f"query {row}, label {_label(mine)} {bit_strip(bits)}"
-        parts.append(html_table(["item", "label", "distance", "code"], rows, caption))
-    return (
-        "<h2>Examples</h2><p>Items are row numbers. Below a code, a mark where it differs from "
-        f'the query\'s.</p><div class="pair examples">{"".join(parts)}</div>'
-    )
-
-
-def _label(label: Any) -> str:
-    """Write a class, or the numbers of an item's concepts."""
-    if np.ndim(label) == 0:
-        return text(label)
-    concepts = np.flatnonzero(label)
-    more = ", …" if len(concepts) > _MOST_CONCEPTS else ""
-    return (", ".join(map(str, concepts[:_MOST_CONCEPTS])) or "none") + more

@@ -1,0 +1,48 @@
+"""`antipodal report`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from antipodal.cli.app import AsJson, app, print_json, print_table
+from antipodal.cli.describing import command_line
+from antipodal.storage.files import check_writable
+
+
+@app.command(epilog="Example: antipodal report run1.json run2.json --html runs.html")
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="What evaluate, audit or bench printed with --json, a file a run; or the records "
+            "of bench."
+        ),
+    ],
+    html: Annotated[
+        Path | None, typer.Option(help="Also write a page with charts, one file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put several runs of one command side by side; a star is at the best of a row."""
+    from antipodal.benchmark.comparisonpage import write_comparison
+    from antipodal.benchmark.runs import read_run
+    from antipodal.benchmark.sidebyside import compare, names_of, text_rows
+
+    if html is not None:
+        check_writable(html)
+    found = [read_run(path) for path in runs]
+    comparisons, names = compare(found), names_of(found)
+    if html is not None:
+        write_comparison(html, found, [str(path) for path in runs], {"command": command_line()})
+    if as_json:
+        for comparison in comparisons:
+            for labels, cells in comparison.rows:
+                record = dict(zip(comparison.headings, labels, strict=True))
+                shown = {name: cell.shown for name, cell in zip(names, cells, strict=True)}
+                print_json({"table": comparison.title, **record, "runs": shown})
+        return
+    for comparison in comparisons:
+        print_table(comparison.title, [*comparison.headings, *names], text_rows(comparison))
+    if html is not None:
+        typer.echo(f"The report is in {html}.")
