@@ -20,9 +20,10 @@ _BENCHED = {
 
 
 class Cell(NamedTuple):
-    """A value as it is shown, and as it is compared: greater is better, None is not compared."""
+    """A value, as it is shown, and as it is compared: greater is better, None is not compared."""
 
     shown: str
+    value: float | int | str | None = None
     rank: float | None = None
 
 
@@ -79,11 +80,11 @@ def _measures(runs: Sequence[Run]) -> Comparison:
 def _cell(record: Record, name: str) -> Cell:
     value = record.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool):
-        return Cell("–" if value is None else str(value))
+        return Cell("–" if value is None else str(value), value)
     shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
     if name.startswith(_LESS):
-        return Cell(shown, -value)
-    return Cell(shown, float(value) if name.startswith(_MORE) else None)
+        return Cell(shown, value, -value)
+    return Cell(shown, value, float(value) if name.startswith(_MORE) else None)
 
 
 def _settings(runs: Sequence[Run]) -> Comparison:
@@ -102,7 +103,8 @@ def _settings(runs: Sequence[Run]) -> Comparison:
                 cells.append(Cell("–"))
             else:
                 error = record.get("recall_error", 0.0)
-                cells.append(Cell(f"{record['recall']:.3f} ± {error:.3f}", record["recall"]))
+                recall = record["recall"]
+                cells.append(Cell(f"{recall:.3f} ± {error:.3f}", recall, recall))
         rows.append(([each[1], str(each[0]), each[2]], cells))
     title = "share of the true neighbours that is found, ± 1.96 standard errors"
     return Comparison(title, ["code", "bytes", "search"], rows)
@@ -116,7 +118,8 @@ def _cells(runs: Sequence[Run], key: str, name: str) -> Comparison:
         cells = []
         for group in groups:
             scores = [r[key] for r in group.get((dataset, method, bits), []) if key in r]
-            cells.append(Cell(spread(scores), mean(scores)) if scores else Cell("–"))
+            average = mean(scores) if scores else None
+            cells.append(Cell(spread(scores) if scores else "–", average, average))
         rows.append(([dataset, method, str(bits)], cells))
     title = f"{name}, percent, mean ± standard deviation over seeds"
     return Comparison(title, ["dataset", "method", "bits"], rows)

@@ -39,8 +39,8 @@ def report(
         for comparison in comparisons:
             for labels, cells in comparison.rows:
                 record = dict(zip(comparison.headings, labels, strict=True))
-                shown = {name: cell.shown for name, cell in zip(names, cells, strict=True)}
-                print_json({"table": comparison.title, **record, "runs": shown})
+                values = {name: cell.value for name, cell in zip(names, cells, strict=True)}
+                print_json({"table": comparison.title, **record, "runs": values})
         return
     for comparison in comparisons:
         print_table(comparison.title, [*comparison.headings, *names], text_rows(comparison))

@@ -1,0 +1,139 @@
+"""Every command has an example, which runs; shells complete; what comes next is said."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from antipodal.cli import app
+
+# Not run: they need the network, or last until they are stopped, or minutes.
+NOT_RUN = {"datasets", "serve", "demo"}
+# What makes an example quick; of an option that is given twice the last counts.
+QUICK = {
+    "fit": ["--set", "n_epochs=2"],
+    "audit": ["--sample", "100", "--no-peers", "--n-queries", "10", "--bits", "16"],
+    "bench": ["--methods", "LSH", "--bits", "8", "--seeds", "0", "--train", "5", "--queries", "5",
+              "--processes", "1"],
+}  # fmt: skip
+# The order in which one makes what the next reads.
+ORDER = ["fit", "encode", "index", "search", "evaluate", "audit", "report", "bench", "export",
+         "info", "store list", "store backup", "store restore", "store export", "store copy",
+         "store vacuum"]  # fmt: skip
+
+
+def commands(command=None, path=()):
+    command = command or get_command(app)
+    if not hasattr(command, "commands"):
+        return {" ".join(path): command}
+    found = {}
+    for name, child in command.commands.items():
+        found |= commands(child, (*path, name))
+    return found
+
+
+def example(name):
+    text = " ".join(commands()[name].epilog.split())
+    assert text.startswith(f"Example: antipodal {name} ")
+    return shlex.split(text)[2:]
+
+
+def test_every_command_has_an_example_in_its_help():
+    assert set(ORDER) | NOT_RUN == set(commands())
+    for name in commands():
+        shown = CliRunner().invoke(app, [*name.split(), "--help"]).stdout
+        assert f"Example: antipodal {name} " in " ".join(shown.split())
+        words = example(name)
+        known = {option for parameter in commands()[name].params for option in parameter.opts}
+        assert {word for word in words if word.startswith("-")} <= known
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The files that the examples name."""
+    folder = tmp_path_factory.mktemp("examples")
+    X, y = load_digits(return_X_y=True)
+    X = X.astype(np.float32)
+    np.save(folder / "features.npy", X[:300])
+    np.save(folder / "labels.npy", y[:300])
+    np.save(folder / "queries.npy", X[300:320])
+    np.save(folder / "query-labels.npy", y[300:320])
+    return folder
+
+
+def test_the_examples_run_one_after_the_other(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    said = {}
+    for name in ORDER:
+        if name == "evaluate":
+            run("encode", "model.antipodal", "queries.npy", "--out", "query-codes.npy")
+        if name == "report":
+            for file in ("run1.json", "run2.json"):
+                words = [*example("evaluate"), "--json"]
+                Path(file).write_text(run(*words).stdout)
+        said[name] = run(*example(name), *QUICK.get(name, []))
+    for file in (
+        "report.html",
+        "audit.html",
+        "runs.html",
+        "model.onnx",
+        "items.parquet",
+        "copy.db",
+    ):
+        assert Path(file).exists(), file
+    # Long commands end with what to do next, and that command is there.
+    for name in ("fit", "encode", "index", "audit", "bench"):
+        (following,) = [
+            line for line in said[name].stderr.splitlines() if line.startswith("Next: ")
+        ]
+        words = shlex.split(following.removeprefix("Next: antipodal "))
+        assert words[0] in commands()
+        known = {option for parameter in commands()[words[0]].params for option in parameter.opts}
+        assert {word for word in words if word.startswith("-")} <= known
+    assert "Next:" not in said["search"].stderr
+
+
+def test_nothing_but_json_is_printed_with_json(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    if not Path("codes.npy").exists():
+        np.save("codes.npy", np.zeros((3, 8), np.uint8))
+    done = run("index", "codes.npy", "--out", "again.index", "--json")
+    json.loads(done.stdout)
+    assert "Next:" not in done.stderr + done.stdout
+
+
+def run(*words):
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == 0, (words, done.output, done.exception)
+    return done
+
+
+def test_bash_gets_a_script_that_completes_commands_and_options():
+    antipodal = str(Path(sys.executable).with_name("antipodal"))
+    # By a shell, which is what it looks for; `:` keeps the shell from being replaced.
+    shown = subprocess.run(
+        ["bash", "-c", f"{antipodal} --show-completion; :"], capture_output=True, text=True
+    )
+    assert "complete -o default -F _antipodal_completion antipodal" in shown.stdout
+    script = (
+        f"{shown.stdout}\nPATH={Path(antipodal).parent}:$PATH\n"
+        "COMP_WORDS=(antipodal store ex); COMP_CWORD=2; _antipodal_completion antipodal\n"
+        'echo "${COMPREPLY[@]}"\n'
+        "COMP_WORDS=(antipodal fit --unl); COMP_CWORD=2; _antipodal_completion antipodal\n"
+        'echo "${COMPREPLY[@]}"\n'
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == ["export", "--unlabelled"], done.stderr
+
+
+def test_the_help_tells_of_completion_and_of_every_command():
+    shown = " ".join(CliRunner().invoke(app, ["--help"]).stdout.split())
+    assert "antipodal --install-completion" in shown
+    assert "--show-completion" in shown
