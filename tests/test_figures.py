@@ -29,9 +29,10 @@ from antipodal.benchmark.figures import (
     save_figure,
     trade_off,
 )
-from antipodal.benchmark.figures.style import NETWORKS
+from antipodal.benchmark.figures.style import NETWORKS, looks
 from antipodal.cli import app
 from antipodal.errors import AntipodalError
+from antipodal.evaluation.colours import INK, METHOD_COLOURS
 from antipodal.hashers.methods import make_hasher
 
 DIGITS = datasets.digits()
@@ -85,7 +86,14 @@ def records():
     cells = [(m, b, s) for m in (*NETWORKS, "LSH") for b in (64, 16, 32) for s in (0, 1, 2)]
     cells.remove(("NNHash", 32, 0))
     return [
-        {"method": m, "bits": b, "seed": s, "precision_r2": 50 + p, "recall_r2": 10 + r}
+        {
+            "dataset": "toy",
+            "method": m,
+            "bits": b,
+            "seed": s,
+            "precision_r2": 50 + p,
+            "recall_r2": 10 + r,
+        }
         for (m, b, s), (p, r) in zip(cells, rng.standard_normal((len(cells), 2)), strict=True)
     ]
 
@@ -122,14 +130,14 @@ def test_both_starts_are_trained_on_the_same_split_for_as_many_epochs(short_trai
 def test_losses_are_drawn_seed_by_seed_and_as_their_mean():
     rng = np.random.default_rng(0)
     curves = {start: list(rng.uniform(0.1, 2, (3, 4))) for start in ("one", "other")}
-    (axes,) = initialisation(curves, n_bits=8).axes
+    (axes,) = initialisation(curves, n_bits=8, dataset="toy").axes
     for place, (start, losses) in enumerate(curves.items()):
         *seeds, average = axes.lines[4 * place : 4 * place + 4]
         np.testing.assert_array_equal([line.get_ydata() for line in seeds], losses)
         assert average.get_label() == start
         np.testing.assert_array_equal(average.get_xdata(), [1, 2, 3, 4])
         np.testing.assert_allclose(average.get_ydata(), np.mean(losses, axis=0))
-    (axes,) = initialisation({k: v[:1] for k, v in curves.items()}, n_bits=8).axes
+    (axes,) = initialisation({k: v[:1] for k, v in curves.items()}, n_bits=8, dataset="toy").axes
     np.testing.assert_array_equal([line.get_ydata() for line in axes.lines], [
         curves["one"][0], curves["other"][0]
     ])  # fmt: skip
@@ -166,7 +174,7 @@ def test_lookups_need_two_lengths_of_one_of_the_three():
 
 def test_the_trade_off_is_a_curve_a_length_of_means_over_seeds_by_weight():
     runs = [
-        {"method": f"DeepLinf:similar_weight={w}", "bits": bits, "seed": seed,
+        {"dataset": "toy", "method": f"DeepLinf:similar_weight={w}", "bits": bits, "seed": seed,
          "recall_r2": 10 * w + seed, "precision_r2": 40 + bits + seed, "map": 50 - w * bits - seed}
         for w in (0.5, 0.1, 2) for bits in (64, 48) for seed in (0, 1)
     ]  # fmt: skip
@@ -179,6 +187,39 @@ def test_the_trade_off_is_a_curve_a_length_of_means_over_seeds_by_weight():
     assert [note.get_text() for note in left.texts] == ["0.1", "0.5", "2"] * 2
     with pytest.raises(ValueError, match=r"two weights or more.*got 1"):
         trade_off([run for run in runs if "=2" in run["method"]])
+
+
+def test_figures_of_data_name_it_and_the_trade_off_says_what_its_numbers_are(fitted):
+    def said(figure):
+        titles = [legend.get_title().get_text() for legend in figure.legends]
+        titles += [
+            axes.get_legend().get_title().get_text() for axes in figure.axes if axes.get_legend()
+        ]
+        return " ".join([figure.get_suptitle(), *titles])
+
+    weights = [
+        {"dataset": "toy", "method": f"DeepLinf:similar_weight={w}", "bits": 16, "seed": 0,
+         "recall_r2": w, "precision_r2": w, "map": w}
+        for w in (1, 2)
+    ]  # fmt: skip
+    figures = [*draw_all(fitted)[1:], trade_off(weights)]
+    assert all("toy" in said(figure) for figure in figures)
+    assert "beside each point its similar_weight" in said(figures[-1])
+    blue = METHOD_COLOURS["DeepLinf"]
+    assert {line.get_color() for axes in figures[-1].axes for line in axes.lines} == {blue}
+
+
+def test_methods_have_the_colours_that_they_have_in_reports():
+    names = ["DeepLinf:n_stages=4", "NNHash", "LinfHash.quick", "ITQ", "Mine"]
+    colours = [look.colour for look in looks(names).values()]
+    assert colours == [
+        *(METHOD_COLOURS[name] for name in ("DeepLinf", "NNHash", "LinfHash", "ITQ")), INK
+    ]  # fmt: skip
+    assert [look.line for look in looks(["ITQ", "ITQ:n_iter=1", "LSH"]).values()] == [
+        "-",
+        "--",
+        "-",
+    ]
 
 
 def test_settings_of_one_network_share_its_colour_and_differ_in_their_lines():
@@ -199,7 +240,7 @@ def test_the_networks_colours_are_three_greys_in_print():
 
 def test_one_image_shows_a_querys_values_bits_and_quantisation_error(hashers, fitted):
     row = DIGITS.split("paper", 0, **SMALL).query[0]
-    picture, *panels = one_image(fitted[0], DIGITS.images[row]).axes
+    picture, *panels = one_image(fitted[0], DIGITS.images[row], dataset="toy").axes
     np.testing.assert_array_equal(picture.images[0].get_array(), DIGITS.images[row])
     for bars, strip, (method, hasher) in zip(
         panels[::2], panels[1::2], hashers.items(), strict=True
@@ -214,12 +255,14 @@ def test_one_image_shows_a_querys_values_bits_and_quantisation_error(hashers, fi
         gap = z / np.abs(z).mean() - np.where(z > 0, 1, -1)
         error = 100 * np.linalg.norm(gap) / np.sqrt(N_BITS)
         assert bars.get_title(loc="right") == f"quantisation error {error:.0f} %"
-    assert len(one_image(fitted[0]).axes) == 2 * len(METHODS)
+    assert len(one_image(fitted[0], dataset="toy").axes) == 2 * len(METHODS)
 
 
 def test_histograms_count_every_value_of_the_database_once(hashers, fitted):
     database = DIGITS.features[DIGITS.split("paper", 0, **SMALL).database]
-    for axes, (method, hasher) in zip(antipodality(fitted[1]).axes, hashers.items(), strict=True):
+    for axes, (method, hasher) in zip(
+        antipodality(fitted[1], dataset="toy").axes, hashers.items(), strict=True
+    ):
         assert axes.get_title() == method
         (steps,) = (patch for patch in axes.patches if isinstance(patch, StepPatch))
         share, edges, _ = steps.get_data()
@@ -260,8 +303,9 @@ def test_mirrored_runs_show_the_mean_of_both_views():
 def draw_all(fitted):
     curves = {"one": [np.array([2.0, 1.0])], "other": [np.array([3.0, 0.5])]}
     return [
-        neurons(), initialisation(curves, n_bits=8), radius_lookup(records()),
-        one_image(fitted[0], DIGITS.images[0]), antipodality(fitted[1]),
+        neurons(), initialisation(curves, n_bits=8, dataset="toy"), radius_lookup(records()),
+        one_image(fitted[0], DIGITS.images[0], dataset="toy"),
+        antipodality(fitted[1], dataset="toy"),
     ]  # fmt: skip
 
 
@@ -326,7 +370,7 @@ def test_what_cannot_be_drawn_is_said_and_the_rest_is_drawn(tmp_path, monkeypatc
     assert f"{wild} is left out of the figures: the loss became" in text
     assert text.count("fitting") == 2
     with pytest.raises(ValueError, match="no network"):
-        one_image({})
+        one_image({}, dataset="toy")
 
 
 def test_without_matplotlib_nothing_is_run(tmp_path, monkeypatch):

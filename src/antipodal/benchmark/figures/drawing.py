@@ -68,6 +68,7 @@ def draw_figures(
         Called with a line for each fit, each figure written and each left out.
     """
     path = prepare_directory(directory)
+    name_of_data = benchmark.dataset.name
     networks = dict.fromkeys([*NETWORKS, *filter(network_of, methods)])
 
     @cache
@@ -79,13 +80,16 @@ def draw_figures(
         "initialisation": lambda: plots.initialisation(
             loss_curves(benchmark, lengths[0], seeds, n_epochs=n_epochs, say=say),
             n_bits=lengths[0],
+            dataset=name_of_data,
         ),
         "radius_lookup": lambda: plots.radius_lookup(records),
         "trade_off": lambda: plots.trade_off(records),
         "one_image": lambda: plots.one_image(
-            values()[0], None if images is None else images[benchmark.draw(seeds[0]).query[0]]
+            values()[0],
+            None if images is None else images[benchmark.draw(seeds[0]).query[0]],
+            dataset=name_of_data,
         ),
-        "antipodality": lambda: plots.antipodality(values()[1]),
+        "antipodality": lambda: plots.antipodality(values()[1], dataset=name_of_data),
     }
     for name, draw in drawings.items():
         try:

@@ -14,10 +14,9 @@ from antipodal.benchmark.figures.style import (
     BLUE,
     COLUMN,
     FAINT,
-    INK,
+    LINES,
     NETWORKS,
     PAGE,
-    RED,
     house_style,
     looks,
     network_of,
@@ -25,6 +24,7 @@ from antipodal.benchmark.figures.style import (
 )
 from antipodal.benchmark.records import Record
 from antipodal.codes import pack
+from antipodal.evaluation.colours import INK
 from antipodal.evaluation.metrics import bit_health
 from antipodal.neurons import BLU, HELU, SHeLU
 
@@ -84,7 +84,9 @@ def neurons() -> "Figure":
 
 
 @house_style()
-def initialisation(curves: Mapping[str, Sequence[FloatArray]], *, n_bits: int) -> "Figure":
+def initialisation(
+    curves: Mapping[str, Sequence[FloatArray]], *, n_bits: int, dataset: str
+) -> "Figure":
     """Draw the training loss by epoch, for each start: a thin line per seed, a thick their mean.
 
     Parameters
@@ -93,12 +95,14 @@ def initialisation(curves: Mapping[str, Sequence[FloatArray]], *, n_bits: int) -
         By start, the `loss_curve_` of each seed.
     n_bits : int
         The length of the codes, to be named.
+    dataset : str
+        The name of the data.
     """
     from matplotlib.ticker import LogLocator, NullLocator
 
     figure = new_figure(COLUMN, 2.5)
     axes = figure.subplots()
-    marks = ((BLUE, "o", "-"), (RED, "s", "--"))
+    marks = ((BLUE, "o", "-"), (INK, "s", "--"))  # one method, started in two ways
     for (start, losses), (colour, marker, line) in zip(curves.items(), marks, strict=True):
         epochs = np.arange(1, len(losses[0]) + 1)
         for loss in losses if len(losses) > 1 else ():
@@ -110,7 +114,7 @@ def initialisation(curves: Mapping[str, Sequence[FloatArray]], *, n_bits: int) -
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.legend(title=f"{n_bits} bits, starting from", alignment="left")
+    axes.legend(title=f"{dataset}, {n_bits} bits, starting from", alignment="left")
     return figure
 
 
@@ -145,7 +149,8 @@ def radius_lookup(records: Sequence[Record]) -> "Figure":
         axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
     figure.legend(
         *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3,
-        title=f"mean ± standard deviation over {n_seeds} seeds" if n_seeds > 1 else None,
+        title=_datasets(shown)
+        + (f", mean ± standard deviation over {n_seeds} seeds" if n_seeds > 1 else ""),
     )  # fmt: skip
     return figure
 
@@ -155,7 +160,8 @@ def trade_off(records: Sequence[Record]) -> "Figure":
     """Draw what recall within Hamming radius 2 costs in mAP, and what precision comes with it.
 
     One curve a code length, of the records of ``DeepLinf:similar_weight=W``; each point is the mean
-    over seeds for one W, written beside it. There must be two or more.
+    over seeds for one W, written beside it. There must be two or more. All are of one method, so
+    they have its colour.
     """
     prefix = "DeepLinf:similar_weight="
     shown = [record for record in records if record["method"].startswith(prefix)]
@@ -168,27 +174,34 @@ def trade_off(records: Sequence[Record]) -> "Figure":
     panels: Sequence[Axes] = figure.subplots(1, 2)
     lengths = sorted({record["bits"] for record in shown})
     for axes, (key, name) in zip(panels, _TRADED.items(), strict=True):
-        for bits, colour, marker in zip(lengths, cycle((RED, BLUE, INK)), cycle("so^")):
+        for bits, line, marker in zip(lengths, cycle(LINES), cycle("os^D")):
             points = [
                 (mean(_scores(shown, prefix + w, bits, "recall_r2")),
                  mean(_scores(shown, prefix + w, bits, key)), w)
                 for w in weights if _scores(shown, prefix + w, bits, key)
             ]  # fmt: skip
             x, y, names = zip(*points, strict=True)
-            axes.plot(x, y, color=colour, marker=marker, label=f"{bits} bits")
+            axes.plot(x, y, line, color=BLUE, marker=marker, label=f"{bits} bits")
             for at, value, w in zip(x, y, names, strict=True):
                 axes.annotate(
                     w, (at, value), xytext=(3, 4), textcoords="offset points",
-                    fontsize=6, color=colour,
+                    fontsize=6, color=BLUE,
                 )  # fmt: skip
         axes.set(xlabel="recall, radius ≤ 2 (%)", ylabel=f"{name} (%)")
         axes.margins(0.12)
-    panels[0].legend()
+    n_seeds = len({record["seed"] for record in shown})
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4,
+        title=f"{_datasets(shown)}, DeepLinf, mean over {n_seeds} seed{'s' * (n_seeds > 1)}; "
+        "beside each point its similar_weight",
+    )  # fmt: skip
     return figure
 
 
 @house_style()
-def one_image(values: Mapping[str, Values], image: NDArray[np.uint8] | None = None) -> "Figure":
+def one_image(
+    values: Mapping[str, Values], image: NDArray[np.uint8] | None = None, *, dataset: str
+) -> "Figure":
     """Draw one item's representation and code, a method below the other. [Wang2016, Fig. 5]
 
     Parameters
@@ -197,9 +210,12 @@ def one_image(values: Mapping[str, Values], image: NDArray[np.uint8] | None = No
         By method, one row of values before the sign.
     image : uint8 (h, w) or (h, w, 3), optional
         The picture that they describe.
+    dataset : str
+        The name of the data.
     """
     _check_any(values)
-    figure = new_figure(PAGE, 0.35 + 1.15 * len(values))
+    figure = new_figure(PAGE, 0.6 + 1.15 * len(values))
+    figure.suptitle(f"{dataset}, a query, {_n_bits(values)} bits", fontsize=8)
     panels = figure.add_gridspec(
         2 * len(values), 1 if image is None else 2, height_ratios=[5, 1] * len(values),
         width_ratios=None if image is None else [1, 6],
@@ -234,7 +250,7 @@ def one_image(values: Mapping[str, Values], image: NDArray[np.uint8] | None = No
 
 
 @house_style()
-def antipodality(values: Mapping[str, Values]) -> "Figure":
+def antipodality(values: Mapping[str, Values], *, dataset: str) -> "Figure":
     """Draw how near the values before the sign come to their bounds: |z|/bound, all rows and bits.
 
     An antipodal code has all of them at 1.
@@ -242,7 +258,8 @@ def antipodality(values: Mapping[str, Values]) -> "Figure":
     _check_any(values)
     n_columns = min(3, len(values))
     n_rows = -(-len(values) // n_columns)
-    figure = new_figure(PAGE, 2.0 * n_rows)
+    figure = new_figure(PAGE, 0.2 + 2.0 * n_rows)
+    figure.suptitle(f"{dataset}, all rows of the database, {_n_bits(values)} bits", fontsize=8)
     edges = np.linspace(0, 1, _BINS + 1)
     axes = None
     for place, (method, look) in enumerate(looks(values).items(), start=1):
@@ -265,6 +282,14 @@ def antipodality(values: Mapping[str, Values]) -> "Figure":
 def _check_any(values: Mapping[str, Values]) -> None:
     if not values:
         raise ValueError("there is no network whose values could be drawn")
+
+
+def _n_bits(values: Mapping[str, Values]) -> int:
+    return int(next(iter(values.values())).Z.shape[1])
+
+
+def _datasets(records: Sequence[Record]) -> str:
+    return ", ".join(dict.fromkeys(record["dataset"] for record in records))
 
 
 def _broken_at_jumps(u: FloatArray, f: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from antipodal.errors import AntipodalError, missing_extra
+from antipodal.evaluation.colours import INK, METHOD_COLOURS, base_method, method_colour
 from antipodal.storage.files import replacing
 
 if TYPE_CHECKING:
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
 # Inches: a column and a page of text, as most proceedings have them.
 COLUMN, PAGE = 3.4, 7.0
 
-# Paul Tol's "high contrast": told apart by colour-blind readers, and as three greys in print.
-BLUE, RED, YELLOW = "#004488", "#BB5566", "#DDAA33"
-INK, FAINT = "#222222", "#BBBBBB"
+BLUE = METHOD_COLOURS["DeepLinf"]
+FAINT = "#BBBBBB"
 
 _SETTINGS: "dict[RcKeyType, Any]" = {
     "font.family": "DejaVu Sans",  # Matplotlib brings it along, so it is there everywhere
@@ -63,29 +63,27 @@ class Look(NamedTuple):
 
 # The three networks that differ in their encoder alone.
 NETWORKS = {
-    "DeepLinf": Look(BLUE, "o", "-"),
-    "NNHash": Look(RED, "s", "-"),
-    "SparseHash": Look(YELLOW, "^", "-"),
+    name: Look(METHOD_COLOURS[name], marker, "-")
+    for name, marker in (("DeepLinf", "o"), ("NNHash", "s"), ("SparseHash", "^"))
 }
-_OTHER = Look(INK, "D", "-")
-_LINES = ("-", "--", ":", "-.")
+LINES = ("-", "--", ":", "-.")
 
 
 def network_of(method: str) -> str | None:
     """Return which of the three networks a method is, whatever its settings."""
-    name = method.split(":")[0].split(".")[0]
+    name = base_method(method)
     return name if name in NETWORKS else None
 
 
 def looks(methods: Iterable[str]) -> dict[str, Look]:
-    """Give each method its network's colour and marker, and settings of one network other lines."""
+    """Give each method its own colour, and settings of one method other lines."""
     found: dict[str, Look] = {}
-    seen: Counter[str | None] = Counter()
+    seen: Counter[str] = Counter()
     for method in methods:
-        network = network_of(method)
-        look = _OTHER if network is None else NETWORKS[network]
-        found[method] = look._replace(line=_LINES[seen[network] % len(_LINES)])
-        seen[network] += 1
+        base = base_method(method)
+        look = NETWORKS.get(base) or Look(method_colour(method), "D", "-")
+        found[method] = look._replace(line=LINES[seen[base] % len(LINES)])
+        seen[base] += 1
     return found
 
 
