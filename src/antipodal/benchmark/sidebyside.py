@@ -19,7 +19,7 @@ _BENCHED = {
 }
 
 
-class Cell(NamedTuple):
+class Compared(NamedTuple):
     """A value, as it is shown, and as it is compared: greater is better, None is not compared."""
 
     shown: str
@@ -32,7 +32,7 @@ class Comparison(NamedTuple):
 
     title: str
     headings: list[str]
-    rows: list[tuple[list[str], list[Cell]]]
+    rows: list[tuple[list[str], list[Compared]]]
 
 
 def check_alike(runs: Sequence[Run]) -> None:
@@ -77,14 +77,14 @@ def _measures(runs: Sequence[Run]) -> Comparison:
     return Comparison("percent, counts where whole", ["measure"], rows)
 
 
-def _cell(record: Record, name: str) -> Cell:
+def _cell(record: Record, name: str) -> Compared:
     value = record.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool):
-        return Cell("–" if value is None else str(value), value)
+        return Compared("–" if value is None else str(value), value)
     shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
     if name.startswith(_LESS):
-        return Cell(shown, value, -value)
-    return Cell(shown, value, float(value) if name.startswith(_MORE) else None)
+        return Compared(shown, value, -value)
+    return Compared(shown, value, float(value) if name.startswith(_MORE) else None)
 
 
 def _settings(runs: Sequence[Run]) -> Comparison:
@@ -100,11 +100,11 @@ def _settings(runs: Sequence[Run]) -> Comparison:
         for records in found:
             record = records.get(each)
             if record is None:
-                cells.append(Cell("–"))
+                cells.append(Compared("–"))
             else:
                 error = record.get("recall_error", 0.0)
                 recall = record["recall"]
-                cells.append(Cell(f"{recall:.3f} ± {error:.3f}", recall, recall))
+                cells.append(Compared(f"{recall:.3f} ± {error:.3f}", recall, recall))
         rows.append(([each[1], str(each[0]), each[2]], cells))
     title = "share of the true neighbours that is found, ± 1.96 standard errors"
     return Comparison(title, ["code", "bytes", "search"], rows)
@@ -119,7 +119,7 @@ def _cells(runs: Sequence[Run], key: str, name: str) -> Comparison:
         for group in groups:
             scores = [r[key] for r in group.get((dataset, method, bits), []) if key in r]
             average = mean(scores) if scores else None
-            cells.append(Cell(spread(scores) if scores else "–", average, average))
+            cells.append(Compared(spread(scores) if scores else "–", average, average))
         rows.append(([dataset, method, str(bits)], cells))
     title = f"{name}, percent, mean ± standard deviation over seeds"
     return Comparison(title, ["dataset", "method", "bits"], rows)
@@ -133,7 +133,7 @@ def grouped(records: Sequence[Record]) -> dict[tuple[str, str, int], list[Record
     return groups
 
 
-def best_of(cells: Sequence[Cell]) -> set[int]:
+def best_of(cells: Sequence[Compared]) -> set[int]:
     """Return the places of the best; of none where there is nothing to compare."""
     ranks = [cell.rank for cell in cells if cell.rank is not None]
     if len(ranks) < 2 or min(ranks) == max(ranks):

@@ -26,7 +26,7 @@ def by_class(classes: Sequence[ClassScores], radius: int, chance: float) -> str:
         ]
         for each in classes
     ]
-    headings = ["class", "queries", "mAP", f"precision ≤ {radius}", f"recall ≤ {radius}", "mAP"]
+    headings = ["class", "queries", "mAP", f"P r≤{radius}", f"R r≤{radius}", "0 to 100"]
     shown = html_table(headings, rows[:_OPEN_CLASSES])
     if len(rows) > _OPEN_CLASSES:
         rest = rows[_OPEN_CLASSES:]
@@ -34,7 +34,7 @@ def by_class(classes: Sequence[ClassScores], radius: int, chance: float) -> str:
         shown += f"{html_table(headings, rest)}</details>"
     return (
         "<h2>Classes</h2><p>Means over the queries of each class, in percent, the hardest first. "
-        f"Precision and recall are those of the balls of radius {radius}.</p>{shown}"
+        f"P and R are precision and recall of the balls of radius {radius}.</p>{shown}"
     )
 
 

@@ -163,6 +163,8 @@ def trade_off(records: Sequence[Record]) -> "Figure":
     over seeds for one W, written beside it. There must be two or more. All are of one method, so
     they have its colour.
     """
+    from matplotlib.patheffects import withStroke
+
     prefix = "DeepLinf:similar_weight="
     shown = [record for record in records if record["method"].startswith(prefix)]
     weights = sorted({record["method"].removeprefix(prefix) for record in shown}, key=float)
@@ -184,8 +186,8 @@ def trade_off(records: Sequence[Record]) -> "Figure":
             axes.plot(x, y, line, color=BLUE, marker=marker, label=f"{bits} bits")
             for at, value, w in zip(x, y, names, strict=True):
                 axes.annotate(
-                    w, (at, value), xytext=(3, 4), textcoords="offset points",
-                    fontsize=6, color=BLUE,
+                    w, (at, value), xytext=(3, 4), textcoords="offset points", fontsize=6,
+                    color=INK, path_effects=[withStroke(linewidth=2, foreground="white")],
                 )  # fmt: skip
         axes.set(xlabel="recall, radius ≤ 2 (%)", ylabel=f"{name} (%)")
         axes.margins(0.12)

@@ -1,0 +1,64 @@
+"""Take the pictures of a report, at a desk and on a phone: `python docs/figures/report.py`.
+
+The report is of handwritten digits, 8 × 8 pixels, that scikit-learn ships: DeepLinf at 32 bits,
+learned from 500 of them.
+"""
+
+import base64
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from playwright.sync_api import sync_playwright
+from sklearn.datasets import load_digits
+
+from antipodal import DeepLinf
+
+HERE = Path(__file__).parent
+NAMES = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
+
+
+def metadata(pixels: np.ndarray, label: str) -> str:
+    """Return a line of JSON: a title, and the picture itself."""
+    file = io.BytesIO()
+    picture = Image.fromarray((255 - pixels.reshape(8, 8) * 15.9).astype(np.uint8))
+    picture.resize((48, 48), Image.Resampling.NEAREST).save(file, "PNG")
+    data = base64.b64encode(file.getvalue()).decode()
+    return json.dumps({"title": f"a {label}", "thumbnail": f"data:image/png;base64,{data}"})
+
+
+def write_report(folder: Path) -> None:
+    """Learn, encode and evaluate, as a user would."""
+    X, y = load_digits(return_X_y=True)
+    X, labels = X.astype(np.float32), NAMES[y]
+    hasher = DeepLinf(32, n_epochs=15, random_state=0).fit(X[:500], y[:500])
+    hasher.save(folder / "model.antipodal")
+    for name, rows in (("queries", slice(1500, None)), ("database", slice(1500))):
+        np.save(folder / f"{name}.npy", hasher.encode(X[rows]))
+        np.save(folder / f"{name}-labels.npy", labels[rows])
+        lines = [metadata(x, label) for x, label in zip(X[rows], labels[rows], strict=True)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    command = [
+        "evaluate", "queries.npy", "database.npy", "--query-labels", "queries-labels.npy",
+        "--database-labels", "database-labels.npy", "--bits", "32", "--model", "model.antipodal",
+        "--query-metadata", "queries.jsonl", "--database-metadata", "database.jsonl",
+        "--html", "report.html",
+    ]  # fmt: skip
+    subprocess.run([sys.executable, "-m", "antipodal", *command], cwd=folder, check=True)
+
+
+with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
+    write_report(Path(place))
+    browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+    for name, width, height in (("report", 1180, 1900), ("report-phone", 390, 1900)):
+        page = browser.new_page(viewport={"width": width, "height": height})
+        page.goto((Path(place) / "report.html").as_uri())
+        heading = page.get_by_role("heading", name="Classes")
+        heading.evaluate("heading => heading.scrollIntoView()")
+        page.screenshot(path=HERE / f"{name}.png")
+    browser.close()
