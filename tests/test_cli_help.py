@@ -24,8 +24,8 @@ QUICK = {
               "--processes", "1"],
 }  # fmt: skip
 # The order in which one makes what the next reads.
-ORDER = ["fit", "encode", "index", "search", "evaluate", "audit", "report", "bench", "export",
-         "info", "store list", "store backup", "store restore", "store export", "store copy",
+ORDER = ["fit", "encode", "index", "switch", "search", "evaluate", "audit", "report", "bench",
+         "export", "info", "store list", "store backup", "store restore", "store export", "store copy",
          "store vacuum"]  # fmt: skip
 
 

@@ -9,7 +9,9 @@ import typer
 from antipodal.cli.app import AsJson, app, print_json, require_service
 
 
-@app.command()
+@app.command(
+    epilog="Example: antipodal switch mounts.json items=model.antipodal,sqlite:///items.db"
+)
 def switch(
     mounts: Annotated[
         Path, typer.Argument(help="The file that `serve --mounts` follows; made if there is none.")
@@ -30,8 +32,6 @@ def switch(
 
     The store must be there, filled with codes of the model. Keys are kept unless others are given.
     A service sees the change within two seconds, reads model and codes, and then answers with them.
-
-    Example: antipodal switch mounts.json articles=v2.antipodal,sqlite:///v2.db
     """
     require_service()
     from antipodal.service.engine import Engine
