@@ -25,8 +25,8 @@ QUICK = {
 }  # fmt: skip
 # The order in which one makes what the next reads.
 ORDER = ["fit", "encode", "index", "switch", "search", "evaluate", "audit", "report", "bench",
-         "export", "info", "store list", "store backup", "store restore", "store export", "store copy",
-         "store vacuum"]  # fmt: skip
+         "export", "info", "store list", "store backup", "store restore", "store export",
+         "store copy", "store vacuum"]  # fmt: skip
 
 
 def commands(command=None, path=()):
@@ -91,13 +91,13 @@ def test_the_examples_run_one_after_the_other(folder, monkeypatch):
     # Long commands end with what to do next, and that command is there.
     for name in ("fit", "encode", "index", "audit", "bench"):
         (following,) = [
-            line for line in said[name].stderr.splitlines() if line.startswith("Next: ")
+            line for line in said[name].stdout.splitlines() if line.startswith("Next: ")
         ]
         words = shlex.split(following.removeprefix("Next: antipodal "))
         assert words[0] in commands()
         known = {option for parameter in commands()[words[0]].params for option in parameter.opts}
         assert {word for word in words if word.startswith("-")} <= known
-    assert "Next:" not in said["search"].stderr
+    assert "Next:" not in said["search"].output
 
 
 def test_nothing_but_json_is_printed_with_json(folder, monkeypatch):

@@ -112,8 +112,8 @@ def print_json(record: dict[str, Any]) -> None:
 
 
 def say_next(*command: str) -> None:
-    """Say on standard error which command may come next; what is in capitals is to be filled in."""
-    typer.echo(f"Next: {shlex.join(['antipodal', *command])}", err=True)
+    """Say which command may come next, to who reads it; what is in capitals is to be filled in."""
+    typer.echo(f"Next: {shlex.join(['antipodal', *command])}")
 
 
 def chosen_store(
