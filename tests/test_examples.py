@@ -11,10 +11,13 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 import uvicorn
 
+from antipodal import open_store
 from antipodal.service import Engine, create_app
+from antipodal.storage.modelfile import model_identity
 from engines import engines  # noqa: F401
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -54,6 +57,17 @@ def test_own_features_are_learned_scored_searched_and_saved(own_features):
     assert score > 60 > 15 > chance
     assert printed.count("nearest are") == 3
     assert (folder / "digits.antipodal").exists()
+
+
+def test_texts_are_kept_and_functions_of_one_kind_are_near_each_other(tmp_path):
+    run("texts.py", tmp_path)
+    with open_store(f"sqlite:///{tmp_path}/texts.db") as store:
+        items = store.get(np.arange(store.count()))
+        titles = [fields["title"] for fields in items.metadata]
+        query = titles.index("json.loads")
+        nearest = store.search(items.codes[query : query + 1], k=6).ids[0]
+    assert "json.load" in [titles[i] for i in nearest]
+    assert store.model == model_identity(tmp_path / "texts.antipodal")
 
 
 def test_the_shell_does_the_same_and_writes_a_report(tmp_path):

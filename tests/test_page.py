@@ -1,4 +1,4 @@
-"""The page in a real browser: what a person sees, against brute force over the same codes."""
+"""The page in a real browser with pictures: what is seen, against brute force over the codes."""
 
 import base64
 import json
@@ -58,16 +58,9 @@ def data():
 
 
 @contextmanager
-def serving(data, folder, keys=None):
-    """Run the service on a free port."""
-    store = open_store(f"sqlite:///{folder}/codes.db", n_bits=BITS)
-    rows = range(data.n_stored)
-    metadata = [{"label": int(data.y[i]), "thumbnail": data_url(data.images[i])} for i in rows]
-    store.upsert(np.array(rows), data.codes[: data.n_stored], metadata)
-    engine = Engine(
-        data.hasher, store, identity="0" * 64, images="pixels:8x8", scores={"map": 12.5}
-    )
-    server = uvicorn.Server(uvicorn.Config(create_app(engine, keys=keys), log_config=None))
+def running(app):
+    """Answer on a free port."""
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
@@ -76,6 +69,20 @@ def serving(data, folder, keys=None):
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextmanager
+def serving(data, folder, keys=None):
+    """Run the service with digits."""
+    store = open_store(f"sqlite:///{folder}/codes.db", n_bits=BITS)
+    rows = range(data.n_stored)
+    metadata = [{"label": int(data.y[i]), "thumbnail": data_url(data.images[i])} for i in rows]
+    store.upsert(np.array(rows), data.codes[: data.n_stored], metadata)
+    engine = Engine(
+        data.hasher, store, identity="0" * 64, images="pixels:8x8", scores={"map": 12.5}
+    )
+    with running(create_app(engine, keys=keys)) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +101,7 @@ def page(browser):
 def shown(page):
     """Ids and distances of the results, in order."""
     found = []
-    for text in page.locator("#results small").all_text_contents():
+    for text in page.locator("#results .result small").all_text_contents():
         item, distance = re.fullmatch(r"#(-?\d+) · (\d+) bits? off", text).groups()
         found.append((int(item), int(distance)))
     return found
@@ -108,8 +115,13 @@ def opened(page, address):
 
 def search_by_id(page, data, item):
     page.get_by_label("or its id").fill(str(item))
-    page.get_by_role("button", name="Search", exact=True).click()
+    page.get_by_role("button", name="Find", exact=True).click()
     expect(page.locator("#query code")).to_have_text(data.codes[item].tobytes().hex())
+
+
+def open_json_filter(page):
+    page.get_by_text("Filter", exact=True).click()
+    page.get_by_text("As JSON", exact=True).click()
 
 
 def test_opening_the_page_shows_neighbours_of_an_item_and_the_model(page, address):
@@ -154,7 +166,7 @@ def test_a_result_is_searched_by_in_turn_with_the_keyboard_alone(page, address, 
     opened(page, address)
     search_by_id(page, data, 17)
     second = data.nearest(17, 24)[1][0]
-    button = page.locator("#results button").nth(1)
+    button = page.locator("#results .item").nth(1)
     button.focus()
     with page.expect_response("**/v1/search"):
         page.keyboard.press("Enter")
@@ -223,11 +235,13 @@ def test_dragging_the_radius_counts_at_once_and_searches_when_it_is_let_go(page,
     with page.expect_response("**/v1/search"):
         page.mouse.up()
     expect(page.locator("#status")).to_contain_text(f"{inside:,} items within {radius} bits")
-    drawn = min(inside, 96)
-    assert shown(page) == data.nearest(42, inside)[:drawn]
-    if inside > drawn:
-        page.get_by_role("button", name="Show more").click()
-        assert shown(page) == data.nearest(42, inside)[: min(inside, 2 * 96)]
+    expected = data.nearest(42, inside)
+    assert shown(page) == expected[:24]
+    for start in range(24, min(inside, 72), 24):
+        page.get_by_role("button", name="Next").click()
+        expect(page.locator("#place")).to_contain_text(f"Page {start // 24 + 1} of")
+        expect(page.locator("#status")).to_contain_text(f"{start + 1} to")
+        assert shown(page) == expected[start : start + 24]
 
 
 def test_the_histogram_is_that_of_all_distances(page, address, data):
@@ -241,7 +255,7 @@ def test_the_histogram_is_that_of_all_distances(page, address, data):
 def test_a_filter_leaves_only_items_that_pass(page, address, data):
     opened(page, address)
     search_by_id(page, data, 7)
-    page.get_by_text("Filter").click()
+    open_json_filter(page)
     page.get_by_label("Only items").fill('{"label": 3}')
     with page.expect_response("**/v1/search"):
         page.keyboard.press("Enter")
@@ -251,10 +265,10 @@ def test_a_filter_leaves_only_items_that_pass(page, address, data):
 
 def test_a_broken_filter_is_told_at_the_filter_and_an_id_is_not_asked_for(page, address, data):
     opened(page, address)
-    page.get_by_text("Filter").click()
+    open_json_filter(page)
     field, wrong = page.get_by_label("Only items"), page.locator("#where-wrong")
     for text, words in (
-        ('{"label": ', "it must be JSON"),
+        ("{label: 3}", "it must be JSON"),
         ("[3]", "it must be an object"),
         ("null", "it must be an object"),
         ('{"label": {"about": 3}}', "about"),
@@ -267,7 +281,7 @@ def test_a_broken_filter_is_told_at_the_filter_and_an_id_is_not_asked_for(page, 
         expect(field).to_have_attribute("aria-invalid", "true")
         expect(page.get_by_role("alert")).to_be_hidden()
     assert wrong.bounding_box()["y"] > field.bounding_box()["y"]
-    page.get_by_text("Filter", exact=True).click()  # folded away, it opens again for a search
+    page.locator("#filter > summary").click()  # folded away, it opens again for a search
     page.locator(".sample button").first.click()
     expect(wrong).to_be_visible()
     field.fill('{"label": 3}')
@@ -298,11 +312,16 @@ def test_what_goes_wrong_is_told_to_the_person_and_goes_away(page, address):
     page.get_by_text("item", exact=True).click()
     page.get_by_label("or its id").fill("987654")
     page.keyboard.press("Enter")
-    expect(alert).to_contain_text("no item 987654")
+    expect(page.locator("#sample-said")).to_have_text("0 items with “987654”.")
+    expect(alert).to_be_hidden()
+    page.get_by_role("button", name="Show other items").click()
+    page.get_by_label("or its id").fill(" ")
+    page.keyboard.press("Enter")
+    expect(alert).to_contain_text("Type some words")
     page.locator(".sample button").first.click()
     expect(alert).to_be_hidden()
     page.route("**/v1/search", lambda route: route.abort())
-    page.locator(".sample button").first.click()
+    page.locator(".sample button").nth(1).click()
     expect(alert).to_contain_text("does not answer")
 
 
@@ -380,7 +399,7 @@ def test_text_stands_out_and_every_control_has_a_name(browser, address, scheme):
             )
             a, b = sorted((luminance(ink), luminance(paper)))
             assert (b + 0.05) / (a + 0.05) >= 4.5, (selector, ink, paper)
-        page.get_by_text("Filter").click()
+        open_json_filter(page)
         page.get_by_label("Only items").fill("{")
         page.keyboard.press("Enter")
         colours = page.evaluate(
@@ -464,10 +483,13 @@ def test_the_demonstration_opens_a_browser_on_its_page_and_ends_with_ctrl_c(tmp_
 def test_the_page_is_small_and_of_one_origin():
     from antipodal.service import app
 
-    folder = app._PAGE
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 30_000
-    html = (folder / "index.html").read_text()
-    assert "style=" not in html
-    assert not re.search(r"\son\w+=", html)
-    assert not re.search(r"<(script|link)[^>]*(src|href)=.https?:", html)
-    assert "innerHTML" not in (folder / "app.js").read_text()
+    files = list(app._PAGE.iterdir())
+    assert sum(path.stat().st_size for path in files) < 90_000  # as docs/page.md says
+    for path in files:
+        text = path.read_text()
+        assert "innerHTML" not in text
+        assert not re.search(r"""(?:src|href|from|import|fetch\()\s*=?\s*["'`]/""", text), path.name
+        if path.suffix == ".html":
+            assert "style=" not in text
+            assert not re.search(r"\son\w+=", text)
+            assert not re.search(r"<(script|link)[^>]*(src|href)=.https?:", text)

@@ -1,55 +1,97 @@
-"""Take the picture of the page, docs/figures/page.png: `python docs/figures/page.py`.
+"""Take the pictures of the page, docs/figures/page*.png: `python docs/figures/page.py`.
 
-It trains as `antipodal demo --open` does, and looks at an item whose neighbours differ from it.
+Those of images are of the digits, trained on as `antipodal demo --open` does; those of texts are
+of the store that `examples/texts.py` makes.
 """
 
 import os
-import signal
+import runpy
+import socket
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import torch
-from playwright.sync_api import sync_playwright
+import uvicorn
+from playwright.sync_api import Browser, sync_playwright
 
 from antipodal.benchmark.demo import Demo
-from antipodal.cli.demo import serve_demo
 from antipodal.evaluation.metrics import hamming_distances
+from antipodal.service import Engine, create_app
 
-torch.set_num_threads(1)
-show = Demo(48, None, 0)
-score = show.score_deep()
-
-# An item on the way between two digits: nothing has its code, much is near.
-codes = show.deep.encode(show.images[show.split.database])
-distances = np.sort(hamming_distances(codes, codes), axis=1)
-alone = np.flatnonzero(distances[:, 1] > 1)
-chosen = int(show.split.database[alone[np.argmin(distances[alone, 12])]])
+FIGURES = Path(__file__).parent
+EXAMPLE = FIGURES.parent.parent / "examples" / "texts.py"
 
 
-def photograph(address: str) -> None:
-    """Search by the item, take the picture, and end the service as Ctrl-C does."""
-    try:
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(
-                executable_path="/usr/bin/chromium", args=["--no-sandbox"]
-            )
-            page = browser.new_page(
-                viewport={"width": 1180, "height": 860}, device_scale_factor=1.5
-            )
-            page.goto(address)
-            page.locator("#results li").first.wait_for()
-            page.get_by_label("or its id").fill(str(chosen))
-            page.keyboard.press("Enter")
-            page.locator(f"#results button[title='Search by item {chosen}']").wait_for()
-            page.screenshot(path=Path(__file__).parent / "page.png")
-            browser.close()
-    finally:
-        os.kill(os.getpid(), signal.SIGINT)
+@contextmanager
+def serving(model: Path, store: str, images: str | None = None) -> Iterator[str]:
+    """Answer on a free port of this machine."""
+    engine = Engine.open(model, store, images=images)
+    server = uvicorn.Server(uvicorn.Config(create_app(engine), log_config=None))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
-with tempfile.TemporaryDirectory() as folder:
-    serve_demo(
-        show, Path(folder), score, lambda address: Thread(target=photograph, args=[address]).start()
-    )
+def photograph(
+    browser: Browser, address: str, name: str, ready: str, width: int = 1180, height: int = 860
+) -> None:
+    """Take a picture of an address when something is to be seen on it."""
+    page = browser.new_page(viewport={"width": width, "height": height})
+    page.goto(address)
+    page.locator(ready).first.wait_for()
+    page.wait_for_timeout(300)
+    page.screenshot(path=FIGURES / f"{name}.png")
+    page.close()
+
+
+def digits(browser: Browser, folder: Path) -> None:
+    """Look at an item on the way between two digits: nothing has its code, much is near."""
+    show = Demo(48, None, 0)
+    show.score_deep()
+    codes = show.deep.encode(show.images[show.split.database])
+    distances = np.sort(hamming_distances(codes, codes), axis=1)
+    alone = np.flatnonzero(distances[:, 1] > 1)
+    chosen = int(show.split.database[alone[np.argmin(distances[alone, 12])]])
+    model, _ = show.save(folder)
+    with serving(model, show.fill_store(folder, model), "pixels:8x8") as address:
+        photograph(browser, f"{address}#id={chosen}", "page", ".result")
+        photograph(browser, f"{address}#id={chosen}", "page-phone", ".result", 390, 1100)
+        photograph(browser, f"{address}#id={chosen}&view=map", "page-digits-map", ".dot")
+
+
+def texts(browser: Browser, folder: Path) -> None:
+    """Look at what is near a function of Python's library."""
+    os.chdir(folder)
+    titles = [item["title"] for item in runpy.run_path(str(EXAMPLE), {}, "__main__")["items"]]
+    chosen, other = titles.index("shutil.copytree"), titles.index("shutil.copyfile")
+    with serving(folder / "texts.antipodal", "sqlite:///texts.db") as address:
+        near = f"{address}#id={chosen}"
+        photograph(browser, near, "page-texts", ".result", height=1000)
+        photograph(browser, near, "page-texts-phone", ".result", 390, 1100)
+        photograph(browser, f"{near}&item={other}", "page-detail", "#detail")
+        photograph(browser, f"{near}&view=compare&b=first-16", "page-compare", "#side-b li")
+        photograph(browser, f"{near}&view=map", "page-map", ".dot", height=1000)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with (
+        sync_playwright() as playwright,
+        tempfile.TemporaryDirectory() as images,
+        tempfile.TemporaryDirectory() as words,
+    ):
+        chromium = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+        )
+        texts(chromium, Path(words))
+        digits(chromium, Path(images))
+        chromium.close()

@@ -1,324 +1,63 @@
-// The page of the service: asks /v1, draws what comes back. Metadata is not ours, so it only
-// ever becomes text (textContent) or, if it is a small picture in a data: URL, the src of an img.
+// The page of the service: what the address says is asked for, and drawn.
 
-const $ = (id) => document.getElementById(id);
-const SVG = "http://www.w3.org/2000/svg";
-const SHOWN = 96; // results drawn at once
-const PICTURE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
-const count = (n, one = "item") => `${n.toLocaleString("en")} ${one}${n === 1 ? "" : "s"}`;
+import { ask, Problem } from "./api.js";
+import { strip } from "./bits.js";
+import { drawCard } from "./card.js";
+import { drawCompare } from "./compare.js";
+import { drawDetail } from "./detail.js";
+import { $, count, cut, el, number } from "./dom.js";
+import { drawFilter, readWhere, sayWrong } from "./filter.js";
+import { drawHistogram } from "./histogram.js";
+import { face, itemOf, learnFields, nameOf, remember, store, textOf, titleOf } from "./items.js";
+import { drawMap } from "./map.js";
+import { drawChoice, drawPager, drawResults, layout, RESCORED, status } from "./results.js";
+import { go, goQuery, LONGEST_VECTOR, state, whenChanged } from "./state.js";
 
 let model = null;
 let seed = 0;
-let last = null; // the query that is shown: {body, item}, and its histogram
-let answers = { results: [], total: 0 };
-let drawn = 0;
 let countable = true; // not if the store is too large for a histogram
-let asked; // the radius of the latest search, if it had one
 let running = null; // aborted when a newer search starts
-let filter = ""; // as it was typed, of the latest search
-
-/** Make an element; strings among the children become text. */
-function el(name, attributes = {}, ...children) {
-  const node = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else node.setAttribute(key, value);
-  }
-  node.append(...children);
-  return node;
-}
-
-function svg(name, attributes, ...children) {
-  const node = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  node.append(...children);
-  return node;
-}
-
-// Asking the service
-
-class Problem extends Error {}
-class FilterProblem extends Problem {}
-
-async function ask(path, body, signal) {
-  for (;;) {
-    const headers = {};
-    const key = sessionStorage.getItem("antipodal-key");
-    if (key) headers.Authorization = `Bearer ${key}`;
-    if (body) headers["Content-Type"] = "application/json";
-    let response;
-    try {
-      response = await fetch(path, {
-        method: body ? "POST" : "GET",
-        headers,
-        body: body && JSON.stringify(body),
-        signal,
-      });
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
-      throw new Problem("The service does not answer. Is it still running?");
-    }
-    const answer = await response.json().catch((error) => {
-      if (error.name === "AbortError") throw error;
-      return {}; // not ours: perhaps a proxy's
-    });
-    if (response.ok) return answer;
-    if (response.status !== 401) {
-      throw new Problem(answer.detail || answer.title || `The service answered ${response.status}.`);
-    }
-    if (sessionStorage.getItem("antipodal-key") !== key) continue; // another request got one
-    await askForKey(key ? "The service refused that key." : "This service wants one.");
-  }
-}
-
-let asking = null;
-function askForKey(why) {
-  asking ??= new Promise((resolve, reject) => {
-    const dialog = $("key-dialog");
-    $("key-why").textContent = why;
-    $("key").value = "";
-    dialog.returnValue = "";
-    dialog.addEventListener("close", () => {
-      asking = null;
-      if (dialog.returnValue !== "use") return reject(new Problem("Without a key there is nothing to show. Reload the page to give one."));
-      sessionStorage.setItem("antipodal-key", $("key").value.trim());
-      return resolve();
-    }, { once: true });
-    dialog.showModal();
-  });
-  return asking;
-}
+let last = null; // what was found: {key, query, item, answer}
+const uploaded = new Map(); // queries that no address can hold, by their code: {body, item}
 
 /** Run something that asks the service; what goes wrong is told to the person. */
 async function attempt(work) {
+  $("alert").hidden = true; // at the start: one attempt may be made within another
   try {
     await work();
-    $("alert").hidden = true;
   } catch (error) {
     if (error.name === "AbortError") return;
-    const atFilter = error instanceof FilterProblem;
     if (!(error instanceof Problem)) console.error(error);
-    if (atFilter) sayOfFilter(error.message);
-    else $("alert").textContent = error.message;
-    $("alert").hidden = atFilter;
-    $(atFilter ? "where-wrong" : "alert").scrollIntoView({ block: "nearest" });
+    $("alert").textContent = error.message;
+    $("alert").hidden = false;
+    $("alert").scrollIntoView({ block: "nearest" });
   }
 }
 
-/** Say at the filter what is wrong with it, if anything is. */
-function sayOfFilter(wrong) {
-  $("where-wrong").textContent = wrong;
-  $("where").setAttribute("aria-invalid", wrong ? "true" : "false");
-  if (wrong) $("where").closest("details").open = true;
-}
+// The query
 
-// Drawing
-
-function nameOf(item) {
-  const { title, label } = item.metadata ?? {};
-  const name = [title, label].filter((part) => ["string", "number"].includes(typeof part) && part !== "");
-  return name.length ? name.join(" · ") : `item ${item.id}`;
-}
-
-function picture(item) {
-  const source = item.metadata?.thumbnail;
-  if (typeof source === "string" && PICTURE.test(source)) {
-    return el("img", { class: "pic", src: source, alt: "" });
+/** What is asked, and the item that it is called after. */
+async function queryOf() {
+  if (state.id) {
+    const item = await itemOf(state.id);
+    return { body: { id: item.id }, item };
   }
-  return el("span", { class: "pic", "aria-hidden": "true" }, item.id === undefined ? "?" : `${item.id}`);
-}
-
-function bitsOf(hex) {
-  const bits = [];
-  for (const digit of hex) {
-    for (let place = 3; place >= 0; place--) bits.push((parseInt(digit, 16) >> place) & 1);
-  }
-  return bits.slice(0, model.n_bits);
-}
-
-/** A code as black (1) and white (0) cells, 64 a line; below each bit that differs, a red mark. */
-function strip(hex, query) {
-  const bits = bitsOf(hex);
-  const asked = query ? bitsOf(query) : bits;
-  const wide = Math.min(64, bits.length);
-  const tall = query ? 14 : 9;
-  let one = "", off = "", gap = "";
-  const different = [];
-  bits.forEach((bit, i) => {
-    const x = i % wide, y = Math.floor(i / wide) * tall;
-    if (bit) one += `M${x} ${y}h1v9h-1z`;
-    if (bit !== asked[i]) {
-      off += `M${x} ${y + 9}h1v5h-1z`;
-      different.push(i + 1);
-    } else if (query) gap += `M${x} ${y + 9}h1v5h-1z`;
-  });
-  const says = !query ? `Code ${hex}` : different.length
-    ? `Differs in bit${different.length === 1 ? "" : "s"} ${different.join(", ")}` : "The same code";
-  return svg("svg", {
-    class: "strip", role: "img", "aria-label": says, preserveAspectRatio: "none",
-    viewBox: `0 0 ${wide} ${tall * Math.ceil(bits.length / wide)}`,
-    height: (query ? 20 : 14) * Math.ceil(bits.length / wide),
-  }, svg("path", { class: "one", d: one }), svg("path", { class: "gap", d: gap }), svg("path", { class: "off", d: off }));
-}
-
-function drawQuery(item, code) {
-  $("query").replaceChildren(
-    picture(item),
-    el("div", {}, el("small", {}, "Query"), el("b", {}, item.id === undefined ? item.name : nameOf(item)), strip(code), el("code", {}, code)),
-  );
-}
-
-function drawHistogram() {
-  const { histogram } = last;
-  const r = Number($("radius").value);
-  $("histogram").hidden = !histogram;
-  $("within").textContent = count(r, "bit");
-  if (!histogram) return;
-  const inside = histogram.slice(0, r + 1).reduce((a, b) => a + b, 0);
-  const all = histogram.reduce((a, b) => a + b, 0);
-  $("within").textContent = `${count(r, "bit")}: ${count(inside)} of ${all.toLocaleString("en")}`;
-  const width = Math.max(200, $("histogram").clientWidth), high = 90, step = width / histogram.length, most = Math.max(...histogram, 1);
-  const bars = histogram.map((n, d) => {
-    const tall = n && Math.max(1.5, (high * n) / most); // one item in a million is still seen
-    const bar = svg("rect", { x: d * step, width: Math.max(step - 1, 0.5), y: high - tall, height: tall, ...(d <= r && { class: "in" }) });
-    bar.append(svg("title", {}, `${count(n)} at distance ${d}`));
-    return bar;
-  });
-  const every = Math.max(1, Math.ceil(histogram.length / 64)) * 8;
-  for (let d = 0; d < histogram.length; d += every) {
-    bars.push(svg("text", { x: (d + 0.5) * step, y: high + 13, "text-anchor": d ? "middle" : "start" }, `${d}`));
-  }
-  $("histogram").replaceChildren(svg("svg", {
-    viewBox: `0 0 ${width} ${high + 16}`, role: "img",
-    "aria-label": `Items by Hamming distance: ${inside} of ${all} within ${r}, the most, ${most}, at ${histogram.indexOf(most)}`,
-  }, svg("line", { x1: 0, x2: width, y1: high, y2: high }), ...bars));
-}
-
-function drawResults() {
-  const part = answers.results.slice(drawn, drawn + SHOWN);
-  $("results").append(...part.map((item) => el("li", {}, el("button", {
-    type: "button", class: "item", title: `Search by item ${item.id}`, onclick: () => attempt(() => searchItem(item)),
-  }, picture(item), el("b", {}, nameOf(item)),
-  el("small", {}, `#${item.id} · ${count(item.distance, "bit")} off`), strip(item.code, answers.code)))));
-  drawn += part.length;
-  $("more").hidden = drawn >= answers.results.length;
-}
-
-function drawModel() {
-  const written = (value) => {
-    if (typeof value === "number") return `${Number.isInteger(value) ? value : Number(value.toPrecision(4))}`;
-    return typeof value === "object" ? JSON.stringify(value) : `${value}`;
-  };
-  const list = (values) => el("dl", {}, ...Object.entries(values)
-    .flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, written(value))]));
-  const card = [list({
-    method: model.method,
-    bits: model.n_bits,
-    features: model.n_features,
-    items: model.items.toLocaleString("en"),
-    identity: model.identity.slice(0, 12) || "–",
-  })];
-  const health = model.bit_health;
-  if (health) {
-    card.push(el("h3", {}, "Bit health of stored codes"), list({
-      "balance (50 is best)": `${health.bit_balance.toFixed(1)} %`,
-      "correlation (0 is best)": `${health.bit_correlation.toFixed(1)} %`,
-      [health.sample < model.items ? `distinct codes of a sample of ${health.sample.toLocaleString("en")}` : "distinct codes"]: health.distinct_codes.toLocaleString("en"),
-    }));
-  }
-  if (model.scores) card.push(el("h3", {}, "Scores"), list(model.scores));
-  card.push(el("details", {}, el("summary", {}, "Parameters"), list(model.parameters)));
-  $("model").replaceChildren(...card);
-  $("summary").textContent = `${model.method} · ${count(model.n_bits, "bit")} · ${count(model.items)}`;
-  $("width").textContent = `(${model.n_features} of them)`;
-  $("by-image").hidden = !model.images;
-  $("radius").max = model.n_bits;
-}
-
-// Searching
-
-/** Show the items nearest to a query, or those within the slider's radius. */
-async function search(query, item, byRadius = false) {
-  running?.abort();
-  running = new AbortController();
-  const body = { ...query, histogram: countable };
-  if (byRadius) body.radius = Number($("radius").value);
-  else body.k = Number($("k").value);
-  asked = body.radius;
-  const where = readFilter();
-  if (where) body.where = where;
-  try {
-    answers = await ask("v1/search", body, running.signal);
-  } catch (error) {
-    const [, wrong] = error.message.match(/^where is not a valid filter: (.*)/) ?? [];
-    if (wrong) throw new FilterProblem(`The filter is not valid: ${wrong}`);
-    if (!body.histogram || !/histogram/.test(error.message)) throw error;
-    countable = false;
-    return search(query, item, byRadius);
-  }
-  sayOfFilter("");
-  last = { query, item, byRadius, histogram: answers.histogram };
-  const { results, total } = answers;
-  if (!byRadius) $("radius").value = results.length ? results[results.length - 1].distance : 0;
-  $("found").hidden = false;
-  drawQuery(item, answers.code);
-  drawHistogram();
-  let status = byRadius
-    ? `${count(total)} within ${count(body.radius, "bit")}` + (results.length < total ? `, the first ${results.length} shown` : "")
-    : `The ${results.length} nearest`;
-  const label = item.metadata?.label;
-  if (["string", "number"].includes(typeof label) && results.length) {
-    const same = results.filter((found) => found.metadata?.label === label).length;
-    status += `: ${same} of ${results.length} have the label ${label}`;
-  }
-  $("status").textContent = status;
-  const among = $("results").contains(document.activeElement);
-  drawn = 0;
-  $("results").replaceChildren();
-  drawResults();
-  if (among) { // the result that was picked is gone: keep the keyboard's place, show the query
-    $("status").focus({ preventScroll: true });
-    $("found").scrollIntoView();
-  }
+  if (state.vector) return { body: { vector: parseVector(state.vector) }, item: { name: "a pasted vector" } };
+  return uploaded.get(state.code) ?? { body: { code: state.code }, item: { name: `the code ${cut(state.code, 24)}` } };
 }
 
 /** Numbers beyond 2⁵³ are not exact here: such an item is searched by its code. */
 function searchItem(item) {
-  return search(Number.isSafeInteger(item.id) ? { id: item.id } : { code: item.code }, item);
+  if (Number.isSafeInteger(item.id)) return goQuery({ id: `${item.id}` });
+  uploaded.set(item.code, { body: { code: item.code }, item });
+  return goQuery({ code: item.code });
 }
 
-function readFilter() {
-  filter = $("where").value.trim();
-  if (!filter) return null;
-  let where;
-  try {
-    where = JSON.parse(filter);
-  } catch {
-    throw new FilterProblem("The filter is not valid: it must be JSON, such as {\"label\": 3}.");
-  }
-  if (where === null || typeof where !== "object" || Array.isArray(where)) {
-    throw new FilterProblem("The filter is not valid: it must be an object, such as {\"label\": 3}.");
-  }
-  return where;
-}
-
-/** Search again if the filter has changed; without a search yet, only check it. */
-function applyFilter() {
-  if ($("where").value.trim() === filter) return;
-  attempt(last ? () => search(last.query, last.item, last.byRadius) : async () => {
-    readFilter();
-    sayOfFilter("");
-  });
-}
-
-async function searchTyped() {
-  if ($("ask").elements.by.value === "vector") {
-    await search({ vector: parseVector($("vector").value) }, { name: "a pasted vector" });
-  } else {
-    const id = $("item-id").value.trim();
-    if (!/^-?\d+$/.test(id)) throw new Problem("An id is a whole number: type one, or pick an item above.");
-    await searchItem(await ask(`v1/items/${id}`));
-  }
+/** Search by what is too long for an address: that has its code, and this page remembers the rest. */
+async function searchByCode(asked, body, item) {
+  const { codes: [code] } = await ask("v1/encode", asked);
+  uploaded.set(code, { body, item });
+  await goQuery({ code });
 }
 
 function parseVector(text) {
@@ -330,6 +69,13 @@ function parseVector(text) {
   return vector;
 }
 
+async function searchVector() {
+  const vector = parseVector($("vector").value);
+  const text = vector.join(",");
+  if (text.length <= LONGEST_VECTOR) await goQuery({ vector: text });
+  else await searchByCode({ vectors: [vector] }, { vector }, { name: "a pasted vector" });
+}
+
 async function searchImage(file) {
   const url = await new Promise((resolve, reject) => {
     const reader = new FileReader();
@@ -337,22 +83,145 @@ async function searchImage(file) {
     reader.onerror = () => reject(new Problem(`${file.name} cannot be read.`));
     reader.readAsDataURL(file);
   });
-  await search({ image: url.split(",")[1] ?? "" }, { name: file.name, metadata: { thumbnail: url } });
+  const image = url.split(",")[1] ?? "";
+  await searchByCode({ images: [image] }, { image }, { name: file.name, metadata: { thumbnail: url } });
+}
+
+// Items to begin with
+
+function drawSample(items, said) {
+  $("sample").className = store.hasPictures ? "sample" : "sample texts";
+  $("sample").replaceChildren(...remember(items).map((item) => el("li", {}, el("button", {
+    type: "button", class: "item", title: nameOf(item), "aria-label": `Search by ${nameOf(item)}, id ${item.id}`,
+    onclick: () => searchItem(item),
+  }, ...(store.hasPictures ? [face(item)] : [el("b", {}, cut(titleOf(item) || nameOf(item), 60)), ...(titleOf(item) && textOf(item) ? [el("small", {}, cut(textOf(item), 70))] : [])])))));
+  $("sample-said").textContent = said;
 }
 
 async function showSample() {
-  const { items } = await ask(`v1/items?limit=24&seed=${seed}`);
-  $("sample").replaceChildren(...items.map((item) => el("li", {}, el("button", {
-    type: "button", class: "item", title: nameOf(item), "aria-label": `Search by ${nameOf(item)}, id ${item.id}`,
-    onclick: () => attempt(() => searchItem(item)),
-  }, picture(item)))));
+  const { items } = await ask(`v1/items?limit=${store.hasPictures ? 24 : 7}&seed=${seed}`);
+  drawSample(items, "Some of the items:");
   return items;
+}
+
+/** Items by their words, or the one with this id. */
+async function findItems() {
+  const text = $("words").value.trim();
+  if (!text) throw new Problem("Type some words of an item, or its id; or pick one below.");
+  if (/^-?\d+$/.test(text)) {
+    try {
+      return await searchItem(await itemOf(text));
+    } catch (error) {
+      if (error.status !== 404 && error.status !== 422) throw error;
+    }
+  }
+  const { items, looked_at: looked, total } = await ask("v1/find", { text, limit: 24 });
+  const among = looked < total && items.length < 24 ? ` among the first ${number(looked)} of ${number(total)}` : "";
+  drawSample(items, `${items.length === 24 ? "The first 24 items" : count(items.length)} with “${text}”${among}${items.length ? ":" : "."}`);
+  return undefined;
+}
+
+// Searching
+
+/** Ask for what the state says, unless that is what was asked last. */
+async function search() {
+  const { k, page, radius, rescore } = state;
+  const key = JSON.stringify([state.id, state.code, state.vector, k, page, radius, state.where, rescore]);
+  if (last?.key === key) return last;
+  running?.abort();
+  running = new AbortController();
+  const query = await queryOf();
+  let where;
+  try {
+    where = readWhere(state.where);
+    sayWrong("");
+  } catch (error) {
+    sayWrong(error.message);
+    return null;
+  }
+  const isReal = Boolean(query.body.vector || query.body.image);
+  const body = { ...query.body, histogram: countable, offset: (page - 1) * k, limit: k };
+  if (radius !== null) body.radius = radius;
+  else body.k = rescore && isReal ? Math.max(RESCORED, page * k) : page * k;
+  if (where) body.where = where;
+  if (rescore && isReal && radius === null) body.rescore = "project";
+  let answer;
+  try {
+    answer = await ask("v1/search", body, { signal: running.signal });
+  } catch (error) {
+    const [, wrong] = error.message.match(/^where is not a valid filter: (.*)/) ?? [];
+    if (wrong) {
+      sayWrong(`The filter is not valid: ${wrong}`);
+      return null;
+    }
+    if (!body.histogram || !/histogram/.test(error.message)) throw error;
+    countable = false;
+    return search();
+  }
+  remember(answer.results);
+  const before = last?.answer.code === answer.code && !last.rescored
+    ? new Map(last.answer.results.map(({ id }, i) => [id, i])) : null;
+  last = { key, query, where, answer, before, isReal, rescored: Boolean(body.rescore) };
+  return last;
+}
+
+/** Draw what the state says. */
+async function render() {
+  for (const tab of document.querySelectorAll("nav [name=view]")) tab.checked = tab.value === state.view;
+  drawFilter();
+  const among = $("results").contains(document.activeElement) || $("compare").contains(document.activeElement) || $("map-view").contains(document.activeElement);
+  const before = last;
+  const found = await search();
+  if (!found) return;
+  const { answer, query, where, isReal } = found;
+  const pick = (item) => searchItem(item);
+  const all = answer.histogram?.reduce((a, b) => a + b, 0);
+  for (const view of ["near", "compare", "map"]) $({ near: "near", compare: "compare", map: "map-view" }[view]).hidden = state.view !== view;
+  $("found").hidden = false;
+  drawQuery(query.item, answer.code);
+  if (state.view === "near") {
+    const { results } = answer;
+    if (state.radius !== null) $("radius").value = state.radius;
+    else $("radius").value = results.length ? results.at(-1).distance : 0;
+    $("k").value = `${state.k}`;
+    for (const choice of document.querySelectorAll("[name=layout]")) choice.checked = choice.value === layout();
+    $("rescore").checked = state.rescore && isReal;
+    $("rescore").disabled = !isReal;
+    $("rescore-why").textContent = isReal ? "" : "(for vectors and images: the store keeps an item's code alone)";
+    drawHistogram(answer.histogram, Number($("radius").value));
+    $("status").textContent = status(answer, query.item, all);
+    drawResults({ answer, n_bits: model.n_bits, before: found.before, pick });
+    drawPager(answer, all ?? model.items);
+    drawChoice();
+  } else if (state.view === "compare") {
+    await drawCompare({ model, query: query.body, item: query.item, where, pick });
+  } else {
+    await drawMap({ found: answer.results.map(({ id }) => id), queryId: state.id, pick });
+  }
+  drawDetail(state.item ? await itemOf(state.item) : null, { code: answer.code, n_bits: model.n_bits, queryName: nameOf(query.item) });
+  if (among && before && before.key !== found.key) { // what was picked is gone: keep the keyboard's place
+    $("status").focus({ preventScroll: true });
+    $("found").scrollIntoView();
+  }
+}
+
+function drawQuery(item, code) {
+  const text = textOf(item);
+  $("query").className = store.hasPictures || item.metadata?.thumbnail ? "query" : "query plain";
+  $("query").replaceChildren(
+    ...(store.hasPictures || item.metadata?.thumbnail ? [face(item)] : []),
+    el("div", {}, el("small", {}, "Query"), el("b", {}, nameOf(item)),
+      ...(text && text !== nameOf(item) ? [el("span", { class: "text" }, cut(text, 240))] : []),
+      strip(code, "", model.n_bits), el("code", {}, code),
+      ...(uploaded.get(code)?.body.code === undefined && state.code && uploaded.has(code)
+        ? [el("small", {}, "Too long for an address: a link to this page has its code, which finds the same items, but cannot be rescored.")] : [])),
+  );
 }
 
 $("ask").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (document.activeElement === $("where")) applyFilter(); // Enter there does not mean the id
-  else attempt(searchTyped);
+  if ($("filter").contains(document.activeElement)) document.activeElement.dispatchEvent(new Event("change")); // Enter there
+  else attempt($("ask").elements.by.value === "vector" ? searchVector : findItems);
 });
 $("ask").addEventListener("change", (event) => {
   if (event.target.name !== "by") return;
@@ -369,22 +238,32 @@ $("others").addEventListener("click", () => {
   seed += 1;
   attempt(showSample);
 });
-$("radius").addEventListener("input", drawHistogram);
+$("radius").addEventListener("input", () => drawHistogram(last?.answer.histogram, Number($("radius").value)));
 // A slider that is let go where it was taken up sends no "change".
 for (const release of ["change", "pointerup"]) {
   $("radius").addEventListener(release, () => {
-    if (asked !== Number($("radius").value)) attempt(() => search(last.query, last.item, true));
+    if (state.radius !== Number($("radius").value)) go({ radius: Number($("radius").value), page: 1, rescore: false });
   });
 }
-$("k").addEventListener("change", () => attempt(() => search(last.query, last.item)));
-$("where").addEventListener("change", applyFilter);
-$("more").addEventListener("click", drawResults);
-addEventListener("resize", () => last && drawHistogram());
+$("k").addEventListener("change", () => go({ k: Number($("k").value), radius: null, page: 1 }));
+$("rescore").addEventListener("change", () => go({ rescore: $("rescore").checked, radius: null, page: 1 }));
+$("previous").addEventListener("click", () => turn(-1));
+$("next").addEventListener("click", () => turn(1));
+async function turn(by) {
+  await go({ page: state.page + by });
+  $("status").focus({ preventScroll: true });
+  $("status").scrollIntoView();
+}
+for (const choice of document.querySelectorAll("[name=layout]")) choice.addEventListener("change", () => go({ layout: choice.value }));
+for (const tab of document.querySelectorAll("nav [name=view]")) tab.addEventListener("change", () => go({ view: tab.value }));
+addEventListener("resize", () => last && drawHistogram(last.answer.histogram, Number($("radius").value)));
 
+whenChanged(() => attempt(render));
 attempt(async () => {
-  model = await ask("v1/model");
-  drawModel();
+  [model] = await Promise.all([ask("v1/model"), learnFields()]);
+  drawCard(model);
   const [first] = await showSample();
-  if (first) await searchItem(first);
-  else throw new Problem("The store is empty: PUT items to /v1/items first.");
+  if (!first) throw new Problem("The store is empty: PUT items to /v1/items first.");
+  if (!state.id && !state.code && !state.vector) go(Number.isSafeInteger(first.id) ? { id: `${first.id}` } : { code: first.code }, { replace: true });
+  else await render();
 });

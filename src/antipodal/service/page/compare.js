@@ -1,0 +1,81 @@
+// Two ways to answer the same query, side by side: lengths of this code, or other models' stores.
+
+import { ask, otherMounts, Problem } from "./api.js";
+import { $, count, el } from "./dom.js";
+import { nameOf, pictureOf, readable } from "./items.js";
+import { go, state } from "./state.js";
+
+const NEIGHBOURS = 12;
+let ways = null; // by their name in the address: {label, base, prefix, n_bits}
+let shownFor = "";
+
+/** All that can be compared: this model whole, other mounts, and prefixes of its code. */
+async function findWays(model) {
+  const found = new Map([["", { label: `all ${count(model.n_bits, "bit")}`, base: "", n_bits: model.n_bits }]]);
+  for (const { name, base, method, n_bits } of await otherMounts()) {
+    found.set(name, { label: `${name}: ${method}, ${count(n_bits, "bit")}`, base, n_bits });
+  }
+  for (let bits = model.n_bits <= 64 ? 8 * Math.floor((model.n_bits - 1) / 8) : model.n_bits / 2; bits >= 4; bits = model.n_bits <= 64 ? bits - 8 : Math.floor(bits / 2)) {
+    found.set(`first-${bits}`, { label: `the first ${bits} bits`, base: "", prefix: bits, n_bits: bits });
+  }
+  return found;
+}
+
+async function sideOf(way, body, where) {
+  const query = { ...body, k: NEIGHBOURS, histogram: true };
+  if (where) query.where = where;
+  if (way.prefix) query.prefix = way.prefix;
+  if (way.base && body.code) {
+    throw new Problem("A code means nothing to another model: search by an item or a vector to compare models.");
+  }
+  try {
+    return await ask("v1/search", query, { base: way.base });
+  } catch (error) {
+    if (!/a histogram is counted/.test(error.message)) throw error;
+    return ask("v1/search", { ...query, histogram: false }, { base: way.base });
+  }
+}
+
+const place = (n) => `${n}${n % 100 > 10 && n % 100 < 14 ? "th" : ["th", "st", "nd", "rd"][n % 10] ?? "th"}`;
+
+function drawSide(node, way, answer, other, label, pick) {
+  const there = new Map(other.results.map(({ id }, i) => [id, i + 1]));
+  const { results, histogram } = answer;
+  const said = [];
+  if (readable(label)) said.push(`${results.filter((item) => item.metadata?.label === label).length} of ${results.length} have the label ${label}.`);
+  const last = results.at(-1)?.distance, tied = histogram?.[last];
+  if (tied > 1) said.push(`The last are of ${count(tied)} at distance ${last}, in order of id.`);
+  node.replaceChildren(
+    el("p", { class: "said" }, said.join(" ")),
+    el("ol", {}, ...results.map((item) => {
+      const at = there.get(item.id), image = pictureOf(item);
+      return el("li", { class: at ? "both" : "alone" }, el("button", {
+        type: "button", class: "item", title: `Search by item ${item.id}`, onclick: () => pick(item),
+      }, ...(image ? [image] : []), el("span", { class: "words" }, el("b", {}, nameOf(item)),
+        el("small", {}, `#${item.id} · ${item.distance} of ${count(way.n_bits, "bit")} off`),
+        el("small", { class: "mark" }, at ? `● both, ${place(at)} there` : "○ only here"))));
+    })),
+  );
+}
+
+export async function drawCompare({ model, query, item, where, pick }) {
+  ways ??= await findWays(model);
+  const names = [...ways.keys()];
+  const usual = names.find((name) => name && !ways.get(name).prefix)
+    ?? names.find((name) => ways.get(name).n_bits <= model.n_bits / 2) ?? names.at(-1);
+  const chosen = { a: ways.has(state.a) ? state.a : "", b: ways.has(state.b) && state.b ? state.b : usual };
+  for (const side of ["a", "b"]) {
+    $(`way-${side}`).replaceChildren(...names.map((name) => el("option", { value: name, selected: name === chosen[side] }, ways.get(name).label)));
+  }
+  const key = JSON.stringify([query, chosen, where]);
+  if (key === shownFor) return;
+  const [a, b] = [ways.get(chosen.a), ways.get(chosen.b)];
+  const [left, right] = await Promise.all([sideOf(a, query, where), sideOf(b, query, where)]);
+  const shared = left.results.filter(({ id }) => right.results.some((other) => other.id === id)).length;
+  $("shared").textContent = `${shared} of ${Math.max(left.results.length, right.results.length)} neighbours of ${nameOf(item)} are shared`;
+  drawSide($("side-a"), a, left, right, item.metadata?.label, pick);
+  drawSide($("side-b"), b, right, left, item.metadata?.label, pick);
+  shownFor = key;
+}
+
+for (const side of ["a", "b"]) $(`way-${side}`).addEventListener("change", (event) => go({ [side]: event.target.value }));

@@ -1,0 +1,89 @@
+// Items as people see them: what is their picture, their title, their text.
+
+import { ask, Problem } from "./api.js";
+import { cut, el } from "./dom.js";
+
+const PICTURE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
+const TITLES = ["title", "name", "headline", "subject"];
+const TEXTS = ["text", "abstract", "body", "content", "summary", "description", "caption", "sentence", "question"];
+const LONG = 30; // characters in the mean, of a field that is a text by itself
+
+/** What the fields of this store are for; `fields` as the service has seen them. */
+export const store = { fields: [], title: "", text: "", hasPictures: false, sample: 0 };
+
+const known = new Map(); // items that were seen, by id
+
+export async function learnFields() {
+  const { fields, sample } = await ask("v1/fields");
+  const strings = fields.filter(({ kind }) => kind === "string");
+  const named = (names) => names.find((name) => fields.some((field) => field.name === name && ["string", "number", "mixed"].includes(field.kind)));
+  const longest = strings.filter(({ length }) => length >= LONG).sort((a, b) => b.length - a.length)[0];
+  const text = named(TEXTS) ?? longest?.name ?? "";
+  const pictures = fields.find(({ name, kind }) => name === "thumbnail" && kind === "picture");
+  Object.assign(store, {
+    fields, sample, text, title: named(TITLES.filter((name) => name !== text)) ?? "",
+    hasPictures: Boolean(pictures) && pictures.items * 2 >= sample,
+  });
+}
+
+/** Fields that results show if nobody chose others: the label, and a few that are short. */
+export function usualFields() {
+  const short = store.fields.filter(({ name, kind, length }) => ["number", "string", "boolean"].includes(kind)
+    && ![store.title, store.text].includes(name) && !(length > LONG));
+  const label = short.filter(({ name }) => name === "label");
+  return [...label, ...short.filter(({ name }) => name !== "label")].slice(0, 4).map(({ name }) => name);
+}
+
+export function valueOf(item, field) {
+  if (!field) return undefined;
+  let value = item.metadata ?? {};
+  if (Object.hasOwn(value, field)) return value[field];
+  for (const name of field.split(".")) value = value !== null && typeof value === "object" ? value[name] : undefined;
+  return value;
+}
+
+export function readable(value) {
+  return ["string", "number"].includes(typeof value) && value !== "" ? `${value}` : "";
+}
+
+/** What an item is called: its title and label, or how its text begins, or its id. */
+export function nameOf(item) {
+  if (item.name !== undefined) return item.name;
+  const title = readable(valueOf(item, store.title || "title")), label = readable(item.metadata?.label);
+  if (title || label) return [title, label].filter(Boolean).join(" · ");
+  return cut(readable(valueOf(item, store.text)), 80) || `item ${item.id}`;
+}
+
+export function titleOf(item) {
+  return readable(valueOf(item, store.title || "title"));
+}
+
+export function textOf(item) {
+  return readable(valueOf(item, store.text));
+}
+
+export function pictureOf(item) {
+  const source = item.metadata?.thumbnail;
+  return typeof source === "string" && PICTURE.test(source) ? el("img", { class: "pic", src: source, alt: "" }) : null;
+}
+
+/** A picture, or in its place the id. */
+export function face(item) {
+  return pictureOf(item) ?? el("span", { class: "pic", "aria-hidden": "true" }, item.id === undefined ? "?" : `${item.id}`);
+}
+
+export function remember(items) {
+  for (const item of items) {
+    known.set(`${item.id}`, item);
+    if (known.size > 5000) known.delete(known.keys().next().value);
+  }
+  return items;
+}
+
+export async function itemOf(id) {
+  if (known.has(id)) return known.get(id);
+  if (!/^-?\d+$/.test(id)) throw new Problem("An id is a whole number.");
+  const item = await ask(`v1/items/${id}`);
+  remember([item]);
+  return item;
+}

@@ -1,0 +1,122 @@
+// The map: a sample of items, near where their codes are near, coloured by a field.
+
+import { ask } from "./api.js";
+import { $, count, el, number, svg } from "./dom.js";
+import { store } from "./items.js";
+import { go, state } from "./state.js";
+
+const COLOURS = 9;
+const SIDE = 1000;
+const at = (x) => ((x + 1.03) / 2.06) * SIDE;
+let points = [];
+let current = -1; // the point that the keyboard is at
+let shownFor = "";
+
+/** Fields that tell groups of items apart, those of few values first. */
+function colourable() {
+  return store.fields.filter(({ kind, distinct, name }) => ["number", "string", "boolean", "mixed"].includes(kind) && distinct > 1
+    && ![store.title, store.text].includes(name));
+}
+
+function usual() {
+  const fields = colourable();
+  const few = fields.filter(({ distinct, kind }) => distinct <= 40 && kind !== "number").sort((a, b) => a.distinct - b.distinct);
+  return (fields.find(({ name }) => name === "label") ?? few[0] ?? fields[0])?.name ?? "";
+}
+
+/** A class for each point, and what the classes are called: values, or ranges of numbers. */
+function classes(values) {
+  const numbers = values.filter((value) => typeof value === "number");
+  const distinct = new Set(numbers);
+  if (numbers.length > values.length / 2 && distinct.size > COLOURS + 3) {
+    const sorted = [...numbers].sort((a, b) => a - b);
+    const bounds = [0, 1, 2, 3, 4].map((i) => sorted[Math.min(sorted.length - 1, Math.ceil((i * sorted.length) / 5))]);
+    const of = (value) => (typeof value === "number" ? `s${bounds.filter((bound, i) => i && value >= bound).length}` : "none");
+    return { of, names: bounds.map((bound, i) => [`s${i}`, i < 4 ? `${bound} to ${bounds[i + 1]}` : `from ${bound}`]) };
+  }
+  const often = new Map();
+  for (const value of values) if (value !== null) often.set(value, (often.get(value) ?? 0) + 1);
+  const order = [...often.keys()].sort((a, b) => often.get(b) - often.get(a));
+  const most = order.slice(0, order.length > COLOURS + 1 ? COLOURS : COLOURS + 1);
+  const known = new Map(most.map((value, i) => [value, `c${i}`]));
+  const names = [...most].sort((a, b) => (typeof a === "number" && typeof b === "number" ? a - b : `${a}`.localeCompare(`${b}`)))
+    .map((value) => [known.get(value), `${value}`]);
+  if (order.length > most.length) names.push(["none", `${count(order.length - most.length, "other")}`]);
+  return { of: (value) => known.get(value) ?? "none", names };
+}
+
+export async function drawMap({ found, queryId, pick }) {
+  const fields = colourable(), field = state.colour || usual();
+  $("colour").replaceChildren(...fields.map(({ name }) => el("option", { selected: name === field }, name)));
+  $("colour-row").hidden = !fields.length;
+  if (shownFor !== field) {
+    $("map-said").textContent = "Laying items out by their codes: this takes some seconds …";
+    const answer = await ask(`v1/map?field=${encodeURIComponent(field)}`);
+    ({ points } = answer);
+    shownFor = field;
+    current = -1;
+    $("map-said").textContent = `${number(points.length)} of ${count(answer.total)}, ${count(answer.distinct, "different code")}. `
+      + "Points are near where codes are near; the axes mean nothing. Items of one code are spread around its place.";
+    const { of, names } = classes(points.map(({ value }) => value));
+    const dots = points.map((point, i) => {
+      const dot = svg("circle", { class: `dot ${of(point.value)}`, cx: at(point.x), cy: at(-point.y), r: 6, "data-id": point.id });
+      dot.append(svg("title", {}, [point.name ?? `item ${point.id}`, ...(point.value === null ? [] : [`${field}: ${point.value}`])].join("\n")));
+      dot.addEventListener("click", () => pick(points[i]));
+      dot.addEventListener("pointerenter", () => say(i));
+      return dot;
+    });
+    $("map").replaceChildren(svg("g", { id: "dots" }, ...dots), svg("circle", { id: "here", r: 13, visibility: "hidden" }));
+    $("map").setAttribute("aria-label", `Map of ${count(points.length)}. Arrow keys go from item to item, Enter searches by one.`);
+    $("legend").replaceChildren(...names.map(([name, label]) => el("li", {}, el("button", {
+      type: "button", class: `key ${name}`, "aria-pressed": "false", onclick: (event) => only(name, event.currentTarget),
+    }, label))));
+  }
+  const near = new Set(found);
+  for (const dot of $("dots").children) {
+    dot.classList.toggle("near", near.has(Number(dot.dataset.id)));
+    dot.classList.toggle("query", queryId !== "" && dot.dataset.id === queryId);
+  }
+  $("map").onkeydown = (event) => {
+    if (event.key === "Enter" && current >= 0) pick(points[current]);
+    else if (event.key in ARROWS) {
+      event.preventDefault();
+      move(...ARROWS[event.key]);
+    }
+  };
+}
+
+const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
+
+/** Go to the nearest point in a direction. */
+function move(dx, dy) {
+  const from = points[current] ?? { x: 0, y: 0 };
+  let best = -1, least = Infinity;
+  points.forEach((point, i) => {
+    const along = (point.x - from.x) * dx + (point.y - from.y) * dy;
+    const across = Math.abs((point.x - from.x) * dy) + Math.abs((point.y - from.y) * dx);
+    if (i !== current && (current < 0 || (along > 0 && along >= across)) && Math.hypot(along, across) < least) {
+      best = i;
+      least = Math.hypot(along, across);
+    }
+  });
+  if (best >= 0) say(best);
+}
+
+function say(i) {
+  current = i;
+  const point = points[i], here = $("here");
+  here.setAttribute("cx", at(point.x));
+  here.setAttribute("cy", at(-point.y));
+  here.setAttribute("visibility", "visible");
+  $("map-item").textContent = `${point.name ?? `item ${point.id}`}${point.value === null ? "" : ` · ${point.value}`} · #${point.id}`;
+}
+
+/** Show one colour alone, or all again. */
+function only(name, button) {
+  const on = button.getAttribute("aria-pressed") !== "true";
+  for (const one of $("legend").querySelectorAll("button")) one.setAttribute("aria-pressed", "false");
+  button.setAttribute("aria-pressed", `${on}`);
+  for (const dot of $("dots").children) dot.classList.toggle("dim", on && !dot.classList.contains(name));
+}
+
+$("colour").addEventListener("change", () => go({ colour: $("colour").value }));
