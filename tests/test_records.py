@@ -1,16 +1,19 @@
 """Records survive what stops a run."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
 from antipodal import AntipodalError
+from antipodal.benchmark import records
 from antipodal.benchmark.records import appending, read_records
 
 
@@ -86,6 +89,7 @@ def test_processes_that_open_one_new_file_at_once_lose_no_record(tmp_path):
     code = """
 import sys
 from pathlib import Path
+from antipodal.benchmark import records
 from antipodal.benchmark.records import appending
 from antipodal import AntipodalError
 print("ready", flush=True)
@@ -133,6 +137,7 @@ def test_a_full_disk_keeps_the_records_before(tmp_path):
     path = tmp_path / "r.jsonl"
     code = f"""
 import resource, signal
+from antipodal.benchmark import records
 from antipodal.benchmark.records import appending
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 with appending({str(path)!r}) as file:
@@ -145,9 +150,29 @@ with appending({str(path)!r}) as file:
     assert read_records(path) == [{"a": 1}]
 
 
+def test_a_broken_disk_is_told_in_one_line(tmp_path, monkeypatch):
+    path = tmp_path / "r.jsonl"
+    write(path, {"a": 1})
+
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    class BrokenFile(FileIO):
+        truncate = fail
+
+    monkeypatch.setattr(records, "FileIO", BrokenFile)
+    with appending(path) as file:
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(AntipodalError, match=r"r\.jsonl: Input/output error"):
+            file.append({"b": 2})
+    with pytest.raises(AntipodalError, match=r"other\.jsonl: Input/output error"):
+        write(tmp_path / "other.jsonl", {"a": 1})  # whose name cannot be synced
+
+
 def test_a_killed_writer_loses_no_acknowledged_record(tmp_path):
     path = tmp_path / "r.jsonl"
     code = f"""
+from antipodal.benchmark import records
 from antipodal.benchmark.records import appending
 with appending({str(path)!r}) as file:
     for i in range(10**9):

@@ -4,13 +4,14 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from antipodal.errors import AntipodalError
+from antipodal.storage.files import sync_directory
 
 fcntl: ModuleType | None
 try:
@@ -77,7 +78,8 @@ class RecordWriter:
                 os.fsync(self._file.fileno())
         except OSError as error:
             if kept:
-                self._file.truncate(end)
+                with suppress(OSError):  # then the next run cuts off what is half a line
+                    self._file.truncate(end)
             raise AntipodalError(
                 f"cannot write {self._path}: {error.strerror or error}. The records before are "
                 "kept; run the same command again to go on"
@@ -110,6 +112,10 @@ def appending(path: str | os.PathLike[str]) -> Iterator[RecordWriter]:
                 raise AntipodalError(
                     f"{target} is being written by another run: wait for it, or choose another file"
                 ) from error
+        try:
+            sync_directory(target.parent)  # the name of a new file, too, is on the disk
+        except OSError as error:
+            raise AntipodalError(f"cannot write {target}: {error.strerror or error}") from error
         # Read only now: until a moment ago another run may have written.
         data = file.read()
         found = _parse(target, data)

@@ -73,7 +73,7 @@ def _replacing(place: "_Place") -> Iterator[str]:
     finally:
         if lock is not None:
             os.close(lock)  # not before it has its name: others would take it for abandoned
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
 
 
 def _make_locked(folder: Path, prefix: str) -> tuple[str, int | None]:
@@ -180,7 +180,7 @@ def _umask() -> int:
     return mask
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make the new name itself durable, where the system can."""
     try:
         handle = os.open(directory, os.O_RDONLY)
