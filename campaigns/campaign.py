@@ -65,6 +65,7 @@ def run_part(name: str, part: str, what: Part, size: int, seed: int) -> dict[str
         "seconds": round(time.monotonic() - began, 1),
         **found,
     }
+    RESULTS.mkdir(parents=True, exist_ok=True)
     with open(RESULTS / f"campaign-{name}.jsonl", "a") as file:
         file.write(json.dumps(record) + "\n")
     print(json.dumps(record), flush=True)

@@ -3,7 +3,7 @@
 Each is a good one whose structure was changed, with a checksum that fits. It must be refused by
 one error of ours, or be of use: no other exception, no hang over 5 s of computing, no more than
 1 GB of memory beyond what the process began with. What a checksum can tell is never a
-wrong answer. `targets.py` has the kinds.
+wrong answer.
 """
 
 import multiprocessing
@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from campaign import Part, main
-from targets import TARGETS
+from datafiles import Codes, JsonLines, Parquet, Records
+from ownfiles import Checkpoint, Index, Model, StoreFile
+from targets import Target
+from texts import Filters, KeyFile, Urls
 
 SECONDS = 5.0
 BYTES = 10**9
@@ -37,6 +40,19 @@ SIZES = {
     "checkpoint": 15_000,
     "parquet": 15_000,
 }  # a million
+TARGETS: dict[str, type[Target]] = {
+    "where": Filters,
+    "urls": Urls,
+    "keys": KeyFile,
+    "jsonlines": JsonLines,
+    "records": Records,
+    "codes": Codes,
+    "index": Index,
+    "model": Model,
+    "store": StoreFile,
+    "checkpoint": Checkpoint,
+    "parquet": Parquet,
+}
 processes = multiprocessing.get_context("forkserver")
 
 

@@ -143,7 +143,7 @@ class Work:
     def _save_checkpoint(self, now: dict[str, Any]) -> Operation:
         from antipodal.storage.checkpoint import save_checkpoint  # PyTorch takes seconds
 
-        encoder, optimizer = _training(int(self._rng.integers(2**31)))
+        encoder, optimizer = training(int(self._rng.integers(2**31)))
         history = {"loss": [1.0], "validation_loss": [], "best_epoch": 0}
 
         def do() -> None:
@@ -184,7 +184,7 @@ def look(folder: Path, thing: str, moments: Any) -> Any:
         return load(path).encode(ROWS).tobytes()
     from antipodal.storage.checkpoint import restore_checkpoint
 
-    encoder, optimizer = _training(0)
+    encoder, optimizer = training(0)
     restore_checkpoint(path, "run", encoder, optimizer)
     return _weights(encoder)
 
@@ -203,7 +203,8 @@ def _by_distance(ids: np.ndarray, codes: np.ndarray) -> tuple[list[int], list[in
     return ids[order].tolist(), distances[order].tolist()
 
 
-def _training(seed: int) -> tuple[Any, Any]:
+def training(seed: int) -> tuple[Any, Any]:
+    """Return a small network and its optimiser, after one step."""
     import torch
 
     torch.manual_seed(seed)

@@ -20,7 +20,7 @@ from antipodal.index.items import IndexedItems
 from antipodal.reading import open_vectors
 from antipodal.storage.modelfile import read_model_file, write_model_file
 from effort import CAMPAIGN
-from targets import write_safetensors
+from ownfiles import write_safetensors
 
 X = np.random.default_rng(0).standard_normal((60, 10)).astype(np.float32)
 Y = np.arange(60) % 3

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fuzz import fuzz
-from targets import TARGETS, Model
+from fuzz import TARGETS, fuzz
+from ownfiles import Model
 
 SIZES = {"where": 2000, "urls": 2000, "keys": 1000, "store": 80, "checkpoint": 80, "parquet": 60}
 
