@@ -213,6 +213,6 @@ if __name__ == "__main__":
         {
             "sqlite": Part(ask_sqlite, 100_000),
             "postgresql": Part(ask_postgresql, 100_000),
-            "milvus": Part(ask_milvus, 2_000),
+            "milvus": Part(ask_milvus, 10_000),
         },
     )
