@@ -87,8 +87,8 @@ def _try(
             progress(number)
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             try:
-                outcomes["used" if target.case(random.Random(f"{seed} {kind} {number}")) else
-                         "refused"] += 1  # fmt: skip
+                is_used = target.case(random.Random(f"{seed} {kind} {number}"))
+                outcomes["used" if is_used else "refused"] += 1
             except (Exception, TooSlowError) as error:
                 if isinstance(error, Exception) and target.refused(error):
                     outcomes["refused"] += 1
