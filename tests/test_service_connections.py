@@ -1,38 +1,33 @@
 """Connections that send half a request, or are too many, do not keep others out."""
 
 import socket
-import threading
 import time
+from contextlib import suppress
 
 import pytest
-import uvicorn
 
 from antipodal.service import connections
+from listening import listening
 
 ANSWER = b"HTTP/1.1 200"
+LARGE = bytes(20 << 20)  # more than the buffers of the system hold
 WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def application(scope, receive, send):
-    if scope["type"] == "http":
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"ok"})
+    body = LARGE if scope["path"] == "/large" else b"ok"
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body})
 
 
 @pytest.fixture
 def port(monkeypatch):
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "MOST_AFTER", 100_000)
     monkeypatch.setattr(connections, "MOST_OF_AN_ADDRESS", 5)
-    kind = connections.LimitedConnection
-    config = uvicorn.Config(application, port=0, http=kind, lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join(10)
+    with listening(application) as port:
+        yield port
 
 
 def connect(port):
@@ -82,3 +77,55 @@ def test_too_many_connections_of_an_address_are_closed_and_others_answered(port)
     with connect(port) as again:
         again.sendall(WHOLE)
         assert again.recv(1000).startswith(ANSWER)
+
+
+def take_all(connection):
+    """Return how many bytes come until the other side closes."""
+    size = 0
+    try:
+        while data := connection.recv(1 << 20):
+            size += len(data)
+    except ConnectionResetError:
+        pass
+    return size
+
+
+def test_an_answer_that_is_not_taken_is_thrown_away(port):
+    with connect(port) as connection:
+        connection.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        time.sleep(1.5)
+        assert take_all(connection) < len(LARGE)
+
+
+def test_an_answer_that_is_taken_slowly_is_sent_to_its_end(port):
+    with connect(port) as connection:
+        connection.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        size = 0
+        for _ in range(10):
+            size += len(connection.recv(1 << 20, socket.MSG_WAITALL))
+            time.sleep(0.2)  # in all, longer than it may do nothing
+        assert size + take_all(connection) > len(LARGE)
+
+
+def test_of_answers_that_wait_in_all_the_largest_is_thrown_away(port, monkeypatch):
+    monkeypatch.setattr(connections, "UNREAD_SECONDS", 60)
+    monkeypatch.setattr(connections, "MOST_UNREAD", 25 << 20)
+    held = [connect(port) for _ in range(4)]
+    for connection in held:
+        connection.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        time.sleep(0.1)
+    sizes = [take_all(connection) for connection in held]
+    for connection in held:
+        connection.close()
+    assert min(sizes) < len(LARGE) < max(sizes)
+
+
+def test_what_is_sent_after_an_answer_without_end_is_not_read_for_ever(port):
+    with connect(port) as connection:
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n"
+        connection.sendall(head)
+        sent = 0
+        with suppress(OSError):
+            while sent < 50 << 20:
+                sent += connection.send(bytes(1 << 16))
+        assert sent < 50 << 20

@@ -84,6 +84,9 @@ def serve(
     max_request_pixels: Annotated[
         int, typer.Option(min=1, help="Of all images of a request together.")
     ] = 64_000_000,
+    max_key_pixels: Annotated[
+        int, typer.Option(min=1, help="Of all images decoded for one key at a time.")
+    ] = 64_000_000,
     seconds: Annotated[float, typer.Option(min=0.1, help="For one request.")] = 30.0,
     threads: Annotated[int, typer.Option(min=1, help="Searches at a time, in a worker.")] = 2,
 ) -> None:
@@ -102,6 +105,7 @@ def serve(
         histogram=max_histogram,
         pixels=max_pixels,
         request_pixels=max_request_pixels,
+        key_pixels=max_key_pixels,
         seconds=seconds,
         threads=threads,
     )

@@ -31,12 +31,13 @@ from antipodal.service.keys import Keys
 from antipodal.service.limits import Limits
 from antipodal.service.looking import add_looking
 from antipodal.service.observe import Metrics, Observe
-from antipodal.service.pool import Pool
+from antipodal.service.pool import Pool, Shared
 from antipodal.service.problems import UnavailableError, add_handlers
 from antipodal.service.replies import json_answer, problems
 
 _log = logging.getLogger("antipodal.service")
 _PAGE = Path(__file__).parent / "page"
+_CHECK_SECONDS = 5.0  # after which a store does not answer
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; object-src 'none'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -82,7 +83,7 @@ def create_app(
     @app.get(
         "/v1/mounts",
         response_model=schemas.MountList,
-        responses=problems(401),
+        responses=problems(401, 413),
         dependencies=[Depends(Guard("read", keys))],
     )
     async def mounts() -> Response:
@@ -139,14 +140,13 @@ class Pools:
     """Threads apart for what must not wait for each other."""
 
     def __init__(self, limits: Limits) -> None:
-        def pool(name: str, threads: int) -> Pool:
-            return Pool(name, threads, limits.waiting, limits.seconds)
-
-        self.reads = pool("read", limits.threads)
-        self.images = pool("image", limits.threads)  # decoding takes longer than searching
-        self.maps = pool("map", 1)  # each takes seconds
-        self.writes = pool("write", 1)  # writers wait for each other, and for other processes
-        self.checks = pool("check", 1)  # a busy service is alive
+        waiting, seconds = limits.waiting, limits.seconds
+        self.reads = Pool("read", limits.threads, waiting, seconds)
+        # Decoding takes longer than searching.
+        self.images = Pool("image", limits.threads, max(1, waiting // 8), seconds)
+        self.maps = Pool("map", 1, max(1, waiting // 8), seconds)  # each takes seconds
+        self.writes = Pool("write", 1, waiting, seconds)  # they wait for other processes, too
+        self.checks = Pool("check", 1, waiting, min(seconds, _CHECK_SECONDS))
 
     def close(self) -> None:
         """Finish what runs."""
@@ -154,8 +154,8 @@ class Pools:
             pool.close()
 
 
-_ALWAYS = problems(401, 503)
-_WITH_BODY = _ALWAYS | problems(400, 408, 413, 422)
+_ALWAYS = problems(401, 413, 503)
+_WITH_BODY = _ALWAYS | problems(400, 408, 422, 429)
 
 
 def _add_reading(
@@ -264,7 +264,10 @@ def _add_writing(
     )
     async def upsert(request: schemas.UpsertRequest) -> Response:
         """Keep items: all of them, durably, or none."""
-        return json_answer(await pools.writes.run(engine.upsert, request))
+        of_images = None
+        if any(item.image is not None for item in request.items):
+            of_images = await pools.images.run(engine.codes_of_images, request)
+        return json_answer(await pools.writes.run(engine.upsert, request, of_images))
 
     @app.delete(
         "/v1/items",
@@ -280,16 +283,18 @@ def _add_writing(
 def add_signs_of_life(app: FastAPI, pools: Pools, check: Callable[[], None]) -> None:
     """Add routes for those who start and stop the service; `check` raises StoreError."""
 
-    @app.get("/healthz", response_model=schemas.Status)
+    shared = Shared(pools.checks, check)
+
+    @app.get("/healthz", response_model=schemas.Status, responses=problems(413))
     async def healthz() -> Response:
         """Say that the process is alive."""
         return json_answer({"status": "alive"})
 
-    @app.get("/readyz", response_model=schemas.Status, responses=problems(503))
+    @app.get("/readyz", response_model=schemas.Status, responses=problems(413, 503))
     async def readyz() -> Response:
         """Say whether the store answers."""
         try:
-            await pools.checks.run(check)
+            await shared()
         except StoreError as error:  # asked without a key: why, and where, is for the log
             _log.warning("the store does not answer: %s", error)
             raise UnavailableError("the store does not answer") from None
@@ -308,12 +313,12 @@ def add_metrics(
     @app.get(
         "/metrics",
         response_class=Response,
-        responses=problems(401, 503) | {200: {"content": {"text/plain": {}}}},
+        responses=problems(401, 413, 503) | {200: {"content": {"text/plain": {}}}},
         dependencies=[Depends(Guard("read", keys))],
     )
     async def numbers() -> Response:
         """Return the metrics of all workers for Prometheus."""
-        text = metrics.text(await pools.checks.run(n_items))
+        text = metrics.text(await pools.reads.run(n_items))
         return Response(text, media_type="text/plain; version=0.0.4")
 
 

@@ -13,6 +13,7 @@ from antipodal.evaluation.metrics import bit_health
 from antipodal.hashers import BaseHasher, load
 from antipodal.index import Neighbours
 from antipodal.index.rescore import OVERSAMPLE, rescored
+from antipodal.service.calls import check_wanted
 from antipodal.service.hitlists import HitLists
 from antipodal.service.imagefeatures import ImageFeatures
 from antipodal.service.limits import Limits
@@ -111,12 +112,14 @@ class Engine:
             raise
 
     def close(self) -> None:
-        """Close the store."""
+        """Close the store, and end what decodes images."""
+        if self._images is not None:
+            self._images.close()
         self.store.close()
 
     def check(self) -> None:
-        """Raise StoreError if the store does not answer."""
-        self.store.count()
+        """Raise StoreError if the store does not answer; what is in memory is not asked."""
+        self.store.get([0])
 
     def warm_up(self, radius: int | None = None) -> None:
         """Read what the first search would wait for; prepare the store for a radius, if given."""
@@ -158,12 +161,18 @@ class Engine:
         answers: list[dict[str, Any]] = []
         size = len(codes) if request.radius is None else _BALLS_AT_ONCE
         for start in range(0, len(codes), size):
+            check_wanted()
             part = slice(start, start + size)
             some = None if values is None else values[part]
             answers += self._answers(request, k, codes[part], some, len(codes))
         return answers[0] if request.is_single else {"searches": answers}
 
-    def upsert(self, request: UpsertRequest) -> dict[str, int]:
+    def codes_of_images(self, request: UpsertRequest) -> Codes:
+        """Return the codes of those items that are images."""
+        images = [item.image for item in request.items if item.image is not None]
+        return self._encode(self._features(images))
+
+    def upsert(self, request: UpsertRequest, of_images: Codes | None = None) -> dict[str, int]:
         """Keep items; what is wrong with one of them keeps out all."""
         items = request.items
         self.limits.check_batch(len(items), "items")
@@ -172,7 +181,8 @@ class Engine:
         by_image = [i for i, item in enumerate(items) if item.image is not None]
         by_code = [i for i, item in enumerate(items) if item.code is not None]
         codes[by_vector] = self._encode(self._rows([items[i].vector or [] for i in by_vector]))
-        codes[by_image] = self._encode(self._features([items[i].image or "" for i in by_image]))
+        if by_image:
+            codes[by_image] = self.codes_of_images(request) if of_images is None else of_images
         codes[by_code] = from_hex((items[i].code or "" for i in by_code), self.store.n_bits)
         done = self.store.load(
             np.array([item.id for item in items], np.int64),

@@ -5,6 +5,7 @@ mounted. FastAPI reads a body before it solves dependencies: `GuardedRoute` asks
 and the dependency is what OpenAPI is written from.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -16,7 +17,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from antipodal.service.bodies import media_type, media_types
-from antipodal.service.keys import Keys, Role
+from antipodal.service.calls import caller
+from antipodal.service.gate import has_body
+from antipodal.service.keys import Keys, Role, digest
 
 _BEARER = HTTPBearer(
     scheme_name="bearer", description="A key of the service.", auto_error=False
@@ -52,8 +55,13 @@ class Guard:
             raise HTTPException(403, "this key may read: writing needs a key with the role write")
 
     async def check(self, request: Request) -> None:
-        """Do the same with a request whose body was not read."""
-        await self(await _BEARER(request), await _HEADER(request))
+        """Do the same with a request whose body was not read; let guesses wait for the answer."""
+        bearer, header = await _BEARER(request), await _HEADER(request)
+        key = _key(bearer, header)
+        if self._keys is not None and key and self._keys.role(key) is None:
+            await asyncio.sleep(self._keys.guesses.wait(request.client))
+        await self(bearer, header)
+        caller.set(digest(key) if self._keys is not None else None)
 
 
 async def sent_key(request: Request) -> bytes:
@@ -67,7 +75,10 @@ def _key(bearer: HTTPAuthorizationCredentials | None, header: str | None) -> byt
 
 
 class GuardedRoute(APIRoute):
-    """A route that asks its guards, and only then reads the body: strict JSON, or bytes."""
+    """A route that asks its guards, and only then reads the body: strict JSON, or bytes.
+
+    If it takes no body, it refuses to.
+    """
 
     @property
     def guards(self) -> list[Guard]:
@@ -79,11 +90,13 @@ class GuardedRoute(APIRoute):
         """Return what answers a request."""
         handle, guards = super().get_route_handler(), self.guards
         of_bytes = getattr(self.endpoint, "bytes_handler", None)
-        kinds = media_types()
+        kinds, takes_body = media_types(), self.body_field is not None
 
         async def guarded(request: Request) -> Response:
             for guard in guards:
                 await guard.check(request)
+            if not takes_body and has_body(request.headers):
+                raise HTTPException(413, "this route takes no body: send none")
             if of_bytes is not None and media_type(request) in kinds:
                 answer: Response = await of_bytes(request)
                 return answer

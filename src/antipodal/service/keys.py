@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
 from antipodal.errors import AntipodalError
+from antipodal.service.guesses import Guesses
 
 Role: TypeAlias = Literal["read", "write"]
 VARIABLE = "ANTIPODAL_KEYS"
@@ -26,10 +27,11 @@ _LINE = re.compile(r"(read|write)[ \t]+([\x21-\x7e]+)")
 
 
 class Keys:
-    """Known keys, by their digests."""
+    """Known keys, by their digests, and who has guessed at them."""
 
     def __init__(self, roles: dict[bytes, Role]) -> None:
         self._roles = roles
+        self.guesses = Guesses()
 
     def __len__(self) -> int:
         return len(self._roles)
@@ -53,10 +55,10 @@ class Keys:
                     f"{source}, line {number}: a key must have at least {_LEAST} characters, this "
                     f"one has {len(match[2])}. Make one by secrets.token_urlsafe(32) in Python"
                 )
-            digest = _digest(match[2].encode())
-            if digest in roles:
+            known = digest(match[2].encode())
+            if known in roles:
                 raise AntipodalError(f"{source}, line {number} repeats an earlier key")
-            roles[digest] = "write" if match[1] == "write" else "read"
+            roles[known] = "write" if match[1] == "write" else "read"
         if not roles:
             raise AntipodalError(f"{source} has no keys: expected lines such as `read KEY`")
         return cls(roles)
@@ -80,12 +82,13 @@ class Keys:
 
     def role(self, key: bytes) -> Role | None:
         """Return the role of a key, or None; how long it takes tells nothing about the keys."""
-        given, found = _digest(key), None
-        for digest, role in self._roles.items():  # to the end, found or not
-            if hmac.compare_digest(digest, given):
+        given, found = digest(key), None
+        for known, role in self._roles.items():  # to the end, found or not
+            if hmac.compare_digest(known, given):
                 found = role
         return found
 
 
-def _digest(key: bytes) -> bytes:
+def digest(key: bytes) -> bytes:
+    """Return what is kept of a key."""
     return hashlib.sha256(key).digest()

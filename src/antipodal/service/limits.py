@@ -25,12 +25,16 @@ class Limits:
         Of one image, as it was encoded.
     request_pixels : int
         Of all images in one request together.
+    key_pixels : int
+        Of all images that are decoded for one key at a time, in one worker; one request is
+        always taken.
     seconds : float
         For reading the body, and then for answering.
     threads : int
         Searches and encodings at a time, in one worker.
     waiting : int
-        Requests that wait for a thread, in one worker; more are sent away.
+        Requests that wait for a thread, in one worker; more are sent away. An eighth as many with
+        images, which take longer.
     """
 
     body: int = 8 << 20
@@ -41,6 +45,7 @@ class Limits:
     histogram: int = 1_000_000
     pixels: int = 16_000_000
     request_pixels: int = 64_000_000
+    key_pixels: int = 64_000_000
     seconds: float = 30.0
     threads: int = 2
     waiting: int = 256

@@ -24,6 +24,7 @@ from antipodal.service.app import (
 )
 from antipodal.service.engine import Engine
 from antipodal.service.guard import ASK_FOR_KEY, sent_key
+from antipodal.service.guesses import Guesses
 from antipodal.service.keys import Keys
 from antipodal.service.limits import Limits
 from antipodal.service.mounts import Mount, read_mounts
@@ -112,7 +113,9 @@ def keys_of(name: str, mount: Mount, common: Keys | None, is_guarded: bool) -> K
 
 
 def _add_mounts(app: FastAPI, switchboard: Switchboard) -> None:
-    @app.get("/v1/mounts", response_model=schemas.MountList, responses=problems(401))
+    guesses = Guesses()
+
+    @app.get("/v1/mounts", response_model=schemas.MountList, responses=problems(401, 413))
     async def mounts(request: Request) -> Response:
         """Name the mounts that the caller's key may read."""
         key = await sent_key(request)
@@ -125,5 +128,6 @@ def _add_mounts(app: FastAPI, switchboard: Switchboard) -> None:
             for name, served in readable(switchboard.served, key)
         ]
         if not found and switchboard.served:
+            await asyncio.sleep(guesses.wait(request.client) if key else 0)
             raise HTTPException(401, "a key of one of the mounts is needed", ASK_FOR_KEY)
         return json_answer({"mounts": found})

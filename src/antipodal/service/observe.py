@@ -15,6 +15,7 @@ from antipodal.service.problems import problem
 _log = logging.getLogger("antipodal.service")
 _SHARED = "PROMETHEUS_MULTIPROC_DIR"  # where workers put their numbers together
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_GONE = 499  # as others log a caller who did not wait for an answer
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
 
 
@@ -86,6 +87,7 @@ class Observe:
                     failed = problem(500, f"internal error, request {request_id}")
                     await failed(scope, receive, send_with_headers)
             seconds = time.perf_counter() - began
+        status = status or _GONE
         self._count(scope, status, seconds)
         fields = {
             "client": (scope.get("client") or ("",))[0],

@@ -1,10 +1,14 @@
 """Threads for the work of requests, few and with an end to waiting."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from contextvars import copy_context
+from functools import partial
+from typing import Generic, ParamSpec, TypeVar
 
+from antipodal.service.calls import Call, caller
 from antipodal.service.problems import UnavailableError
 
 P = ParamSpec("P")
@@ -12,23 +16,34 @@ T = TypeVar("T")
 
 
 class Pool:
-    """Run calls in up to `threads` threads, while up to `waiting` more wait their turn."""
+    """Run calls in up to `threads` threads, while up to `waiting` more wait their turn.
+
+    Of those places one key takes at most half, so that it does not keep the others out.
+    """
 
     def __init__(self, name: str, threads: int, waiting: int, seconds: float) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._most, self._seconds = threads + waiting, seconds
-        self._busy = 0
+        self._most_of_one = max(threads, self._most // 2)
+        self._busy: Counter[bytes | None] = Counter()
 
-    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what the call returns; raise UnavailableError if it takes too long.
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what the function returns; raise UnavailableError if it takes too long.
 
-        A call that waits is taken back. One that runs cannot be stopped: it goes on, keeps its
-        thread, and what it returns is lost.
+        Once the time is up, or the request is cancelled because its caller has gone, a call that
+        waits is taken back. One that runs is told so: it stops where it can be stopped, and keeps
+        its thread until then. What it returns is lost.
         """
-        if self._busy >= self._most:
+        who = caller.get()
+        if self._busy.total() >= self._most:
             raise UnavailableError("too many requests are waiting: try again in a moment")
-        future = self._executor.submit(call, *args, **kwargs)
-        self._busy += 1
+        if who is not None and self._busy[who] >= self._most_of_one:
+            raise UnavailableError("too many requests of this key are waiting: try again")
+        call, context = Call(), copy_context()
+        future = self._executor.submit(
+            lambda: context.run(call.run, partial(function, *args, **kwargs))
+        )
+        self._busy[who] += 1
         try:
             async with asyncio.timeout(self._seconds):
                 return await asyncio.wrap_future(future)
@@ -39,14 +54,31 @@ class Pool:
             ) from None
         finally:
             if future.done():
-                self._one_less()
+                self._one_less(who)
             else:
                 loop = asyncio.get_running_loop()
-                future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._one_less))
+                future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._one_less, who))
+                call.give_up()
 
     def close(self) -> None:
         """Finish what runs and take back what waits."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def _one_less(self) -> None:
-        self._busy -= 1
+    def _one_less(self, who: bytes | None) -> None:
+        self._busy[who] -= 1
+        if not self._busy[who]:
+            del self._busy[who]
+
+
+class Shared(Generic[T]):
+    """A call whose answer all have who ask while it runs."""
+
+    def __init__(self, pool: Pool, function: Callable[[], T]) -> None:
+        self._pool, self._function = pool, function
+        self._running: asyncio.Task[T] | None = None
+
+    async def __call__(self) -> T:
+        """Return what the function returns, called now or for one who asked a little before."""
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._pool.run(self._function))
+        return await asyncio.shield(self._running)

@@ -1,6 +1,7 @@
 """Listen: from the options of `antipodal serve` to processes that answer."""
 
 import errno
+import gc
 import ipaddress
 import json
 import os
@@ -128,6 +129,8 @@ def worker() -> ASGIApp:
     """Return the application of one worker, as the environment describes it."""
     settings = Settings.from_json(os.environ[_VARIABLE])
     torch.set_num_threads(1)  # requests are small, and run beside each other
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)  # large JSON makes many objects at once, and none in circles
     sys.setswitchinterval(5e-4)  # the loop that sends answers waits less for threads that search
     keys = Keys.find(settings.keys)
     known = settings.is_guarded or settings.allow_anyone

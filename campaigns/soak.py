@@ -1,0 +1,388 @@
+"""Use a service for a long time as people do, and change things under it.
+
+A writer puts and deletes, readers search by k and by radius and compare with brute force; meanwhile
+the service is stopped and killed and started again, its store is backed up and restored, and it
+changes to another model with a store of its own, and back. Nothing that was acknowledged is lost,
+nothing that is answered is wrong; in the last third of the time it runs undisturbed, and neither
+its memory nor its descriptors grow.
+
+The size is in seconds.
+"""
+
+import http.client
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from antipodal import LSH, open_store
+from antipodal.stores.backup import back_up, restore
+from campaign import Part, main
+from services import READ, WRITE, Answer, Service, ask, is_alive, is_refused_well
+
+N_BITS, N_IDS, BATCH = 32, 3_000, 20
+MOST_GROWTH = 1.1  # of memory, from the beginning of the last third to its end
+MOST_NEW_DESCRIPTORS = 5
+LEAST_SAMPLES = 8
+
+Items = dict[int, tuple[str, int]]  # id -> code and turn
+
+
+class World:
+    """A model and its store, and what the store must hold."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.model, self.url = folder / f"model{number}", f"sqlite:///{folder}/codes{number}.db"
+        LSH(N_BITS, random_state=number).fit(np.eye(8)).save(self.model)
+        self.items: Items = {}
+        self.sent: set[tuple[int, str, int]] = set()
+        self.kept: tuple[Path, Items] | None = None  # a backup, and what was there
+
+
+class Soak:
+    """What all threads share. `quiet` is held by whoever must not be disturbed."""
+
+    def __init__(self, service: Service, worlds: list[World], seed: int, last: float) -> None:
+        self.service, self.worlds, self.last = service, worlds, last
+        self.world = worlds[0]
+        self.random = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self.lock = threading.Lock()  # guards the items
+        self.turn = 0
+        self.writing = threading.Lock()  # held while a batch is under way
+        self.reading = [threading.Lock(), threading.Lock()]  # the same of each reader
+        self.restarting = threading.Event()
+
+    def fail(self, text: str) -> None:
+        """Write down a defect."""
+        if len(self.failures) < 50:
+            self.failures.append(text)
+
+    def stopped(self) -> ExitStack:
+        """Let what is under way finish, and keep everybody from beginning anything."""
+        stack = ExitStack()
+        for lock in (self.writing, *self.reading):
+            stack.enter_context(lock)
+        return stack
+
+
+# ------------------------------------------------------------------------------ the load
+
+
+def write(soak: Soak, source: random.Random) -> None:
+    """Put or delete one batch after the other."""
+    connection = None
+    while time.monotonic() < soak.last:
+        with soak.writing:
+            connection = connection or new_connection(soak)
+            if not _write_batch(soak, source, connection):
+                connection.close()
+                connection = None
+        time.sleep(0.005)
+
+
+def _write_batch(soak: Soak, source: random.Random, connection: Any) -> bool:
+    """Send a batch; what came of one that was not acknowledged is found out. Say if all is well."""
+    world, soak.turn = soak.world, soak.turn + 1
+    ids = source.sample(range(N_IDS), BATCH)
+    new: Items = {}
+    if source.random() < 0.75:
+        new = {number: (f"{source.getrandbits(N_BITS):08x}", soak.turn) for number in ids}
+        items = [
+            {"id": number, "code": code, "metadata": {"turn": turn}}
+            for number, (code, turn) in new.items()
+        ]
+        method, body = "PUT", {"items": items}
+    else:
+        method, body = "DELETE", {"ids": ids}
+    with soak.lock:
+        before = {number: world.items.pop(number) for number in ids if number in world.items}
+        world.sent |= {(number, *value) for number, value in new.items()}
+    answer = try_to_ask(soak, connection, method, "/v1/items", body, WRITE)
+    if answer is not None and answer.status == 200:
+        soak.counts["batches acknowledged"] += 1
+        result = answer.json()
+        wanted = {"deleted": len(before)}
+        if new:
+            wanted = {"upserted": BATCH, "replaced": len(before)}
+        if result != wanted:
+            soak.fail(f"a batch was answered by {result}, not {wanted}")
+        after = new
+    else:
+        soak.counts["batches not acknowledged"] += 1
+        after = _found_out(soak, ids, before, new)
+    with soak.lock:
+        world.items |= after
+    return answer is not None
+
+
+def _found_out(soak: Soak, ids: list[int], before: Items, new: Items) -> Items:
+    """Ask for the items of a batch that was not acknowledged: all of it is there, or nothing."""
+    last = time.monotonic() + 120
+    while True:
+        found = _items(soak, ids)
+        if found is not None and found in (before, new):
+            return found
+        if time.monotonic() > last:  # it was not only being written meanwhile
+            soak.fail(f"a batch is half there: {found}, not {before} or {new}")
+            return found or {}
+        time.sleep(0.2)
+
+
+def _items(soak: Soak, ids: list[int]) -> Items | None:
+    """Return those of the items that are there, or None if the service does not answer."""
+    found = {}
+    connection = new_connection(soak)
+    try:
+        for number in ids:
+            answer = try_to_ask(soak, connection, "GET", f"/v1/items/{number}", None, READ)
+            if answer is None or answer.status not in (200, 404):
+                return None
+            if answer.status == 200:
+                item = answer.json()
+                found[number] = (item["code"], item["metadata"]["turn"])
+    finally:
+        connection.close()
+    return found
+
+
+def read(soak: Soak, source: random.Random, reader: int) -> None:
+    """Search, by k or by radius, and compare with what must be there."""
+    connection = None
+    while time.monotonic() < soak.last:
+        with soak.reading[reader]:
+            connection = connection or new_connection(soak)
+            if not _search(soak, source, connection):
+                connection.close()
+                connection = None
+        time.sleep(0.005)
+
+
+def _search(soak: Soak, source: random.Random, connection: Any) -> bool:
+    query = source.getrandbits(N_BITS)
+    bound = source.choice([{"k": 10}, {"k": 100}, {"radius": 8}, {"radius": 12}])
+    with soak.lock:
+        before = dict(soak.world.items)
+    answer = try_to_ask(
+        soak, connection, "POST", "/v1/search", {"code": f"{query:08x}", **bound}, READ
+    )
+    if answer is None or answer.status != 200:
+        return answer is not None
+    with soak.lock:
+        items, sent = soak.world.items, soak.world.sent
+        stable = {n: value for n, value in before.items() if items.get(n) == value}
+        hits = [
+            (hit["distance"], hit["id"], hit["code"], hit["metadata"]["turn"])
+            for hit in answer.json()["results"]
+        ]
+        invented = [hit for hit in hits if hit[1:] not in sent]
+    soak.counts["answers checked"] += 1
+    wrong = what_is_wrong(query, bound, hits, stable)
+    if invented or wrong:
+        soak.fail(f"a search for {query:08x} with {bound}: {wrong or invented[:3]}")
+    return True
+
+
+def what_is_wrong(
+    query: int, bound: dict[str, int], hits: list[tuple[int, int, str, int]], stable: Items
+) -> str:
+    """Compare an answer with the items that nobody wrote while it was made."""
+    keys = [hit[:2] for hit in hits]
+    if keys != sorted(set(keys)):
+        return "the hits are not in order"
+    for distance, number, code, _ in hits:
+        if distance != (int(code, 16) ^ query).bit_count():
+            return f"{number} is not at distance {distance}"
+    ids = np.fromiter(stable, np.int64, len(stable))
+    codes = np.array([int(stable[number][0], 16) for number in ids.tolist()], np.uint32)
+    distances = np.bitwise_count(codes ^ np.uint32(query))
+    if "k" in bound and len(hits) == bound["k"]:
+        last = keys[-1]
+        due = (distances < last[0]) | ((distances == last[0]) & (ids <= last[1]))
+    else:
+        due = distances <= bound.get("radius", N_BITS)
+    returned = {hit[1]: hit[2:] for hit in hits}
+    missing = [n for n in ids[due].tolist() if returned.get(n) != stable[n]]
+    return f"{missing[:5]} are missing or old" if missing else ""
+
+
+def new_connection(soak: Soak) -> http.client.HTTPConnection:
+    """Return a connection that is made when it is first used."""
+    return http.client.HTTPConnection("127.0.0.1", soak.service.port, timeout=60)
+
+
+def try_to_ask(soak: Soak, connection: Any, *request: Any) -> Answer | None:
+    """Ask; None if the connection fails, which it may only while the service is restarted."""
+    was_restarting = soak.restarting.is_set()
+    try:
+        answer = ask(connection, *request)
+    except (OSError, http.client.HTTPException) as error:
+        connection.close()
+        if not was_restarting and not soak.restarting.is_set():
+            # A connection that was idle may be closed by the other side at any time.
+            soak.counts[f"connections lost, {type(error).__name__}"] += 1
+        time.sleep(0.05)
+        return None
+    soak.counts[f"answers {answer.status}"] += 1
+    if not is_refused_well(answer) or answer.status not in (200, 404, 503):
+        soak.fail(f"{request[:2]}: {answer.status} {answer.body[:300]!r}")
+    return answer
+
+
+# ------------------------------------------------------------------------ what happens to it
+
+
+def restart(soak: Soak, number: int) -> None:
+    """End the service by a signal, under load, and start it again."""
+    soak.restarting.set()
+    pids = soak.service.pids()
+    soak.service.end(number)
+    last = time.monotonic() + 30
+    while any(map(is_alive, pids)) and time.monotonic() < last:
+        time.sleep(0.1)
+    if left := [pid for pid in pids if is_alive(pid)]:
+        soak.fail(f"processes are left of the service: {left}")
+    soak.service.start(soak.world.model, soak.world.url)
+    soak.restarting.clear()
+
+
+def stop_it(soak: Soak) -> None:
+    """End the service by SIGTERM."""
+    restart(soak, signal.SIGTERM)
+
+
+def kill_it(soak: Soak) -> None:
+    """End the service by SIGKILL."""
+    restart(soak, signal.SIGKILL)
+
+
+def back_it_up(soak: Soak) -> None:
+    """Make a backup under the readers; no batch is under way, so that its items are known."""
+    path = soak.service.folder / "backup"
+    with soak.writing, open_store(soak.world.url) as store:
+        made = back_up(store, path.with_suffix(f".{soak.worlds.index(soak.world)}"))
+        if made.items != len(soak.world.items):
+            soak.fail(f"a backup has {made.items} items, not {len(soak.world.items)}")
+        kept = path.with_suffix(f".{soak.worlds.index(soak.world)}"), dict(soak.world.items)
+        soak.world.kept = kept
+
+
+def restore_it(soak: Soak) -> None:
+    """Restore the last backup while the service has the store open."""
+    if soak.world.kept is None:
+        back_it_up(soak)
+        time.sleep(1)
+    with soak.stopped():
+        assert soak.world.kept is not None
+        path, items = soak.world.kept
+        restore(path, soak.world.url)
+        soak.world.items = dict(items)
+    compare_all(soak)
+
+
+def switch_model(soak: Soak) -> None:
+    """Change to the other model and its store, by a restart."""
+    with soak.stopped():
+        soak.restarting.set()
+        soak.service.end()
+        soak.world = soak.worlds[1 - soak.worlds.index(soak.world)]
+        soak.service.start(soak.world.model, soak.world.url)
+        soak.restarting.clear()
+
+
+def compare_all(soak: Soak) -> None:
+    """Compare all items of the service with those that must be there."""
+    with soak.stopped():
+        answer = soak.service.ask("POST", "/v1/search", {"code": "00000000", "radius": 32}, READ)
+        found = {
+            hit["id"]: (hit["code"], hit["metadata"]["turn"]) for hit in answer.json()["results"]
+        }
+        if found != soak.world.items:
+            n_wrong = sum(found.get(n) != value for n, value in soak.world.items.items())
+            soak.fail(
+                f"{len(found)} items are there of {len(soak.world.items)}: {n_wrong} lost or old"
+            )
+    soak.counts["full comparisons"] += 1
+
+
+EVENTS = (stop_it, kill_it, back_it_up, restore_it, switch_model)
+
+
+def run_soak(size: int, seed: int) -> dict[str, Any]:
+    """Use and disturb a service for some seconds."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        service = Service(folder, "--max-results", "100000")
+        worlds = [World(folder, 0), World(folder, 1)]
+        service.start(worlds[0].model, worlds[0].url)
+        stack.callback(service.end)
+        soak = Soak(service, worlds, seed, time.monotonic() + size)
+        targets = [
+            lambda: write(soak, random.Random(seed)),
+            *(lambda r=r: read(soak, random.Random(seed + 1 + r), r) for r in range(2)),
+        ]
+        threads = [threading.Thread(target=guarded, args=(soak, target)) for target in targets]
+        for thread in threads:
+            thread.start()
+        samples = disturb(soak, size)
+        for thread in threads:
+            thread.join()
+        compare_all(soak)
+        service.end()
+        for error in service.errors():
+            soak.fail(f"in the log: {error}")
+        return {
+            **dict(sorted(soak.counts.items())),
+            "items": [len(world.items) for world in worlds],
+            "megabytes": [round(one[0]) for one in samples],
+            "descriptors": [one[1] for one in samples],
+            "failures": soak.failures,
+        }
+
+
+def guarded(soak: Soak, target: Any) -> None:
+    """Run the load of a thread; what stops it is a defect, of the service or of the campaign."""
+    try:
+        target()
+    except BaseException as error:
+        soak.fail(f"a thread ended: {type(error).__name__}: {error}")
+
+
+def disturb(soak: Soak, size: int) -> list[tuple[float, int]]:
+    """Let things happen for two thirds of the time, then measure; return the measurements."""
+    undisturbed = soak.last - size / 3
+    order = list(EVENTS)
+    while time.monotonic() < undisturbed and not soak.failures:
+        soak.random.shuffle(order)
+        for event in order:
+            if time.monotonic() < undisturbed:
+                time.sleep(soak.random.uniform(0, min(10, size / 15)))
+                event(soak)
+                soak.counts[event.__name__.replace("_", " ")] += 1
+                compare_all(soak)
+    samples = []
+    while time.monotonic() < soak.last:
+        time.sleep(max(0.1, size / 3 / (2 * LEAST_SAMPLES)))
+        samples.append((soak.service.megabytes(), soak.service.descriptors()))
+    if len(samples) >= LEAST_SAMPLES:
+        third = len(samples) // 3
+        early, late = samples[third : 2 * third], samples[-third:]
+        before, after = (sum(one[0] for one in some) / len(some) for some in (early, late))
+        if after > MOST_GROWTH * before:
+            soak.fail(f"memory grew from {before:.0f} to {after:.0f} MB")
+        most = [max(one[1] for one in some) for some in (early, late)]
+        if most[1] > most[0] + MOST_NEW_DESCRIPTORS:
+            soak.fail(f"descriptors grew from {most[0]} to {most[1]}")
+    return samples
+
+
+if __name__ == "__main__":
+    main("soak", {"service": Part(run_soak, 1_800)})
