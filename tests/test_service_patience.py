@@ -206,7 +206,7 @@ def test_guesses_are_remembered_of_so_many_addresses():
 
 def test_wrong_keys_are_slowed_down_and_a_right_one_is_not(store, monkeypatch):
     monkeypatch.setattr(guesses, "_FREE", 3)
-    monkeypatch.setattr(guesses, "_EVERY", 0.2)
+    monkeypatch.setattr(guesses, "_EVERY", 0.4)
     keys = Keys.parse(KEYS, "keys")
     keys.guesses = guesses.Guesses(clock=lambda: 0.0)  # nothing is forgiven meanwhile
     client = TestClient(create_app(Engine(HASHER, store), keys=keys))
@@ -223,14 +223,12 @@ def test_wrong_keys_are_slowed_down_and_a_right_one_is_not(store, monkeypatch):
     slow = [threading.Thread(target=seconds, args=(f"wr0ng-{i}", 401)) for i in range(10)]
     for one in slow:
         one.start()
-    began = time.monotonic()
     for _ in range(5):
         seconds(READ, 200)  # from the same address, meanwhile
         seconds(None, 401)  # no guess
-    assert time.monotonic() - began < 1
+    assert all(one.is_alive() for one in slow[-3:])  # they wait for 4 s
     for one in slow:
         one.join()
-    assert time.monotonic() - began > 1.5
 
 
 def test_one_key_takes_at_most_half_of_a_queue(store, monkeypatch):

@@ -282,7 +282,6 @@ def _add_writing(
 
 def add_signs_of_life(app: FastAPI, pools: Pools, check: Callable[[], None]) -> None:
     """Add routes for those who start and stop the service; `check` raises StoreError."""
-
     shared = Shared(pools.checks, check)
 
     @app.get("/healthz", response_model=schemas.Status, responses=problems(413))

@@ -66,6 +66,11 @@ class LimitedConnection(_Protocol):  # type: ignore[misc]
         super().resume_writing()
         self._stop_clock("_stalled")
 
+    def eof_received(self) -> None:
+        """Close the connection of a caller who has closed it."""
+        self._tell()
+        super().eof_received()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_clock("_deadline")
@@ -73,10 +78,14 @@ class LimitedConnection(_Protocol):  # type: ignore[misc]
         _of_hosts[_host(self)] -= 1
         if not _of_hosts[_host(self)]:
             del _of_hosts[_host(self)]
+        self._tell()
+        super().connection_lost(exc)
+
+    def _tell(self) -> None:
+        """Say it to requests that have not begun: uvicorn tells only who asks, and later."""
         for scope in (self.scope, *(cycle.scope for cycle, _ in self.pipeline)):
             if scope is not None:
                 scope[GONE] = True
-        super().connection_lost(exc)
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
