@@ -1,10 +1,9 @@
 """JSON that is small until it is parsed: two bytes of it can become a hundred in memory."""
 
-import re
+import numpy as np
 
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _BYTES_OF_A_VALUE = 8
-_BYTES_OF_A_LIST = 80  # or of an object
+_BYTES_OF_A_LIST = 256  # or of an object
 
 
 def check_size(body: bytes, most: int) -> None:
@@ -13,7 +12,7 @@ def check_size(body: bytes, most: int) -> None:
     Its brackets and commas are counted, and only if there are many, those in strings left out.
     """
     n_values, n_lists = most // _BYTES_OF_A_VALUE, most // _BYTES_OF_A_LIST
-    if _has_more(body, n_values, n_lists) and _has_more(_STRING.sub(b"", body), n_values, n_lists):
+    if _has_more(body, n_values, n_lists) and _has_more(_outside(body), n_values, n_lists):
         raise ValueError(
             f"JSON may have at most {n_values:,} values, and {n_lists:,} lists and objects: "
             "send it in parts"
@@ -22,3 +21,10 @@ def check_size(body: bytes, most: int) -> None:
 
 def _has_more(text: bytes, n_values: int, n_lists: int) -> bool:
     return text.count(b",") > n_values or text.count(b"[") + text.count(b"{") > n_lists
+
+
+def _outside(body: bytes) -> bytes:
+    """Return what is not in strings; without a loop in Python, for there may be very many."""
+    letters = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+    inside = np.logical_xor.accumulate(letters == ord('"'))
+    return letters[~inside].tobytes()
