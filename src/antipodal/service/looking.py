@@ -82,7 +82,7 @@ def add_looking(
     app: FastAPI, engine: Engine, reads: Pool, maps: Pool, reading: Sequence[params.Depends]
 ) -> None:
     """Add the routes; a map takes seconds to make, and so has threads of its own."""
-    always = problems(401, 503)
+    always = problems(401, 413, 503)
     kept_maps = Maps(engine)
 
     @app.get("/v1/fields", response_model=SeenFields, responses=always, dependencies=reading)
