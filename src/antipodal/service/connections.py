@@ -82,10 +82,11 @@ class LimitedConnection(_Protocol):  # type: ignore[misc]
         super().connection_lost(exc)
 
     def _tell(self) -> None:
-        """Say it to requests that have not begun: uvicorn tells only who asks, and later."""
-        for scope in (self.scope, *(cycle.scope for cycle, _ in self.pipeline)):
-            if scope is not None:
-                scope[GONE] = True
+        """Say it to all requests at once: uvicorn tells only who asks, and only later."""
+        for cycle in (self.cycle, *(one for one, _ in getattr(self, "pipeline", ()))):
+            if cycle is not None and not cycle.response_complete:
+                cycle.scope[GONE] = cycle.disconnected = True  # nothing is sent to it from now on
+                cycle.message_event.set()
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -123,6 +124,7 @@ class LimitedConnection(_Protocol):  # type: ignore[misc]
 
     def _drop(self, why: str, number: int) -> None:
         _log.warning(why, number, _host(self))
+        self._tell()
         self.transport.abort()
 
 
