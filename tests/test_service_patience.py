@@ -290,3 +290,48 @@ def test_those_who_ask_at_the_same_time_whether_it_is_ready_share_an_answer(stor
             one.join()
     assert statuses == [200] * 20
     assert n_checks[0] < 5
+
+
+def test_searches_that_wait_together_are_not_done_when_all_have_gone_nor_refused_for_ever(
+    store, monkeypatch
+):
+    engine = Engine(HASHER, store, limits=Limits(threads=1, waiting=1))
+    began, release, searches, search = threading.Event(), threading.Event(), [], engine.search
+
+    def slow(request):
+        searches.append(request)
+        began.set()
+        release.wait(20)
+        return search(request)
+
+    monkeypatch.setattr(engine, "search", slow)
+    monkeypatch.setattr(engine, "card", lambda: release.wait(20) and {})
+    head = "POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    body = '{"code": "000000", "k": 3}'
+    whole = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+    with listening(create_app(engine), lifespan="on") as port:
+
+        def ask(data):
+            connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+            connection.sendall(data)
+            return connection
+
+        running = ask(whole)
+        assert began.wait(10)
+        waiting = [ask(whole) for _ in range(5)]
+        time.sleep(0.3)
+        for connection in waiting:
+            connection.close()
+        time.sleep(0.3)
+        model = ask(b"GET /v1/model HTTP/1.1\r\nHost: localhost\r\n\r\n")  # takes the last place
+        time.sleep(0.3)
+        refused = ask(whole)
+        assert refused.recv(100).startswith(b"HTTP/1.1 503")
+        release.set()
+        for connection in (running, model):
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        again = ask(whole)
+        assert again.recv(100).startswith(b"HTTP/1.1 200")
+        for connection in (running, model, refused, again):
+            connection.close()
+    assert len(searches) == 2  # the first and the last

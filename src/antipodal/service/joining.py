@@ -9,7 +9,8 @@ answer is the one that the search would have had alone.
 import asyncio
 import threading
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -23,11 +24,13 @@ _BY = ("vector", "code")
 Answer = dict[str, Any] | None
 
 
-class _Group(NamedTuple):
-    """Searches that are alike, and the task in which they are answered."""
+@dataclass
+class _Group:
+    """Searches that are alike, and the task in which they are answered while somebody waits."""
 
     requests: list[SearchRequest]
     task: "asyncio.Task[list[Answer | Exception]]"
+    n_waiting: int = 0
 
 
 class Joining:
@@ -51,7 +54,14 @@ class Joining:
                 group = self._open[like] = _Group(requests, task)
             place = len(group.requests)
             group.requests.append(request)
-        answer = (await asyncio.shield(group.task))[place]
+        group.n_waiting += 1
+        try:
+            answer = (await asyncio.shield(group.task))[place]
+        finally:
+            group.n_waiting -= 1
+            if not group.n_waiting:
+                self._close(like, group.requests)  # if it was refused, or all have gone
+                group.task.cancel()
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -72,10 +82,7 @@ class Joining:
 
     def _answer(self, like: Hashable, requests: list[SearchRequest]) -> list[Answer | Exception]:
         """Answer a group, to which nobody is added from now on."""
-        with self._lock:
-            group = self._open.get(like)
-            if group is not None and group.requests is requests:
-                del self._open[like]
+        self._close(like, requests)
         if len(requests) > 1:
             try:
                 answers: list[Answer | Exception] = self._together(requests)
@@ -83,6 +90,13 @@ class Joining:
             except (TypeError, ValueError):  # of one of them: the others have their answers
                 pass
         return [self._alone(request) for request in requests]
+
+    def _close(self, like: Hashable, requests: list[SearchRequest]) -> None:
+        """Let nobody join from now on."""
+        with self._lock:
+            group = self._open.get(like)
+            if group is not None and group.requests is requests:
+                del self._open[like]
 
     def _together(self, requests: list[SearchRequest]) -> list[Any]:
         first = requests[0]
