@@ -1,5 +1,7 @@
 """Connections that send half a request, or are too many, do not keep others out."""
 
+import asyncio
+import logging
 import socket
 import time
 from contextlib import suppress
@@ -16,6 +18,8 @@ WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 async def application(scope, receive, send):
     body = LARGE if scope["path"] == "/large" else b"ok"
+    if scope["path"] == "/slow":
+        await asyncio.sleep(0.5)
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": body})
 
@@ -129,3 +133,13 @@ def test_what_is_sent_after_an_answer_without_end_is_not_read_for_ever(port):
             while sent < 50 << 20:
                 sent += connection.send(bytes(1 << 16))
         assert sent < 50 << 20
+
+
+def test_requests_one_behind_the_other_are_all_told_that_their_caller_has_gone(port, caplog):
+    """Of several on their way, uvicorn tells only the last, and sends to a closed connection."""
+    caplog.set_level(logging.ERROR)
+    with connect(port) as connection:
+        connection.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
+        time.sleep(0.2)
+    time.sleep(0.8)
+    assert caplog.records == []

@@ -146,11 +146,12 @@ class Pools:
         self.images = Pool("image", limits.threads, max(1, waiting // 8), seconds)
         self.maps = Pool("map", 1, max(1, waiting // 8), seconds)  # each takes seconds
         self.writes = Pool("write", 1, waiting, seconds)  # they wait for other processes, too
+        self.numbers = Pool("number", 1, max(1, waiting // 8), seconds)  # those of /metrics
         self.checks = Pool("check", 1, waiting, min(seconds, _CHECK_SECONDS))
 
     def close(self) -> None:
         """Finish what runs."""
-        for pool in (self.reads, self.images, self.maps, self.writes, self.checks):
+        for pool in (self.reads, self.images, self.maps, self.writes, self.numbers, self.checks):
             pool.close()
 
 
@@ -317,7 +318,7 @@ def add_metrics(
     )
     async def numbers() -> Response:
         """Return the metrics of all workers for Prometheus."""
-        text = metrics.text(await pools.reads.run(n_items))
+        text = metrics.text(await pools.numbers.run(n_items))
         return Response(text, media_type="text/plain; version=0.0.4")
 
 

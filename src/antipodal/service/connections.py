@@ -32,6 +32,7 @@ class LimitedConnection(_Protocol):  # type: ignore[misc]
 
     _deadline: asyncio.TimerHandle | None = None  # for a whole request
     _stalled: asyncio.TimerHandle | None = None  # for taking some of an answer
+    _running: Any = None
     _after = 0  # bytes since the last answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -81,9 +82,15 @@ class LimitedConnection(_Protocol):  # type: ignore[misc]
         self._tell()
         super().connection_lost(exc)
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """Note which request is being answered: of several on their way, `cycle` is the last."""
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def _tell(self) -> None:
         """Say it to all requests at once: uvicorn tells only who asks, and only later."""
-        for cycle in (self.cycle, *(one for one, _ in getattr(self, "pipeline", ()))):
+        waiting = (cycle for cycle, _ in getattr(self, "pipeline", ()))
+        for cycle in (self._running, self.cycle, *waiting):
             if cycle is not None and not cycle.response_complete:
                 cycle.scope[GONE] = cycle.disconnected = True  # nothing is sent to it from now on
                 cycle.message_event.set()
