@@ -19,7 +19,7 @@ WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 async def application(scope, receive, send):
     body = LARGE if scope["path"] == "/large" else b"ok"
     if scope["path"] == "/slow":
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.05)
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": body})
 
@@ -139,7 +139,7 @@ def test_requests_one_behind_the_other_are_all_told_that_their_caller_has_gone(p
     """Of several on their way, uvicorn tells only the last, and sends to a closed connection."""
     caplog.set_level(logging.ERROR)
     with connect(port) as connection:
-        connection.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
-        time.sleep(0.2)
-    time.sleep(0.8)
+        connection.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n" * 30)
+        time.sleep(0.1)
+    time.sleep(1.2)
     assert caplog.records == []
