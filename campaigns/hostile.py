@@ -328,6 +328,7 @@ def use_honestly(run: Campaign, codes: np.ndarray) -> None:
 
 def follow_the_description(port: int, seed: int, seconds: float, results: Any) -> None:
     """Send what schemathesis makes of the description, good and bad, in a process of its own."""
+    import requests
     import schemathesis
     from hypothesis import HealthCheck, given, settings
     from hypothesis import seed as with_seed
@@ -352,7 +353,11 @@ def follow_the_description(port: int, seed: int, seconds: float, results: Any) -
         )
         @given(case=operation.as_strategy(generation_mode=mode))
         def check(case: Any) -> None:
-            response = case.call(headers={"X-API-Key": WRITE}, timeout=60)
+            try:
+                response = case.call(headers={"X-API-Key": WRITE}, timeout=60)
+            except requests.RequestException as error:  # all may have been paused
+                counts[f"schemathesis {type(error).__name__}"] += 1
+                return
             counts[f"schemathesis {response.status_code}"] += 1
             if response.status_code == 503 and "retry-after" in response.headers:
                 return
@@ -387,10 +392,12 @@ def watch_readiness(port: int, other: int, results: Any, began: Any, stop: Any) 
     waits, failures = [], []
     pauses = _Pauses()
     while not stop.is_set() or not waits:
-        idle, _ = _seconds_to_answer(other, failures), pauses.longest()
-        ready, paused = _seconds_to_answer(port, failures), pauses.longest()
+        (idle, _), _ = _seconds_to_answer(other), pauses.longest()
+        (ready, problem), paused = _seconds_to_answer(port), pauses.longest()
         waits.append((ready, idle, paused))
         began.set()
+        if problem and paused < MOST_SECONDS:
+            failures.append(problem)
         if ready - max(idle, paused) > MOST_SECONDS:
             failures.append(
                 f"/readyz took {ready:.2f} s, a server that does nothing {idle:.2f} s, and who "
@@ -422,18 +429,19 @@ class _Pauses(threading.Thread):
         return longest
 
 
-def _seconds_to_answer(port: int, failures: list[str]) -> float:
+def _seconds_to_answer(port: int) -> tuple[float, str]:
+    problem = ""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     asked = time.monotonic()
     try:
         answer = ask(connection, "GET", "/readyz")
         if answer.status != 200:
-            failures.append(f"/readyz: {answer.status} {answer.body!r}")
+            problem = f"/readyz: {answer.status} {answer.body!r}"
     except (OSError, http.client.HTTPException) as error:
-        failures.append(f"/readyz: {type(error).__name__}: {error}")
+        problem = f"/readyz: {type(error).__name__}: {error}"
     finally:
         connection.close()
-    return time.monotonic() - asked
+    return time.monotonic() - asked, problem
 
 
 def attack(size: int, seed: int) -> dict[str, Any]:
