@@ -5,8 +5,8 @@ python benchmarks/service_switch.py --json benchmarks/results/service_switch.jso
 Two workers follow a file of mounts. Connections search by vector all the time; every few seconds
 `antipodal switch` points the name to the other of two models, each with a store of its own. An
 answer is right if it is that of one of the two models, by brute force, and whole. What is recorded:
-failed requests, wrong answers, and how long after the command the last answer of the model before
-came.
+failed requests, wrong answers, and how long after the command has returned the last answer of the
+model before came.
 """
 
 import argparse
