@@ -22,7 +22,7 @@ from campaign import Part, main
 from datafiles import Codes, JsonLines, Parquet, Records
 from ownfiles import Checkpoint, Index, Model, StoreFile
 from targets import Target
-from texts import Filters, KeyFile, Urls
+from typed import Filters, KeyFile, Urls
 
 SECONDS = 5.0
 BYTES = 10**9

@@ -130,7 +130,7 @@ def test_the_health_check_fails_if_the_store_does_not_answer(tmp_path, monkeypat
 
         with answering(create_app(Engine(HASHER, store))) as port:
             assert is_healthy(port)
-            monkeypatch.setattr(store, "count", busy)
+            monkeypatch.setattr(store, "get", busy)
             assert not is_healthy(port)
 
 

@@ -58,7 +58,7 @@ def test_projections_are_the_encoder_on_lifted_rows(kind):
     hasher = kind(16, front="kernel", n_anchors=60, n_epochs=3, random_state=0)
     hasher.set_params(scaling="each").fit(X[:300], Y[:300])
     rows = torch.from_numpy(((X - hasher.mean_) / hasher.scale_).astype(np.float32))
-    expected = hasher.encoder_(lift_rows(hasher._lift(), rows)).detach().numpy()
+    expected = hasher.encoder_(lift_rows(hasher._network().lift, rows)).detach().numpy()
     np.testing.assert_allclose(hasher.project(X), expected, atol=2e-4)
 
 

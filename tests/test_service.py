@@ -43,7 +43,7 @@ from antipodal.cli.serve import app as commands
 from antipodal.cli.serve import serve
 from antipodal.codes import from_hex, to_hex
 from antipodal.errors import AntipodalError, StoreError
-from antipodal.service import Engine, Keys, Limits, create_app, imagefeatures
+from antipodal.service import Engine, Keys, Limits, create_app, guesses, imagefeatures
 from antipodal.service.guard import GuardedRoute
 from antipodal.service.logs import JsonFormatter
 from antipodal.service.mounts import Mount
@@ -107,6 +107,12 @@ def nearest(code, wanted=None):
     order = np.lexsort((IDS, distance))
     order = order if wanted is None else order[[label(IDS[i]) == wanted for i in order]]
     return IDS[order].tolist(), distance[order].tolist()
+
+
+@pytest.fixture(autouse=True)
+def answers_to_wrong_keys_at_once(monkeypatch):
+    """Many are sent here; that they wait is tested elsewhere."""
+    monkeypatch.setattr(guesses, "_EVERY", 0.0)
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ class _Body:
         self.is_over = True
         if "json" in self._headers.get("content-type", ""):
             try:
-                check_size(body, self._limits.body)
+                check_size(body, self._limits)
             except ValueError as error:
                 raise HTTPException(422, str(error)) from None
         return {"type": "http.request", "body": body, "more_body": False}

@@ -2,16 +2,18 @@
 
 import numpy as np
 
+from antipodal.service.limits import Limits
+
 _BYTES_OF_A_VALUE = 8
-_BYTES_OF_A_LIST = 256  # or of an object
+_LISTS_OF_AN_ITEM = 32  # and objects
 
 
-def check_size(body: bytes, most: int) -> None:
-    """Refuse JSON with more values than bodies of `most` bytes have if they are of use.
+def check_size(body: bytes, limits: Limits) -> None:
+    """Refuse JSON with more values than a body has if it is of use, or more lists than a batch.
 
     Its brackets and commas are counted, and only if there are many, those in strings left out.
     """
-    n_values, n_lists = most // _BYTES_OF_A_VALUE, most // _BYTES_OF_A_LIST
+    n_values, n_lists = limits.body // _BYTES_OF_A_VALUE, _LISTS_OF_AN_ITEM * limits.batch
     if _has_more(body, n_values, n_lists) and _has_more(_outside(body), n_values, n_lists):
         raise ValueError(
             f"JSON may have at most {n_values:,} values, and {n_lists:,} lists and objects: "

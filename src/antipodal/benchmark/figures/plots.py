@@ -261,7 +261,9 @@ def antipodality(values: Mapping[str, Values], *, dataset: str) -> "Figure":
     n_columns = min(3, len(values))
     n_rows = -(-len(values) // n_columns)
     figure = new_figure(PAGE, 0.2 + 2.0 * n_rows)
-    figure.suptitle(f"{dataset}, all rows of the database, {_n_bits(values)} bits", fontsize=8)
+    n_items = len(next(iter(values.values())).Z)
+    title = f"{dataset}, {n_items:,} rows of the database, {_n_bits(values)} bits"
+    figure.suptitle(title, fontsize=8)
     edges = np.linspace(0, 1, _BINS + 1)
     axes = None
     for place, (method, look) in enumerate(looks(values).items(), start=1):
