@@ -32,6 +32,7 @@ import numpy as np
 import antipodal
 
 N_BITS, K, N_FEATURES = 64, 10, 384
+MANY_CONNECTIONS = 2  # of clients that send many queries in a request
 FIRST_WRITTEN = 10**9  # ids of items that are written during the run
 HEADERS = {"Content-Type": "application/json"}
 
@@ -128,7 +129,7 @@ def clients(
     elif at_once == 1:
         bodies = [json.dumps({"code": text, "k": K}).encode() for text in texts]
     else:
-        n_connections = 1
+        n_connections = MANY_CONNECTIONS
         bodies = [json.dumps({"codes": texts[:at_once], "k": K, "items": items}).encode()]
     out: list[Any] = []
 
@@ -362,7 +363,7 @@ def main() -> None:
         "queries_a_request": options.at_once,
         "many_in_a_request": {
             way: {
-                "connections": 1,
+                "connections": MANY_CONNECTIONS,
                 "times_one_by_one": round(
                     middle(records)["searches_per_second"] / one["searches_per_second"], 1
                 ),
