@@ -56,15 +56,25 @@ def load(codes: Path, url: str, *more: str) -> tuple[dict[str, Any], float]:
     return json.loads(done.stdout), time.perf_counter() - began
 
 
+def kill_halfway(typed: list[str], n_rows: int) -> bool:
+    """Kill the command when half of the items are durable; return whether it was at work."""
+    child = subprocess.Popen(
+        typed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8"
+    )
+    assert child.stderr is not None
+    for line in child.stderr:  # such as "50,000 of 1,000,000 items"
+        done, of, _ = line.partition(" of ")
+        if of and done.replace(",", "").isdecimal() and 2 * int(done.replace(",", "")) >= n_rows:
+            child.kill()
+            break
+    child.stderr.close()
+    return child.wait() != 0
+
+
 def measure(engine: str, codes: Path, first: str, second: str) -> dict[str, Any]:
     made, taken = load(codes, first)
     n_rows = made["items"]
-    child = subprocess.Popen(
-        command(codes, second), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    time.sleep(0.6 * taken)
-    child.kill()
-    was_at_work = child.wait() != 0
+    was_at_work = kill_halfway(command(codes, second), n_rows)
     resumed, again = load(codes, second, "--resume")
     with open_store(first) as one, open_store(second) as other:
         for ids in np.array_split(np.arange(n_rows), max(1, n_rows // 50_000)):
