@@ -134,6 +134,16 @@ def in_order(
     return RowHits(offsets, keys & MAX_ITEMS, distances)
 
 
+def of_one_in_order(distances: NDArray[Any], rows: NDArray[Any]) -> RowHits:
+    """Do the same for the hits of one query, with fewer calls of NumPy."""
+    keys = distances.astype(np.int64)
+    keys <<= 32
+    keys |= rows
+    keys.sort()
+    keys = keys[first_of_equals(keys)]
+    return RowHits(np.array([0, len(keys)]), keys & MAX_ITEMS, (keys >> 32).astype(np.int32))
+
+
 def joined(parts: list[RowHits]) -> RowHits:
     """Put the hits of one block of queries after those of another."""
     if len(parts) == 1:

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from antipodal.codes import Codes
 from antipodal.index.items import as_words
-from antipodal.index.scan import QUERIES_AT_ONCE, RowHits, in_order, joined, within
+from antipodal.index.scan import (
+    QUERIES_AT_ONCE,
+    RowHits,
+    in_order,
+    joined,
+    of_one_in_order,
+    within,
+)
 
 Numbers = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -106,7 +113,7 @@ class Tables:
         )
         bands = list(zip(*(column.tolist() for column in columns), strict=True))
         self._of_one = [bands[: radius + 1] for radius in range(n_bands)]
-        flat = self._words.reshape(-1)
+        self._flat = flat = self._words.reshape(-1)
         self._views = starts.data, rows.data, flat.data, flat.view(np.uint8).data
 
     def over(self, codes: Codes) -> "Tables":
@@ -195,10 +202,10 @@ class Tables:
             bucket = first_bucket + ((key * multiplier & _WORD) >> hash_shift)
             begin, end = starts[bucket], starts[bucket + 1]
             n_candidates += end - begin
-            buckets.append(range(begin, end))
+            buckets.append((begin, end))
         if n_candidates > _FEW:
             return self._within_crowd(query, buckets, n_candidates, radius)
-        candidates = {rows[place] for places in buckets for place in places}
+        candidates = {rows[place] for begin, end in buckets for place in range(begin, end)}
         first = int.from_bytes(raw[: words.itemsize], sys.byteorder)
         n_words = width // words.itemsize
         found = []
@@ -218,15 +225,25 @@ class Tables:
         return RowHits(array[:2], array[2:], np.array(distances, np.int32))
 
     def _within_crowd(
-        self, query: Codes, buckets: list[range], n_candidates: int, radius: int
+        self, query: Codes, buckets: list[tuple[int, int]], n_candidates: int, radius: int
     ) -> RowHits:
         """Compare a single query with the many rows of its buckets, or with all."""
         if n_candidates * SCANNED_PER_CANDIDATE > len(self.codes):
             return within(query, self.codes, radius)
-        rows = np.concatenate([self.rows[places.start : places.stop] for places in buckets])
-        distances = _distances(self._words.take(rows, axis=0), as_words(query))
-        hits = (distances <= radius).nonzero()[0]
-        return in_order(np.zeros(len(hits), np.int64), distances[hits], rows[hits], 1)
+        rows = np.concatenate([self.rows[begin:end] for begin, end in buckets])
+        words, asked = self._flat, as_words(query)
+        n_words = asked.shape[1]
+        # Few are so near in their first word: only these are compared in the others.
+        differing = words.take(rows if n_words == 1 else rows * np.int64(n_words))
+        differing ^= asked[0, :1]
+        distances = np.bitwise_count(differing)
+        near = (distances <= radius).nonzero()[0]
+        rows, distances = rows[near], distances[near]
+        if n_words > 1:
+            distances = _distances(self._words[rows], asked)
+            near = (distances <= radius).nonzero()[0]
+            rows, distances = rows[near], distances[near]
+        return of_one_in_order(distances, rows)
 
     def _compared(self, queries: Codes, begins: Numbers, counts: Numbers, radius: int) -> RowHits:
         """Compare each query with the rows of its buckets, so many pairs at once."""
