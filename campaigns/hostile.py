@@ -453,10 +453,12 @@ def attack(size: int, seed: int) -> dict[str, Any]:
         rows = np.random.default_rng(seed).uniform(0, 16, (200, 64))
         LSH(N_BITS, random_state=0).fit(rows).save(folder / "model")
         codes = np.random.default_rng(seed).integers(0, 256, (N_ITEMS, 4), dtype=np.uint8)
-        service = Service(folder, "--images", "pixels:8x8")
-        service.start(folder / "model", f"sqlite:///{folder}/codes.db")
+        url = f"sqlite:///{folder}/codes.db"
+        what = ("--model", str(folder / "model"), "--store", url, "--images", "pixels:8x8")
+        service = Service(folder, *what)
+        service.start()
         stack.callback(service.end)
-        with open_store(f"sqlite:///{folder}/codes.db") as store:
+        with open_store(url) as store:
             store.upsert(FIRST_ID + np.arange(N_ITEMS), codes, [{"campaign": True}] * N_ITEMS)
         service.ask("POST", "/v1/search", {"code": "00000000"}, READ)
         service.ask("POST", "/v1/encode", {"images": [base64.b64encode(_png(8)).decode()]}, READ)

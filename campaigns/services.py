@@ -28,7 +28,10 @@ class Answer(NamedTuple):
 
 
 class Service:
-    """`antipodal serve` with keys, on a port that stays the same when it is started again."""
+    """`antipodal serve` with keys, on a port that stays the same when it is started again.
+
+    The options say which model and store it serves, or which mounts.
+    """
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self.options = folder, options
@@ -39,18 +42,17 @@ class Service:
         self.log = folder / "log"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, model: Path, url: str) -> None:
+    def start(self) -> None:
         """Start it, and wait until it is ready."""
-        self.process = self.begin(model, url)
+        self.process = self.begin()
         while not self.is_ready():
             if self.process.poll() is not None:
                 raise RuntimeError(f"the service ended: {self.log.read_text()[-2_000:]}")
             time.sleep(0.1)
 
-    def begin(self, model: Path, url: str) -> "subprocess.Popen[bytes]":
+    def begin(self) -> "subprocess.Popen[bytes]":
         """Start it."""
-        command = [sys.executable, "-m", "antipodal", "serve", "--model", str(model)]
-        command += ["--store", url, "--port", str(self.port)]
+        command = [sys.executable, "-m", "antipodal", "serve", "--port", str(self.port)]
         command += ["--keys", str(self.folder / "keys"), *self.options]
         with open(self.log, "ab") as log:
             return subprocess.Popen(

@@ -1,10 +1,10 @@
 """Use a service for a long time as people do, and change things under it.
 
 A writer puts and deletes, readers search by k and by radius and compare with brute force; meanwhile
-the service is stopped and killed and started again, its store is backed up and restored, and it
-changes to another model with a store of its own, and back. Nothing that was acknowledged is lost,
-nothing that is answered is wrong; in the last third of the time it runs undisturbed, and neither
-its memory nor its descriptors grow.
+the service is stopped and killed and started again, its store is backed up and restored, and
+`antipodal switch` gives it another model with a store of its own, and back, while readers go on.
+Nothing that was acknowledged is lost, nothing that is answered is wrong; in the last third of the
+time it runs undisturbed, and neither its memory nor its descriptors grow.
 
 The size is in seconds.
 """
@@ -12,6 +12,8 @@ The size is in seconds.
 import http.client
 import random
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -23,11 +25,14 @@ from typing import Any
 import numpy as np
 
 from antipodal import LSH, open_store
+from antipodal.storage.modelfile import model_identity
 from antipodal.stores.backup import back_up, restore
 from campaign import Part, main
 from services import READ, WRITE, Answer, Service, ask, is_alive, is_refused_well
 
 N_BITS, N_IDS, BATCH = 32, 3_000, 20
+NAME = "live"  # of the mount
+SWITCH_SECONDS = 60  # after which a service should have seen the change
 MOST_GROWTH = 1.1  # of memory, from the beginning of the last third to its end
 MOST_NEW_DESCRIPTORS = 5
 LEAST_SAMPLES = 8
@@ -41,6 +46,8 @@ class World:
     def __init__(self, folder: Path, number: int) -> None:
         self.model, self.url = folder / f"model{number}", f"sqlite:///{folder}/codes{number}.db"
         LSH(N_BITS, random_state=number).fit(np.eye(8)).save(self.model)
+        self.identity = model_identity(self.model)
+        open_store(self.url, n_bits=N_BITS, model=self.identity).close()
         self.items: Items = {}
         self.sent: set[tuple[int, str, int]] = set()
         self.kept: tuple[Path, Items] | None = None  # a backup, and what was there
@@ -52,6 +59,7 @@ class Soak:
     def __init__(self, service: Service, worlds: list[World], seed: int, last: float) -> None:
         self.service, self.worlds, self.last = service, worlds, last
         self.world = worlds[0]
+        self.coming: World | None = None  # an answer may be of this one already
         self.random = random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
@@ -60,6 +68,10 @@ class Soak:
         self.writing = threading.Lock()  # held while a batch is under way
         self.reading = [threading.Lock(), threading.Lock()]  # the same of each reader
         self.restarting = threading.Event()
+
+    def answering(self) -> set[World]:
+        """Return the worlds that an answer may be of; hold `lock`."""
+        return {self.world} if self.coming is None else {self.world, self.coming}
 
     def fail(self, text: str) -> None:
         """Write down a defect."""
@@ -106,7 +118,7 @@ def _write_batch(soak: Soak, source: random.Random, connection: Any) -> bool:
     with soak.lock:
         before = {number: world.items.pop(number) for number in ids if number in world.items}
         world.sent |= {(number, *value) for number, value in new.items()}
-    answer = try_to_ask(soak, connection, method, "/v1/items", body, WRITE)
+    answer = try_to_ask(soak, connection, method, f"/{NAME}/v1/items", body, WRITE)
     if answer is not None and answer.status == 200:
         soak.counts["batches acknowledged"] += 1
         result = answer.json()
@@ -143,7 +155,7 @@ def _items(soak: Soak, ids: list[int]) -> Items | None:
     connection = new_connection(soak)
     try:
         for number in ids:
-            answer = try_to_ask(soak, connection, "GET", f"/v1/items/{number}", None, READ)
+            answer = try_to_ask(soak, connection, "GET", f"/{NAME}/v1/items/{number}", None, READ)
             if answer is None or answer.status not in (200, 404):
                 return None
             if answer.status == 200:
@@ -170,24 +182,26 @@ def _search(soak: Soak, source: random.Random, connection: Any) -> bool:
     query = source.getrandbits(N_BITS)
     bound = source.choice([{"k": 10}, {"k": 100}, {"radius": 8}, {"radius": 12}])
     with soak.lock:
-        before = dict(soak.world.items)
-    answer = try_to_ask(
-        soak, connection, "POST", "/v1/search", {"code": f"{query:08x}", **bound}, READ
-    )
+        before = {world: dict(world.items) for world in soak.worlds}
+        answering = soak.answering()
+    asked = {"code": f"{query:08x}", **bound}
+    answer = try_to_ask(soak, connection, "POST", f"/{NAME}/v1/search", asked, READ)
     if answer is None or answer.status != 200:
         return answer is not None
+    hits = [
+        (hit["distance"], hit["id"], hit["code"], hit["metadata"]["turn"])
+        for hit in answer.json()["results"]
+    ]
     with soak.lock:
-        items, sent = soak.world.items, soak.world.sent
-        stable = {n: value for n, value in before.items() if items.get(n) == value}
-        hits = [
-            (hit["distance"], hit["id"], hit["code"], hit["metadata"]["turn"])
-            for hit in answer.json()["results"]
+        stable = [
+            {n: value for n, value in before[world].items() if world.items.get(n) == value}
+            for world in answering | soak.answering()
+            if all(hit[1:] in world.sent for hit in hits)
         ]
-        invented = [hit for hit in hits if hit[1:] not in sent]
     soak.counts["answers checked"] += 1
-    wrong = what_is_wrong(query, bound, hits, stable)
-    if invented or wrong:
-        soak.fail(f"a search for {query:08x} with {bound}: {wrong or invented[:3]}")
+    wrong = [what_is_wrong(query, bound, hits, items) for items in stable]
+    if all(wrong):  # also if none of the worlds ever had all of these items
+        soak.fail(f"a search for {query:08x} with {bound}: {wrong or hits[:3]}")
     return True
 
 
@@ -250,7 +264,7 @@ def restart(soak: Soak, number: int) -> None:
         time.sleep(0.1)
     if left := [pid for pid in pids if is_alive(pid)]:
         soak.fail(f"processes are left of the service: {left}")
-    soak.service.start(soak.world.model, soak.world.url)
+    soak.service.start()
     soak.restarting.clear()
 
 
@@ -289,19 +303,40 @@ def restore_it(soak: Soak) -> None:
 
 
 def switch_model(soak: Soak) -> None:
-    """Change to the other model and its store, by a restart."""
-    with soak.stopped():
-        soak.restarting.set()
-        soak.service.end()
-        soak.world = soak.worlds[1 - soak.worlds.index(soak.world)]
-        soak.service.start(soak.world.model, soak.world.url)
-        soak.restarting.clear()
+    """Give the name the other model and its store; readers go on, no batch is under way."""
+    with soak.writing:
+        new = soak.worlds[1 - soak.worlds.index(soak.world)]
+        with soak.lock:
+            soak.coming = new
+        point_to(new, soak.service.folder)
+        last = time.monotonic() + SWITCH_SECONDS
+        while _served(soak) != new.identity:
+            if time.monotonic() > last:
+                soak.fail(f"the service did not switch within {SWITCH_SECONDS} s")
+                return
+            time.sleep(0.1)
+        with soak.lock:
+            soak.world, soak.coming = new, None
+
+
+def point_to(world: World, folder: Path) -> None:
+    """Let the name mean this world, in the file that the service follows."""
+    mount = f"{NAME}={world.model},{world.url}"
+    command = [sys.executable, "-m", "antipodal", "switch", str(folder / "mounts.json"), mount]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def _served(soak: Soak) -> str:
+    """Return the identity of the model that answers now."""
+    answer = soak.service.ask("GET", f"/{NAME}/v1/store", None, READ)
+    return str(answer.json()["model"]) if answer.status == 200 else ""
 
 
 def compare_all(soak: Soak) -> None:
     """Compare all items of the service with those that must be there."""
     with soak.stopped():
-        answer = soak.service.ask("POST", "/v1/search", {"code": "00000000", "radius": 32}, READ)
+        everything = {"code": "00000000", "radius": 32}
+        answer = soak.service.ask("POST", f"/{NAME}/v1/search", everything, READ)
         found = {
             hit["id"]: (hit["code"], hit["metadata"]["turn"]) for hit in answer.json()["results"]
         }
@@ -320,9 +355,12 @@ def run_soak(size: int, seed: int) -> dict[str, Any]:
     """Use and disturb a service for some seconds."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        service = Service(folder, "--max-results", "100000")
+        service = Service(
+            folder, "--max-results", "100000", "--mounts", str(folder / "mounts.json")
+        )
         worlds = [World(folder, 0), World(folder, 1)]
-        service.start(worlds[0].model, worlds[0].url)
+        point_to(worlds[0], folder)
+        service.start()
         stack.callback(service.end)
         soak = Soak(service, worlds, seed, time.monotonic() + size)
         targets = [

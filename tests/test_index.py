@@ -113,7 +113,7 @@ def test_the_heap_of_this_faiss_breaks_ties_by_row():
 
 @pytest.mark.parametrize("n_bits", [12, 24, 33, 64, 100, 256, 600])
 @pytest.mark.parametrize("n_bands", [1, 2, 3, 5])
-def test_band_tables_find_what_brute_force_finds(n_bits, n_bands):
+def test_band_tables_find_what_brute_force_finds(n_bits, n_bands, monkeypatch):
     rng = np.random.default_rng([n_bits, n_bands])
     codes = crowded_codes(rng, 3_000, n_bits, n_centres=200)
     queries = codes[:40] ^ pack(rng.random((40, n_bits)) < 1 / n_bits)
@@ -123,9 +123,11 @@ def test_band_tables_find_what_brute_force_finds(n_bits, n_bands):
     for r in range(n_bands):
         hits = made.within(to_rows(queries, n_bits), r)
         check_ball(rename(hits), answers, r)
-        for i in range(len(queries)):  # one by one they take another way
-            hits = made.within(to_rows(queries[i : i + 1], n_bits), r)
-            check_ball(rename(hits), answers[i : i + 1], r)
+        for few in (40, 0):  # one by one they take another way, and yet another in a crowd
+            monkeypatch.setattr(tables, "_FEW", few)
+            for i in range(len(queries)):
+                hits = made.within(to_rows(queries[i : i + 1], n_bits), r)
+                check_ball(rename(hits), answers[i : i + 1], r)
 
 
 def rename(hits):

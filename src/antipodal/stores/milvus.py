@@ -36,6 +36,7 @@ _MAX_ANSWERS = 500_000  # hits of all queries of a call: answers beyond 64 MB ar
 _BATCH = 5_000  # rows in one message to the server
 _MAX_IDS = 8_000  # ids written into one expression
 _LEAST = -(2**63)
+_IS_LEAST = f"id < {_LEAST + 1}"  # Milvus reads the sign last, and cannot read 2^63 before it
 # The client asks every 10 s whether the server is still there. Milvus Lite takes that for an attack
 # and hangs up after some idle seconds; a call at that moment fails.
 _NO_PINGS = {"grpc.keepalive_time_ms": 2**31 - 1}
@@ -47,10 +48,10 @@ class MilvusStore(Store, Snapshot):
     def __init__(self, address: Address, *, n_bits: int | None, model: str | None) -> None:
         self._collection = address.options.get("collection", "codes")
         self.place = f"{address.shown}, collection {self._collection}"
-        embedded = address.scheme == "milvus"
-        if embedded and not address.target.endswith(".db"):
+        self._is_server = address.scheme != "milvus"
+        if not self._is_server and not address.target.endswith(".db"):
             raise ValueError(f"the file of Milvus Lite must end in .db: got {address.target!r}")
-        if embedded and not Path(address.target).exists():
+        if not self._is_server and not Path(address.target).exists():
             About.of_new(self.place, n_bits, model)  # before the client makes the file
         self._address = address
         self._client: MilvusClient | None = None
@@ -71,6 +72,11 @@ class MilvusStore(Store, Snapshot):
             self._client = None
 
     def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
+        if self._is_server and MAX_ID in ids:
+            raise ValueError(
+                f"ids in Milvus must be less than {MAX_ID}: servers of version 2.3 do not find "
+                "this one again"
+            )
         kept = self._get(ids) if metadata is None else {}
         known = np.array(list(kept), np.int64) if metadata is None else self._known(ids)
         if not replace:
@@ -267,14 +273,19 @@ class MilvusStore(Store, Snapshot):
         return np.array(ids, np.int64)
 
     def _pages(self, expression: str, fields: list[str]) -> Iterator[list[dict[str, Any]]]:
-        """Yield the items that an expression holds for, some at a time."""
+        """Yield the items that an expression holds for, some at a time.
+
+        An iterator of the client leaves out the largest id if it has no expression, and goes on
+        behind the least with one that a server cannot read: it gets one, without the least.
+        """
+        narrowed = f"({expression}) and " if expression else ""
+        options = {"output_fields": fields, "consistency_level": "Strong"}
         with self._errors() as client:
+            if least := client.query(self._collection, f"{narrowed}{_IS_LEAST}", **options):
+                yield least
+            others = f"{narrowed}id >= {_LEAST + 1}"
             pages = client.query_iterator(
-                self._collection,
-                filter=expression,
-                output_fields=fields,
-                batch_size=_BATCH,
-                consistency_level="Strong",
+                self._collection, batch_size=_BATCH, filter=others, **options
             )
             while page := pages.next():
                 yield page
@@ -338,10 +349,8 @@ def _among(ids: Ids) -> str:
     numbers = ids.tolist()
     if _LEAST not in numbers:
         return f"id in {numbers}"
-    # Milvus reads the sign last, and cannot read 2^63 before it.
-    least = f"id < {_LEAST + 1}"
     numbers.remove(_LEAST)
-    return f"({least} or id in {numbers})" if numbers else least
+    return f"({_IS_LEAST} or id in {numbers})" if numbers else _IS_LEAST
 
 
 def _joined(parts: ItemHits, k: int | None = None) -> tuple[Ids, Distances]:
