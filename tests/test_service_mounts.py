@@ -19,7 +19,13 @@ from antipodal.errors import AntipodalError
 from antipodal.service import Engine, Keys, Limits
 from antipodal.service.logs import JsonFormatter
 from antipodal.service.mountedapp import create_mounted_app
-from antipodal.service.mounts import Mount, parse_mount, read_mounts, write_mounts
+from antipodal.service.mounts import (
+    Mount,
+    changing_mounts,
+    parse_mount,
+    read_mounts,
+    write_mounts,
+)
 from antipodal.service.server import Settings, check_prefix
 from antipodal.service.server import serve as listen
 from antipodal.service.switchboard import Switchboard
@@ -273,6 +279,23 @@ def test_the_command_writes_the_file_only_for_a_store_of_the_model(mounts, tmp_p
     assert invoke(commands, ["switch", str(file), "articles", "--remove"]).exit_code == 0
     assert read_mounts(file) == {}
     assert invoke(commands, ["switch", str(file), "articles", "--remove"]).exit_code == 2
+
+
+def test_of_changes_at_the_same_moment_none_is_lost(mounts, tmp_path):
+    file, names = tmp_path / "mounts.json", [f"mount-{number}" for number in range(16)]
+    together = threading.Barrier(len(names))
+
+    def add(name):
+        together.wait()
+        with changing_mounts(file) as known:
+            known[name] = mounts["articles"]
+
+    threads = [threading.Thread(target=add, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(read_mounts(file)) == sorted(names)
 
 
 # --------------------------------------------------------------------------------- the rest

@@ -11,6 +11,7 @@ from antipodal import open_store
 from antipodal.service import Engine, Keys, Limits, create_app, guesses
 from antipodal.service.gate import Gate
 from antipodal.service.room import Room
+from antipodal.service.searching import Search
 from listening import listening
 from test_service import HASHER, KEYS, N_BITS, READ, TestClient, fill, is_problem
 
@@ -54,14 +55,14 @@ def test_what_waits_for_a_caller_who_has_gone_is_not_done(store, monkeypatch):
 
 def test_many_queries_are_not_searched_on_for_a_caller_who_has_gone(store, monkeypatch):
     engine = Engine(HASHER, store)
-    n_parts, answers = [0], engine._answers
+    n_parts, answers = [0], Search._answers
 
     def slow(*arguments):
         n_parts[0] += 1
         time.sleep(0.1)
         return answers(*arguments)
 
-    monkeypatch.setattr(engine, "_answers", slow)
+    monkeypatch.setattr(Search, "_answers", slow)
     body = b'{"codes": [' + b",".join([b'"000000"'] * 1_000) + b'], "radius": 1, "items": false}'
     head = f"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     with listening(create_app(engine), lifespan="on") as port:

@@ -35,28 +35,27 @@ def switch(
     """
     require_service()
     from antipodal.service.engine import Engine
-    from antipodal.service.mounts import parse_mount, read_mounts, write_mounts
+    from antipodal.service.mounts import changing_mounts, parse_mount
     from antipodal.stores.address import shown_url
 
-    known = read_mounts(mounts) if mounts.exists() else {}
     if remove:
-        if mount not in known:
-            raise typer.BadParameter(f"{mounts} has no mount {mount}")
-        del known[mount]
-        write_mounts(mounts, known)
+        with changing_mounts(mounts) as known:
+            if mount not in known:
+                raise typer.BadParameter(f"{mounts} has no mount {mount}")
+            del known[mount]
         shown: dict[str, object] = {"name": mount, "removed": True}
         said = f"{mount} is removed"
     else:
         name, new = parse_mount(mount)
-        old = known.get(name)
-        if keys is None and old is not None:
-            keys = old.keys
-        new = replace(new, keys=None if keys is None else keys.absolute(), images=images)
         engine = Engine.open(new.model, new.store, images=images, read_only=True)
         n_items = engine.store.count()
         engine.close()
-        known[name] = new
-        write_mounts(mounts, known)
+        with changing_mounts(mounts) as known:
+            old = known.get(name)
+            if keys is None and old is not None:
+                keys = old.keys
+            own = None if keys is None else keys.absolute()
+            known[name] = replace(new, keys=own, images=images)
         shown = {
             "name": name,
             "model": str(new.model),

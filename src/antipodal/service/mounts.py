@@ -12,15 +12,15 @@ The file is a JSON object, a mount per name, with the whole paths of its files:
 import json
 import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
 from antipodal.errors import AntipodalError
-from antipodal.storage.files import replacing
+from antipodal.storage.files import alone_in, replacing
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 OUR_NAMES = frozenset(("docs", "healthz", "metrics", "readyz", "static", "v1"))  # at the root
@@ -102,6 +102,15 @@ def read_mounts(path: Path) -> dict[str, Mount]:
     except (ValueError, RecursionError) as error:
         raise AntipodalError(f"cannot read the mounts in {path}: {error}") from None
     return whole
+
+
+@contextmanager
+def changing_mounts(path: Path) -> Iterator[dict[str, Mount]]:
+    """Give the mounts to change, and write them when the block ends well; others wait meanwhile."""
+    with alone_in(path.absolute().parent):
+        mounts = read_mounts(path) if path.exists() else {}
+        yield mounts
+        write_mounts(path, mounts)
 
 
 def write_mounts(path: Path, mounts: Mapping[str, Mount]) -> None:

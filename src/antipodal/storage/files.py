@@ -5,7 +5,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -103,6 +103,18 @@ def _remove_abandoned(folder: Path, prefix: str) -> None:
                     os.unlink(folder / name)
                 finally:
                     os.close(handle)
+
+
+@contextmanager
+def alone_in(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Wait until no other process is in such a block for the folder, where the system can tell."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # a file system may have no locks
+            if fcntl is not None:
+                handle = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, handle)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
