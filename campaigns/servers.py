@@ -30,7 +30,7 @@ class Engines:
         if engine == "milvus":
             if server := os.environ.get("ANTIPODAL_TEST_MILVUS"):
                 return f"{server}?collection={name}"
-            self._start_milvus()
+            self.start_milvus_lite()
             return f"milvus:///{self.folder}/milvus.db?collection={name}"
         return f"{self.postgres().get_uri()}&table={name}"
 
@@ -47,7 +47,8 @@ class Engines:
                 )
         return self._server
 
-    def _start_milvus(self) -> None:
+    def start_milvus_lite(self) -> None:
+        """Import what starts it, without its warning."""
         if not self._milvus:
             self._milvus = True
             with warnings.catch_warnings():

@@ -838,7 +838,7 @@ def test_the_service_keeps_to_its_openapi_description(store, method, path, mode)
     @examples(15, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def run(case):
-        case.call_and_validate(checks=checks)
+        case.call_and_validate(checks=checks, timeout=60)
 
     run()
 

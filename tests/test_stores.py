@@ -804,7 +804,7 @@ def test_milvus_joins_what_it_must_ask_for_in_parts(engines, monkeypatch):  # no
 
 
 def test_embedded_milvus_is_not_pinged(tmp_path, engines):  # noqa: F811
-    engines.url("milvus", "imports it")
+    engines.start_milvus_lite()
     with open_store(f"milvus:///{tmp_path}/quiet.db", n_bits=8) as store:
         options = store._client._handler._grpc_options  # to wait for a hang-up takes a minute
     assert options == {"grpc.keepalive_time_ms": 2**31 - 1}
