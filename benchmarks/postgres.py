@@ -33,7 +33,7 @@ from antipodal.stores import Store, open_store
 RECORD = Path(__file__).parent / "results" / "postgres.jsonl"
 WORKERS = (0, 1, 2)
 ONE_PERCENT = {"label": 3}
-MEMORY_MB = 4000  # to make the index in
+ROWS_PER_MB = 1000  # of the graph: it is made in memory, in which it must fit to be made fast
 
 
 def start_server(folder: Path) -> str:
@@ -103,7 +103,7 @@ def measure_hnsw(open_table: Callable[..., Store], n_rows: int) -> dict[str, Any
     asked = queries(1000)
     few = asked[: max(10, min(200, 50_000_000 // n_rows))]
     with open_table() as store:
-        made = seconds(lambda: store.prepare_approximate(memory_mb=MEMORY_MB))
+        made = seconds(lambda: store.prepare_approximate(memory_mb=n_rows // ROWS_PER_MB))
         print(f"index made in {made:.0f} s", flush=True)
         store.search(asked[:10], K, exact=False)
         return {
