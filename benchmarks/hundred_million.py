@@ -271,6 +271,85 @@ def spread(times: list[float]) -> dict[str, float]:
     return {"median": round(1e3 * float(np.median(times)), 2), "most": round(1e3 * max(times), 2)}
 
 
+# ------------------------------------------------------------------------------- the table
+
+
+def _clocks(value: dict[str, float]) -> str:
+    return f"{value['wall']:,.1f} s ({value['processor']:,.1f})"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f} /s" if value >= 10 else f"{value:.1f} /s"
+
+
+def _bytes(value: float) -> str:
+    return f"{value:,.0f} MB" if value < 1000 else f"{value / 1000:.2f} GB"
+
+
+def _spread(value: dict[str, float]) -> str:
+    return f"{value['median']:.1f} ms, at most {value['most']:,.0f}"
+
+
+RATES = "queries_per_processor_second"
+LINES: list[tuple[str, str, str | tuple[str, str], Callable[[Any], str]]] = [
+    ("**`HammingIndex`**: add", "index", "add_seconds", _clocks),
+    ("`prepare(radius=2)`", "index", "prepare_seconds", _clocks),
+    ("save", "index", "save_seconds", _clocks),
+    ("the most memory of these", "index", "peak_megabytes", _bytes),
+    ("file, with tables", "index", "file_megabytes", _bytes),
+    ("open, checksum and all", "file", "open_seconds", _clocks),
+    ("10 nearest, one by one", "file", (RATES, "10 nearest, one by one"), _rate),
+    ("10 nearest among 1 %, at once", "file", (RATES, "10 nearest among 1 %, at once"), _rate),
+    ("10 nearest among 50 %, at once", "file", (RATES, "10 nearest among 50 %, at once"), _rate),
+    ("radius 2, one by one", "file", (RATES, "radius 2, one by one"), _rate),
+    ("radius 2, at once", "file", (RATES, "radius 2, at once"), _rate),
+    ("items within radius 2 of a query", "file", "items_in_radius_2", "{:.1f}".format),
+    ("1,000 items replaced while searching", "file", "milliseconds_to_replace_1000", _spread),
+    ("the one change that puts all in order", "file", "seconds_to_put_in_order", _clocks),
+    ("**SQLite store**: load", "store", "load_seconds", _clocks),
+    ("file", "store", "file_megabytes", _bytes),
+    ("open and first search", "opened", "first_search_seconds", _clocks),
+    ("memory then", "opened", "megabytes_opened", _bytes),
+    ("first use of a filter", "opened", "first_use_of_a_filter_seconds", _clocks),
+    ("10 nearest, one by one", "opened", (RATES, "10 nearest, one by one"), _rate),
+    (
+        "10 nearest where label = 3 (1 %), at once",
+        "opened",
+        (RATES, "10 nearest where label = 3 (1 %), at once"),
+        _rate,
+    ),
+    (
+        "radius 2, one by one, not prepared",
+        "opened",
+        (RATES, "radius 2, one by one, not prepared"),
+        _rate,
+    ),
+    ("`prepare(radius=2)`", "opened", "prepare_seconds", _clocks),
+    ("radius 2, one by one, prepared", "opened", (RATES, "radius 2, one by one, prepared"), _rate),
+    ("50 items replaced", "opened", "milliseconds_to_replace_50", _spread),
+    ("the search after it", "opened", "milliseconds_of_the_search_after_it", _spread),
+    ("the most memory of these", "opened", "peak_megabytes", _bytes),
+]
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Lay out the last record of each number of rows, for docs/scale.md."""
+    last = {record["rows"]: record for record in records}
+    columns = [last[rows] for rows in sorted(last)]
+    sizes = [f"{record['rows'] // 10**6} million" for record in columns]
+    lines = [f"| codes of 64 bits | {' | '.join(sizes)} |", "|---" * (len(sizes) + 1) + "|"]
+    for label, part, name, shown in LINES:
+        path = (name,) if isinstance(name, str) else name
+        cells = []
+        for record in columns:
+            value = record[part]
+            for key in path:
+                value = value[key]
+            cells.append(shown(value))
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 MEASURES = {
     "codes": make_codes,
     "index": measure_index,
