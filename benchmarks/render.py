@@ -307,6 +307,7 @@ def _number(value: object) -> str:
 
 TABLES = {
     "campaigns": campaigns,
+    "scale": lambda: scale_table(read_records(RESULTS / "hundred_million.jsonl")),
     **{
         f"audit-{name}": lambda name=name: audited(read_records(RESULTS / f"audit-{name}.jsonl"))
         for name in ("scifact", "clinc150", "banking77", "cifar_effnet")

@@ -16,6 +16,7 @@ from antipodal import LSH, open_store
 from antipodal.service import Engine, Limits, create_app, decoders
 from antipodal.service.calls import Call, UnwantedError, caller
 from antipodal.service.decoders import Decoders
+from antipodal.service.imagefeatures import ImageFeatures
 from test_service import TestClient, is_problem
 
 
@@ -182,3 +183,18 @@ def test_one_key_does_not_take_all_the_processes(decode):
     assert [len(files) for files in done] in ([1, 4], [4, 1])
     assert ask(b"one", [LARGE])  # when the others are done
     assert ask(b"one", [LARGE] * 4)  # and one request is always taken
+
+
+def test_models_of_one_service_decode_in_the_same_processes(started):
+    first, second = (ImageFeatures("pixels:4x4", Limits(threads=1)) for _ in range(2))
+    image = base64.b64encode(SMALL).decode()
+    expected = first([image])
+    np.testing.assert_array_equal(second([image]), expected)
+    assert len(started) == 1
+    first.close()
+    np.testing.assert_array_equal(second([image]), expected)
+    assert len(started) == 1
+    second.close()
+    assert soon(lambda: not is_running(started[0]))
+    with pytest.raises(RuntimeError, match="closed"):
+        second([image])

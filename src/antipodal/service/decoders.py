@@ -24,7 +24,10 @@ class _EndedError(ValueError):
 
 
 class Decoders:
-    """Turn files of images into bytes that describe them, in at most `limits.threads` processes."""
+    """Turn files of images into bytes that describe them, in at most `limits.threads` processes.
+
+    They end when nobody refers to these any more.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -33,6 +36,15 @@ class Decoders:
         self._lock = threading.Lock()
         self._pixels: Counter[bytes | None] = Counter()  # that are decoded now, by who asked
         self.close = weakref.finalize(self, _end_all, self._idle)
+
+    @classmethod
+    def shared(cls, limits: Limits) -> "Decoders":
+        """Return those that all models of this process with these limits have together."""
+        with _sharing:
+            found = _shared.get(limits)
+            if found is None:
+                found = _shared[limits] = cls(limits)
+            return found
 
     def __call__(self, files: Sequence[bytes], size: Sequence[int] | None) -> list[bytes]:
         """Return what describes each image: see `decoder.describe`.
@@ -110,6 +122,10 @@ class Decoders:
                 self._pixels[who] -= n_pixels
                 if not self._pixels[who]:
                     del self._pixels[who]
+
+
+_shared: "weakref.WeakValueDictionary[Limits, Decoders]" = weakref.WeakValueDictionary()
+_sharing = threading.Lock()
 
 
 def _start() -> subprocess.Popen[bytes]:

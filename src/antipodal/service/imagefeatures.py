@@ -40,12 +40,15 @@ class ImageFeatures:
             raise ValueError(
                 f"images are described by gist or pixels:HxW or pixels:HxW:TOP: got {kind!r}"
             )
-        self._decode = Decoders(limits)
+        self._decoders: Decoders | None = Decoders.shared(limits)
 
     def __call__(self, images: Sequence[str]) -> Floats:
         """Return a row of features for each image, given in base64."""
         files = [_file(text, place) for place, text in enumerate(images)]
-        described = b"".join(self._decode(files, self._size))
+        decode = self._decoders
+        if decode is None:
+            raise RuntimeError("these features were closed")
+        described = b"".join(decode(files, self._size))
         if self._size is not None:
             greys = np.frombuffer(described, np.float32).reshape(-1, self.n_features)
             return greys * np.float32(self._top / 255)
@@ -55,8 +58,8 @@ class ImageFeatures:
         return gist(colours.reshape(-1, GIST_SIDE, GIST_SIDE, 3))
 
     def close(self) -> None:
-        """End the processes that decode."""
-        self._decode.close()
+        """End the processes that decode, unless another model uses them."""
+        self._decoders = None
 
 
 def _file(text: str, place: int) -> bytes:
