@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import typer
+from hundred_million import table as scale_table
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
@@ -24,7 +25,10 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("results", "method", "audit", "reliability")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("results", "method", "audit", "reliability", "scale")
+    ),
 ]
 
 

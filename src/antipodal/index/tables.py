@@ -231,19 +231,29 @@ class Tables:
         if n_candidates * SCANNED_PER_CANDIDATE > len(self.codes):
             return within(query, self.codes, radius)
         rows = np.concatenate([self.rows[begin:end] for begin, end in buckets])
-        words, asked = self._flat, as_words(query)
-        n_words = asked.shape[1]
-        # Few are so near in their first word: only these are compared in the others.
-        differing = words.take(rows if n_words == 1 else rows * np.int64(n_words))
-        differing ^= asked[0, :1]
-        distances = np.bitwise_count(differing)
-        near = (distances <= radius).nonzero()[0]
-        rows, distances = rows[near], distances[near]
-        if n_words > 1:
+        asked = as_words(query)
+        near, distances = self._near_at_first(rows, asked[0, :1], radius)
+        rows = rows[near]
+        if asked.shape[1] > 1:
             distances = _distances(self._words[rows], asked)
             near = (distances <= radius).nonzero()[0]
             rows, distances = rows[near], distances[near]
         return of_one_in_order(distances, rows)
+
+    def _near_at_first(
+        self, rows: NDArray[Any], asked: NDArray[Any], radius: int
+    ) -> tuple[Numbers, NDArray[np.unsignedinteger]]:
+        """Find the candidates whose first word is near enough: their places, and how far it is.
+
+        Few are, and only these are compared in their other words. `asked` is the first word of each
+        candidate's query, or of the one that all have.
+        """
+        n_words = self._words.shape[1]
+        differing = self._flat.take(rows if n_words == 1 else rows * np.int64(n_words))
+        differing ^= asked
+        distances: NDArray[np.unsignedinteger] = np.bitwise_count(differing)
+        near = (distances <= radius).nonzero()[0]
+        return near, distances[near]
 
     def _compared(self, queries: Codes, begins: Numbers, counts: Numbers, radius: int) -> RowHits:
         """Compare each query with the rows of its buckets, so many pairs at once."""
@@ -265,11 +275,15 @@ class Tables:
         # The places of candidates: where a bucket begins, and on from there to its end.
         places = np.repeat(begins.ravel() - ends + flat, flat)
         places += np.arange(len(places))
-        rows = self.rows[places]
-        query = np.repeat(np.arange(len(queries)), counts.sum(axis=1))
-        distances = _distances(self._words[rows], as_words(queries)[query])
-        hit = distances <= radius
-        return in_order(query[hit], distances[hit], rows[hit], len(queries))
+        rows = self.rows.take(places)
+        asked, per_query = as_words(queries), counts.sum(axis=1)
+        near, distances = self._near_at_first(rows, np.repeat(asked[:, 0], per_query), radius)
+        rows, query = rows[near], np.searchsorted(per_query.cumsum(), near, side="right")
+        if asked.shape[1] > 1:
+            distances = _distances(self._words[rows], asked[query])
+            near = (distances <= radius).nonzero()[0]
+            rows, distances, query = rows[near], distances[near], query[near]
+        return in_order(query, distances, rows, len(queries))
 
 
 def table_arrays(n_rows: int, n_bits: int, n_bands: int) -> list[tuple[Any, int]]:
