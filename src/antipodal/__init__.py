@@ -7,7 +7,7 @@ The public names below are imported when they are first used, so that
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.6.0"
+__version__ = "0.6.1"
 
 if TYPE_CHECKING:
     from antipodal import bulk as bulk
