@@ -11,8 +11,8 @@ Each part runs in a process of its own, so that what /proc/self/status calls its
 part. Rates are of the best of three turns, per second of one core, by the processor's clock, which
 stands still while other programs have the machine. Seconds are given by both clocks, of the wall
 and of the processor: where they differ, others had it. A run adds a line to
-benchmarks/results/hundred_million.jsonl. With --folder the files stay there, and parts can be run
-one after the other:
+benchmarks/results/hundred_million.jsonl. With --folder the files stay there, and so does what was
+measured: parts can be run one after the other, and again, and the line has the last of each:
 
     codes       make the codes; it has no record
     index       HammingIndex: add in parts of a million, prepare(radius=2), save
@@ -275,7 +275,8 @@ def spread(times: list[float]) -> dict[str, float]:
 
 
 def _clocks(value: dict[str, float]) -> str:
-    return f"{value['wall']:,.1f} s ({value['processor']:,.1f})"
+    wall, processor = (f"{value[name]:,.{1 if value[name] >= 1 else 2}f}" for name in value)
+    return f"{wall} s ({processor})"
 
 
 def _rate(value: float) -> str:
@@ -290,45 +291,41 @@ def _spread(value: dict[str, float]) -> str:
     return f"{value['median']:.1f} ms, at most {value['most']:,.0f}"
 
 
-RATES = "queries_per_processor_second"
-LINES: list[tuple[str, str, str | tuple[str, str], Callable[[Any], str]]] = [
-    ("**`HammingIndex`**: add", "index", "add_seconds", _clocks),
-    ("`prepare(radius=2)`", "index", "prepare_seconds", _clocks),
-    ("save", "index", "save_seconds", _clocks),
-    ("the most memory of these", "index", "peak_megabytes", _bytes),
-    ("file, with tables", "index", "file_megabytes", _bytes),
-    ("open, checksum and all", "file", "open_seconds", _clocks),
-    ("10 nearest, one by one", "file", (RATES, "10 nearest, one by one"), _rate),
-    ("10 nearest among 1 %, at once", "file", (RATES, "10 nearest among 1 %, at once"), _rate),
-    ("10 nearest among 50 %, at once", "file", (RATES, "10 nearest among 50 %, at once"), _rate),
-    ("radius 2, one by one", "file", (RATES, "radius 2, one by one"), _rate),
-    ("radius 2, at once", "file", (RATES, "radius 2, at once"), _rate),
-    ("items within radius 2 of a query", "file", "items_in_radius_2", "{:.1f}".format),
-    ("1,000 items replaced while searching", "file", "milliseconds_to_replace_1000", _spread),
-    ("the one change that puts all in order", "file", "seconds_to_put_in_order", _clocks),
-    ("**SQLite store**: load", "store", "load_seconds", _clocks),
-    ("file", "store", "file_megabytes", _bytes),
-    ("open and first search", "opened", "first_search_seconds", _clocks),
-    ("memory then", "opened", "megabytes_opened", _bytes),
-    ("first use of a filter", "opened", "first_use_of_a_filter_seconds", _clocks),
-    ("10 nearest, one by one", "opened", (RATES, "10 nearest, one by one"), _rate),
-    (
-        "10 nearest where label = 3 (1 %), at once",
-        "opened",
-        (RATES, "10 nearest where label = 3 (1 %), at once"),
-        _rate,
-    ),
-    (
-        "radius 2, one by one, not prepared",
-        "opened",
-        (RATES, "radius 2, one by one, not prepared"),
-        _rate,
-    ),
-    ("`prepare(radius=2)`", "opened", "prepare_seconds", _clocks),
-    ("radius 2, one by one, prepared", "opened", (RATES, "radius 2, one by one, prepared"), _rate),
-    ("50 items replaced", "opened", "milliseconds_to_replace_50", _spread),
-    ("the search after it", "opened", "milliseconds_of_the_search_after_it", _spread),
-    ("the most memory of these", "opened", "peak_megabytes", _bytes),
+Line = tuple[str, str, tuple[str, ...], Callable[[Any], str]]  # label, where it is, how it is told
+
+
+def _searched(part: str, name: str) -> Line:
+    return name, part, ("queries_per_processor_second", name), _rate
+
+
+LINES: list[Line] = [
+    ("**`HammingIndex`**: add", "index", ("add_seconds",), _clocks),
+    ("`prepare(radius=2)`", "index", ("prepare_seconds",), _clocks),
+    ("save", "index", ("save_seconds",), _clocks),
+    ("the most memory of these", "index", ("peak_megabytes",), _bytes),
+    ("file, with tables", "index", ("file_megabytes",), _bytes),
+    ("open, checksum and all", "file", ("open_seconds",), _clocks),
+    _searched("file", "10 nearest, one by one"),
+    _searched("file", "10 nearest among 1 %, at once"),
+    _searched("file", "10 nearest among 50 %, at once"),
+    _searched("file", "radius 2, one by one"),
+    _searched("file", "radius 2, at once"),
+    ("items within radius 2 of a query", "file", ("items_in_radius_2",), "{:.1f}".format),
+    ("1,000 items replaced while searching", "file", ("milliseconds_to_replace_1000",), _spread),
+    ("the one change that puts all in order", "file", ("seconds_to_put_in_order",), _clocks),
+    ("**SQLite store**: load", "store", ("load_seconds",), _clocks),
+    ("file", "store", ("file_megabytes",), _bytes),
+    ("open and first search", "opened", ("first_search_seconds",), _clocks),
+    ("memory then", "opened", ("megabytes_opened",), _bytes),
+    ("first use of a filter", "opened", ("first_use_of_a_filter_seconds",), _clocks),
+    _searched("opened", "10 nearest, one by one"),
+    _searched("opened", "10 nearest where label = 3 (1 %), at once"),
+    _searched("opened", "radius 2, one by one, not prepared"),
+    ("`prepare(radius=2)`", "opened", ("prepare_seconds",), _clocks),
+    _searched("opened", "radius 2, one by one, prepared"),
+    ("50 items replaced", "opened", ("milliseconds_to_replace_50",), _spread),
+    ("the search after it", "opened", ("milliseconds_of_the_search_after_it",), _spread),
+    ("the most memory of these", "opened", ("peak_megabytes",), _bytes),
 ]
 
 
@@ -338,8 +335,7 @@ def table(records: list[dict[str, Any]]) -> str:
     columns = [last[rows] for rows in sorted(last)]
     sizes = [f"{record['rows'] // 10**6} million" for record in columns]
     lines = [f"| codes of 64 bits | {' | '.join(sizes)} |", "|---" * (len(sizes) + 1) + "|"]
-    for label, part, name, shown in LINES:
-        path = (name,) if isinstance(name, str) else name
+    for label, part, path, shown in LINES:
         cells = []
         for record in columns:
             value = record[part]
@@ -380,8 +376,10 @@ def main() -> None:
                 [*command, "--measure", part, folder], check=True, stdout=subprocess.PIPE
             )
             if part != "codes":
-                record[part] = json.loads(done.stdout)
-                print(part, json.dumps(record[part], indent=1), flush=True)
+                (Path(folder) / f"{part}.json").write_bytes(done.stdout)
+                print(part, json.dumps(json.loads(done.stdout), indent=1), flush=True)
+        found = [Path(folder) / f"{part}.json" for part in MEASURES]
+        record |= {path.stem: json.loads(path.read_text()) for path in found if path.exists()}
     if len(record) > 3:
         with open(options.json, "a", encoding="utf-8") as lines:
             lines.write(json.dumps(record) + "\n")
