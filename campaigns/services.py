@@ -94,8 +94,14 @@ class Service:
         return family(self.process.pid) if self.process is not None else []
 
     def megabytes(self) -> float:
-        """Return the memory of all of them together."""
-        return sum(map(_megabytes, self.pids()))
+        """Return the memory of all of them together.
+
+        A child that has not become a program of its own yet has the memory of its parent, and is
+        not counted again.
+        """
+        pids = self.pids()
+        programs = [pid for pid in pids[1:] if _command(pid) != _command(pids[0])]
+        return sum(map(_megabytes, [*pids[:1], *programs]))
 
     def descriptors(self) -> int:
         """Return how many files and connections the process has open."""
@@ -149,6 +155,13 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _megabytes(pid: int) -> float:
