@@ -47,6 +47,7 @@ from antipodal.service import Engine, Keys, Limits, create_app, guesses, imagefe
 from antipodal.service.guard import GuardedRoute
 from antipodal.service.logs import JsonFormatter
 from antipodal.service.mounts import Mount
+from antipodal.service.searching import Search
 from antipodal.service.server import Settings, check_address, check_host, is_loopback
 from effort import examples
 from engines import ENGINES, engines  # noqa: F401
@@ -1244,9 +1245,10 @@ def test_items_that_change_between_search_and_fetch_are_searched_again(store, mo
         assert result["distance"] == np.bitwise_count(query ^ own).sum()
     assert n_changes > 3
     n_changes = -(10**9)
-    never = Engine(HASHER, store)
-    monkeypatch.setattr(never, "_unchanged", lambda found, *_: np.zeros(len(found.counts), bool))
-    response = TestClient(create_app(never)).post("/v1/search", json={"code": code})
+    monkeypatch.setattr(
+        Search, "_unchanged", lambda _, found, *__: np.zeros(len(found.counts), bool)
+    )
+    response = client.post("/v1/search", json={"code": code})
     assert "too quickly" in is_problem(response, 503)
 
 

@@ -186,7 +186,8 @@ def test_one_key_does_not_take_all_the_processes(decode):
 
 
 def test_models_of_one_service_decode_in_the_same_processes(started):
-    first, second = (ImageFeatures("pixels:4x4", Limits(threads=1)) for _ in range(2))
+    limits = Limits(threads=1, seconds=59)  # those of no other test
+    first, second = (ImageFeatures("pixels:4x4", limits) for _ in range(2))
     image = base64.b64encode(SMALL).decode()
     expected = first([image])
     np.testing.assert_array_equal(second([image]), expected)
