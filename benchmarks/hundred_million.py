@@ -110,6 +110,8 @@ def peak_megabytes() -> float:
 
 
 def make_codes(folder: Path, n_rows: int) -> None:
+    for part in MEASURES:  # what was measured was of the codes before
+        (folder / f"{part}.json").unlink(missing_ok=True)
     with open(folder / "codes", "wb") as file:
         for codes in parts(n_rows):
             codes.tofile(file)
@@ -275,8 +277,11 @@ def spread(times: list[float]) -> dict[str, float]:
 
 
 def _clocks(value: dict[str, float]) -> str:
-    wall, processor = (f"{value[name]:,.{1 if value[name] >= 1 else 2}f}" for name in value)
-    return f"{wall} s ({processor})"
+    return f"{_seconds(value['wall'])} s ({_seconds(value['processor'])})"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def _rate(value: float) -> str:
