@@ -1,4 +1,4 @@
-# The service on a CPU: see docs/deploy.md.
+# The service on a CPU: see docs/guide/deployment.md.
 FROM python:3.11-slim
 
 # PyTorch comes first and pinned. Options of pip that find a build without CUDA save gigabytes.

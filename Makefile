@@ -25,7 +25,7 @@ lint: .venv/.developer
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# Write the tables of README.md and docs/results.md from benchmarks/results.
+# Write the tables of README.md and docs/research/results.md from benchmarks/results.
 results: .venv/.library
 	$(BIN)/python benchmarks/render.py
 

@@ -335,7 +335,7 @@ LINES: list[Line] = [
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """Lay out the last record of each number of rows, for docs/scale.md."""
+    """Lay out the last record of each number of rows, for docs/guide/scaling.md."""
     last = {record["rows"]: record for record in records}
     columns = [last[rows] for rows in sorted(last)]
     sizes = [f"{record['rows'] // 10**6} million" for record in columns]

@@ -1,4 +1,4 @@
-"""Write docs/cli.md, and the tables of README.md and other pages from the recorded runs.
+"""Write docs/reference/cli.md and the tables of the documentation from the recorded runs.
 
 python benchmarks/render.py            # or: make results
 python benchmarks/render.py --check    # fail if a page is not what the records say
@@ -27,7 +27,15 @@ PAGES = [
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("results", "method", "audit", "reliability", "scale")
+        for name in (
+            "guide/audit",
+            "guide/reliability",
+            "guide/scaling",
+            "research/method",
+            "research/results",
+            "research/results-appendix",
+            "research/unlabelled",
+        )
     ),
 ]
 
@@ -361,7 +369,7 @@ def command_line() -> str:
 def current_pages() -> dict[Path, str]:
     """Return every page as it should be."""
     pages = {page: render(page.read_text()) for page in PAGES}
-    return pages | {ROOT / "docs" / "cli.md": command_line()}
+    return pages | {ROOT / "docs" / "reference" / "cli.md": command_line()}
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""What the site does beyond MkDocs, as hooks that it calls.
+"""Hooks of the site.
 
-README is the first page, links that leave docs/ become paths, formulas become MathML, and nothing
-may be loaded from elsewhere. The pages are written for the code host, where such links and formulas
-work as they stand.
+README, SECURITY and CHANGELOG become pages, links that leave docs/ become paths, formulas become
+MathML, and no page may load an external script, font or image. On the code host the same links and
+formulas work as they are written.
 """
 
 import os.path
@@ -16,6 +16,12 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
+# Files of the project's root that are pages of the site.
+COPIED = {
+    "README.md": "index.md",
+    "SECURITY.md": "guide/security.md",
+    "CHANGELOG.md": "reference/changelog.md",
+}
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:)([^)#\s]*)(#[^)\s]*)?\)")
 # Code is left alone: whole blocks first, then what stands between backticks.
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
@@ -27,8 +33,9 @@ LOADED = re.compile(r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^>
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Make README the first page."""
-    files.append(File.generated(config, "index.md", abs_src_path=str(ROOT / "README.md")))
+    """Add the pages whose files are outside docs/."""
+    for source, page in COPIED.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
     return files
 
 
@@ -54,6 +61,8 @@ def link(found: re.Match[str], home: Path, here: Path) -> str:
     if not target:
         return found[0]
     path = Path(os.path.normpath(home / target))
+    if page := COPIED.get(str(path.relative_to(ROOT))):
+        path = ROOT / "docs" / page
     if ROOT / "docs" in path.parents:
         return f"{image}[{label}]({os.path.relpath(path, here)}{anchor})"
     return f"`{path.relative_to(ROOT)}`"

@@ -1,4 +1,4 @@
-"""Dockerfile, compose.yaml and docs/deploy.md: what can be run of them without containers."""
+"""Dockerfile, compose.yaml and docs/guide/deployment.md, without containers."""
 
 import json
 import os
@@ -31,7 +31,7 @@ from engines import engines  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
-PAGE = (ROOT / "docs" / "deploy.md").read_text()
+PAGE = (ROOT / "docs" / "guide" / "deployment.md").read_text()
 KEY = "wr1te-k3y-of-the-import"
 ROWS = np.random.default_rng(0).standard_normal((50, 6))
 HASHER = LSH(16, random_state=0).fit(ROWS)

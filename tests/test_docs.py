@@ -33,17 +33,18 @@ def test_links_within_the_project_lead_somewhere(page):
 def test_the_site_lists_every_page_once():
     listed = re.findall(r"[\w/-]+\.md", NAV)
     there = [str(page.relative_to(DOCS)) for page in PAGES if DOCS in page.parents]
-    assert sorted(listed) == sorted([*there, "index.md"])  # README is the index
+    assert sorted(listed) == sorted([*there, *hooks.COPIED.values()])
 
 
 def test_the_reference_has_every_public_name_once():
-    text = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    text = "".join(page.read_text() for page in (DOCS / "reference" / "api").glob("*.md"))
     described = re.findall(r"^::: antipodal\.(\w+)$", text, re.MULTILINE)
     assert sorted(described) == sorted(antipodal.__all__)
 
 
 def test_the_page_on_architecture_has_the_tree_and_the_order_of_imports():
-    blocks = re.findall(r"^```text\n(.*?)^```", (DOCS / "architecture.md").read_text(), re.M | re.S)
+    page = (DOCS / "reference" / "architecture.md").read_text()
+    blocks = re.findall(r"^```text\n(.*?)^```", page, re.M | re.S)
     package = Path(antipodal.__file__).parent
     rooms = {p.stem for p in package.iterdir() if not p.name.startswith("_") and p.stem != "py"}
     assert {line.split()[0].rstrip("/") for line in blocks[1].splitlines()[1:]} == rooms
@@ -51,7 +52,9 @@ def test_the_page_on_architecture_has_the_tree_and_the_order_of_imports():
 
 
 def test_every_equation_of_the_paper_leads_to_functions_that_are_there():
-    table = (DOCS / "method.md").read_text().partition("| paper |")[2].partition("\n\n")[0]
+    table = (
+        (DOCS / "research" / "method.md").read_text().partition("| paper |")[2].partition("\n\n")[0]
+    )
     rows = [line.split(" | ") for line in table.splitlines()[2:]]
     assert len(rows) >= 13
     for equation, _, code in rows:
@@ -72,7 +75,8 @@ def test_names_that_a_page_uses_exist(page):
 
 def on_site(written, name):
     """Return what MkDocs makes HTML of, where a page of this name has this text."""
-    file = SimpleNamespace(abs_src_path=str(ROOT / name), src_uri="index.md")
+    place = hooks.COPIED.get(name, name.removeprefix("docs/"))
+    file = SimpleNamespace(abs_src_path=str(ROOT / name), src_uri=place)
     return hooks.on_page_markdown(
         written, SimpleNamespace(file=file), SimpleNamespace(docs_dir=DOCS), None
     )
@@ -81,14 +85,28 @@ def on_site(written, name):
 @pytest.mark.parametrize(
     ("name", "written", "shown"),
     [
-        ("README.md", "[a](docs/method.md#the-loss)", "[a](method.md#the-loss)"),
+        ("README.md", "[a](docs/research/method.md#the-loss)", "[a](research/method.md#the-loss)"),
         ("README.md", "![a](docs/figures/page.png)", "![a](figures/page.png)"),
         ("README.md", "[the licence](LICENSE)", "`LICENSE`"),
-        ("docs/method.md", "[admm.py](../src/antipodal/admm.py)", "`src/antipodal/admm.py`"),
-        ("docs/method.md", "[a](notation.md), [b](#below)", "[a](notation.md), [b](#below)"),
-        ("docs/method.md", "<https://a.b> [c](https://d.e/f)", "<https://a.b> [c](https://d.e/f)"),
-        ("docs/method.md", "`$HOME` costs $ 3", "`$HOME` costs $ 3"),
-        ("docs/method.md", "```sh\necho $A $B\n```", "```sh\necho $A $B\n```"),
+        ("README.md", "[security](SECURITY.md)", "[security](guide/security.md)"),
+        ("SECURITY.md", "[a](docs/guide/service.md)", "[a](service.md)"),
+        (
+            "docs/research/method.md",
+            "[admm.py](../../src/antipodal/admm.py)",
+            "`src/antipodal/admm.py`",
+        ),
+        (
+            "docs/research/method.md",
+            "[a](notation.md), [b](#below)",
+            "[a](notation.md), [b](#below)",
+        ),
+        (
+            "docs/research/method.md",
+            "<https://a.b> [c](https://d.e/f)",
+            "<https://a.b> [c](https://d.e/f)",
+        ),
+        ("docs/research/method.md", "`$HOME` costs $ 3", "`$HOME` costs $ 3"),
+        ("docs/research/method.md", "```sh\necho $A $B\n```", "```sh\necho $A $B\n```"),
     ],
 )
 def test_links_are_those_of_the_site_and_code_is_left_alone(name, written, shown):
@@ -97,7 +115,7 @@ def test_links_are_those_of_the_site_and_code_is_left_alone(name, written, shown
 
 def test_formulas_need_no_script():
     written = "a code of $N$ bits\n\n$$\\frac{1}{2}$$"
-    shown = on_site(written, "docs/method.md")
+    shown = on_site(written, "docs/research/method.md")
     assert "<mi>N</mi>" in shown
     assert "<mfrac>" in shown
     assert 'display="block"' in shown

@@ -604,14 +604,14 @@ def test_many_threads_give_the_same_answer(monkeypatch):
 
 
 def test_the_page_on_search_says_what_happens():
-    text = (SOURCE.parent / "docs" / "search.md").read_text(encoding="utf-8")
+    text = (SOURCE.parent / "docs" / "guide" / "search.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, "search.md", None, 0)
     assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def table_of_speed():
-    """Read the table of docs/search.md off the record."""
+    """Read the table of docs/guide/search.md off the record."""
     record = json.loads((SOURCE.parent / "benchmarks" / "results" / "search.json").read_text())
     kinds = ["64 bits, random", "64 bits, crowded", "256 bits, random", "256 bits, crowded"]
     ours = "antipodal"
@@ -659,7 +659,7 @@ def table_of_speed():
 
 
 def test_the_table_of_speed_is_what_was_recorded():
-    text = (SOURCE.parent / "docs" / "search.md").read_text(encoding="utf-8")
+    text = (SOURCE.parent / "docs" / "guide" / "search.md").read_text(encoding="utf-8")
     assert table_of_speed() in text
 
 

@@ -387,7 +387,9 @@ def test_the_flat_record_has_these_keys_and_survives_json():
 
 
 def test_the_worked_example_of_the_documentation_is_right():
-    text = (Path(__file__).parents[1] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "docs" / "research" / "evaluation.md").read_text(
+        encoding="utf-8"
+    )
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     test = doctest.DocTestParser().get_doctest(example, {}, "evaluation.md", None, 0)
     assert doctest.DocTestRunner().run(test) == (0, 5)

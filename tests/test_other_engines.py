@@ -13,7 +13,7 @@ import pytest
 from antipodal import ITQ
 from antipodal.bulk import BatchEncoder
 
-PAGE = Path(__file__).parent.parent / "docs" / "scale.md"
+PAGE = Path(__file__).parent.parent / "docs" / "guide" / "scaling.md"
 
 
 def example(word):

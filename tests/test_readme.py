@@ -43,7 +43,13 @@ def same_but_for_rounding(printed, promised):
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/tutorial.md", "docs/benchmark.md", "docs/own-methods.md"]
+    "name",
+    [
+        "README.md",
+        "docs/quickstart.md",
+        "docs/research/reproducing.md",
+        "docs/guide/custom-methods.md",
+    ],
 )
 def test_the_blocks_of_a_page_run_in_order_and_print_what_it_says(name, tmp_path, monkeypatch):
     """`python` and `sh` run; `text` and `json` are what they print; `console` is not run."""
@@ -66,7 +72,7 @@ def test_the_blocks_of_a_page_run_in_order_and_print_what_it_says(name, tmp_path
 
 def test_the_page_of_own_methods_has_the_code_of_the_example():
     example = (ROOT / "examples" / "own_method.py").read_text()
-    page = (ROOT / "docs" / "own-methods.md").read_text()
+    page = (ROOT / "docs" / "guide" / "custom-methods.md").read_text()
     for beginning in ("@register\nclass MedianHash", "def likelihood"):
         start = example.index(beginning)
         assert example[start : example.index("\n\n\n", start)] in page
@@ -96,7 +102,7 @@ def test_what_readme_says_below_its_table_is_what_was_recorded():
 
 def test_the_speed_of_the_service_is_what_was_recorded():
     record = json.loads((RESULTS / "service.json").read_text())
-    text = " ".join((ROOT / "docs" / "service.md").read_text().split())
+    text = " ".join((ROOT / "docs" / "guide" / "service.md").read_text().split())
     by_code, by_vector = record["median_run"], record["by_vector"]["median_run"]
     rates = sorted(run["searches_per_second"] for run in record["by_vector"]["runs"])
     paced = sorted(run["p99_ms"] for run in record["paced"]["runs"])
@@ -117,7 +123,7 @@ def test_the_speed_of_the_service_is_what_was_recorded():
 
 
 def test_the_table_of_speed_is_what_was_recorded():
-    text = (ROOT / "docs" / "results.md").read_text()
+    text = (ROOT / "docs" / "research" / "results.md").read_text()
     solvers = json.loads((RESULTS / "solver.json").read_text())["solvers"]
     encode = json.loads((RESULTS / "encode.json").read_text())
     metrics = json.loads((RESULTS / "metrics.json").read_text())["one label"]["runs"]
@@ -138,7 +144,7 @@ def test_the_table_of_speed_is_what_was_recorded():
 
 
 def test_the_numbers_of_which_method_are_those_of_the_records():
-    rows = (ROOT / "docs" / "which-method.md").read_text().splitlines()
+    rows = (ROOT / "docs" / "guide" / "choosing.md").read_text().splitlines()
     alone = "DeepLinf:n_unlabelled=0"
     for start, name, methods, bits, keys in (
         ("labels of some ten", "cifar10", ["DeepLinf", "KSH", "ClassifierLSH"], 64, ["map"]),

@@ -178,7 +178,7 @@ def test_a_look_for_words_ends_at_its_bounds_and_says_so(engine, monkeypatch):
     ][:3]
     assert answer["total"] == N_ITEMS
     assert answer["items"][0]["metadata"]["title"] == f"Item {answer['items'][0]['id']}"
-    assert MOST_LOOKED_AT == 200_000  # as docs/service.md says
+    assert MOST_LOOKED_AT == 200_000  # as docs/guide/service.md says
 
 
 # ------------------------------------------------------------------------------------ fields

@@ -829,5 +829,5 @@ def test_milvus_out_of_reach_is_a_store_error():
 
 def test_the_example_of_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = Path(__file__).parent.parent / "docs" / "stores.md"
+    page = Path(__file__).parent.parent / "docs" / "guide" / "stores.md"
     assert doctest.testfile(str(page), module_relative=False).failed == 0

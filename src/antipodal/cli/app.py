@@ -62,7 +62,7 @@ StoreUrl = Annotated[
         help="A store: sqlite:///FILE, postgresql://…, milvus:///FILE or milvus+http://….",
     ),
 ]
-# docs/files.md says more of them
+# docs/reference/file-formats.md says more of them
 TABLE = "FILE or FILE:COLUMN, or - for a .npy in a pipe"
 TABLES = f".npy, .npz, .parquet, .feather, .csv or .jsonl, as {TABLE}"
 

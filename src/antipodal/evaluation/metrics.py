@@ -1,6 +1,6 @@
 """Score binary codes: how well Hamming distance ranks what is relevant, and how healthy bits are.
 
-The conventions (ties, denominators, empty balls) are explained in docs/evaluation.md. Values are
+docs/research/evaluation.md explains the conventions (ties, denominators, empty balls). Values are
 percentages, except counts.
 """
 
