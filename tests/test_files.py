@@ -3,11 +3,12 @@
 import errno
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -108,6 +109,97 @@ def test_a_new_file_has_the_mode_that_the_umask_leaves(tmp_path):
     assert mode(tmp_path / "file") == 0o640
 
 
+def test_a_save_never_changes_the_umask_of_the_process(tmp_path, monkeypatch):
+    """Another thread could create a file while the umask is changed."""
+    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail(f"umask({mask:o}) was called"))
+    for _ in range(2):  # a new file, then a replaced one
+        check_writable(tmp_path / "file")
+        write(tmp_path / "file")
+
+
+def test_a_replacement_is_private_until_it_has_the_mode_of_the_old_file(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    with replacing(path):
+        (temporary,) = tmp_path.glob(".*")
+        assert mode(temporary) == 0o600
+    assert mode(path) == 0o600
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("change", ["delete", "replace"])
+@pytest.mark.parametrize("through_link", [True, False])
+def test_a_file_that_changes_between_any_two_looks_is_still_replaced(
+    tmp_path, monkeypatch, there, change, through_link
+):
+    """Change the file after the n-th system call that looks at it, for every n."""
+    path, link, other = tmp_path / "file", tmp_path / "link", tmp_path / "other"
+    link.symlink_to(path)
+    name = link if through_link else path
+    looks = ("stat", "lstat", "access", "readlink", "open")
+    real = {look: getattr(os, look) for look in looks}
+    n_looks, change_after = 0, 0
+
+    def change_file():
+        if change == "delete":
+            path.unlink(missing_ok=True)
+        else:
+            other.write_bytes(b"other")
+            other.replace(path)
+
+    def looking(look):
+        def hook(file, *arguments, **options):
+            nonlocal n_looks
+            is_watched = not isinstance(file, int) and os.fspath(file) in map(str, (path, link))
+            n_looks += is_watched
+            try:
+                return real[look](file, *arguments, **options)
+            finally:
+                if is_watched and n_looks == change_after:
+                    with monkeypatch.context() as unhooked:
+                        for one in looks:
+                            unhooked.setattr(os, one, real[one])
+                        change_file()
+
+        return hook
+
+    while change_after <= n_looks:
+        change_after, n_looks = change_after + 1, 0
+        path.unlink(missing_ok=True)
+        if there:
+            path.write_bytes(b"old")
+        with monkeypatch.context() as hooks, replacing_in(hooks, looks, looking, name) as file:
+            opened = os.fstat(file.fileno())
+            file.write(b"new")
+            file.flush()
+            assert not path.exists() or path.read_bytes() in (b"old", b"other")
+        assert path.stat().st_ino == opened.st_ino  # renamed, not written in place
+        assert path.read_bytes() == b"new"
+        assert sorted(tmp_path.iterdir()) == [path, link]
+    assert change_after > 1
+
+
+@contextmanager
+def replacing_in(hooks, looks, looking, name):
+    """Enter `replacing` with hooked system calls, and run its block without them."""
+    for look in looks:
+        hooks.setattr(os, look, looking(look))
+    with replacing(name) as file:
+        hooks.undo()
+        yield file
+
+
+def test_a_special_file_that_is_not_a_device_or_a_pipe_is_refused(tmp_path):
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(path))
+        for refused in (check_writable, write):
+            with pytest.raises(AntipodalError, match=r"cannot write .*socket: .* regular file"):
+                refused(path)
+    assert stat.S_ISSOCK(path.stat().st_mode)
+
+
 def test_a_block_that_fails_leaves_what_was_there(tmp_path):
     path, link = tmp_path / "file", tmp_path / "link"
     path.write_bytes(b"old")
@@ -171,8 +263,15 @@ def test_files_and_folders_without_permission_are_refused(tmp_path, monkeypatch)
     path = tmp_path / "file"
     path.write_bytes(b"old")
     path.chmod(0o444)
-    if os.geteuid() == 0:  # who may do everything
-        monkeypatch.setattr(os, "access", lambda path, how: False)
+    if os.geteuid() == 0:  # root may write read-only files
+        open_file = os.open
+
+        def refuse(name, flags, *mode):
+            if name == path:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return open_file(name, flags, *mode)
+
+        monkeypatch.setattr(os, "open", refuse)
     for refused in (check_writable, write):
         with pytest.raises(AntipodalError, match="no permission to change the file"):
             refused(path)
