@@ -12,14 +12,14 @@ import pytest
 
 from antipodal import LSH, HammingIndex, open_store
 from antipodal.codes import to_hex
-from antipodal.service import Engine, Keys, Limits, create_app
+from antipodal.service import Engine, Keys, Limits, app, bodies, create_app
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "Using `httpx` with `starlette.testclient`")
     from starlette.testclient import TestClient
 
 N_BITS, N_FEATURES, N_ITEMS = 20, 6, 200
-LIMITS = Limits(body=100_000, batch=50, k=100, results=30, found=1_000)
+LIMITS = Limits(body=100_000, binary_body=100_000, batch=50, k=100, results=30, found=1_000)
 ROWS = np.random.default_rng(0).standard_normal((N_ITEMS, N_FEATURES)).astype(np.float32)
 HASHER = LSH(N_BITS, random_state=0).fit(ROWS)
 CODES = HASHER.encode(ROWS)
@@ -101,10 +101,11 @@ def test_what_is_too_much_or_wrong_is_refused(client, request_, words):
     assert words in response.json()["detail"]
 
 
-def arrow_stream(**columns):
+def arrow_stream(compression=None, **columns):
     table = pa.table(columns)
     sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=7)
     return sink.getvalue()
 
@@ -143,8 +144,8 @@ NAN[1, 1] = np.nan
         (BYTES, b"123", "vectors of 6 values"),
         (BYTES, ROWS[:51].tobytes(), "at most 50 vectors"),
         (BYTES, NAN.tobytes(), "first in row 1"),
-        (ARROW, b"", "not a stream of Arrow"),
-        (ARROW, b"123" * 50, "not a stream of Arrow"),
+        (ARROW, b"", "not a valid Arrow stream"),
+        (ARROW, b"123" * 50, "not a valid Arrow stream"),
         (ARROW, arrow_stream(vector=lists(ROWS[:9]))[:-60], "Arrow"),
         (ARROW, arrow_stream(vector=lists(ROWS[:9, :5])), "equal length"),
         (ARROW, arrow_stream(a=[1.0], b=[2.0]), "must have one column"),
@@ -160,8 +161,71 @@ def test_bytes_that_are_no_vectors_are_refused(client, headers, body, words):
     assert words in response.json()["detail"]
 
 
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_compressed_arrow_is_refused_before_it_is_unpacked(client, compression):
+    zeros = lists(np.zeros((2_000_000, N_FEATURES), np.float32))
+    table = pa.table({"vector": zeros})
+    sink = io.BytesIO()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    bomb = sink.getvalue()
+    del zeros, table
+    if len(bomb) > LIMITS.binary_body:
+        bomb = arrow_stream(compression, vector=lists(np.zeros((7, N_FEATURES), np.float32)))
+    pa.default_memory_pool().release_unused()
+    before = pa.total_allocated_bytes()
+    response = client.post("/v1/encode", content=bomb, headers=ARROW)
+    assert response.status_code == 422
+    assert "compressed" in response.json()["detail"]
+    assert pa.total_allocated_bytes() == before
+
+
+def test_arrow_types_that_expand_are_refused(client):
+    for values in (
+        pa.nulls(10**9),
+        pa.array([ROWS[0].tolist()] * 9, pa.list_view(pa.float32())),
+        pa.array([1.0] * 9).dictionary_encode(),
+    ):
+        table = pa.table({"vector": values})
+        sink = io.BytesIO()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        response = client.post("/v1/encode", content=sink.getvalue(), headers=ARROW)
+        assert response.status_code == 422
+
+
+def test_arrow_is_parsed_off_the_event_loop(client, monkeypatch):
+    threads = []
+
+    def read(*arguments):
+        threads.append(threading.current_thread().name)
+        return bodies.read_rows(*arguments)
+
+    monkeypatch.setattr(app, "read_rows", read)
+    body = arrow_stream(vector=lists(ROWS[:5]))
+    assert client.post("/v1/encode", content=body, headers=ARROW).status_code == 200
+    assert [name.split("_")[0] for name in threads] == ["read"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "Application/JSON", "APPLICATION/JSON; charset=utf-8", "text/x"]
+)
+def test_every_body_but_a_binary_one_has_the_limit_of_json(tmp_path, kind):
+    limits = Limits(body=1_000, binary_body=100_000)
+    with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=N_BITS) as store:
+        client = TestClient(create_app(Engine(HASHER, store, limits=limits)))
+        body = b'{"vectors": [' + b",".join([b"[]"] * 2_000) + b"]}"
+        response = client.post("/v1/encode", content=body, headers={"Content-Type": kind})
+        assert response.status_code == 413
+        rows = ROWS[:100].astype("<f4").tobytes()
+        assert len(rows) > limits.body
+        for binary in (BYTES, {"Content-Type": "Application/Octet-Stream; x=1"}):
+            assert client.post("/v1/encode", content=rows, headers=binary).status_code == 200
+
+
 def test_bytes_have_the_limits_and_the_guard_of_json(client, tmp_path):
-    body = bytes(LIMITS.body + 4)
+    body = bytes(LIMITS.binary_body + 4)
     assert client.post("/v1/encode", content=body, headers=BYTES).status_code == 413
     assert client.post("/v1/search", content=b"0000", headers=BYTES).status_code == 422
     keys = Keys.parse("read " + "k" * 20, "a test")

@@ -70,7 +70,10 @@ def serve(
             "May come again."
         ),
     ] = None,
-    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 8 << 20,
+    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a JSON body.")] = 1 << 20,
+    max_binary_body: Annotated[
+        int, typer.Option(min=1, help="Bytes of a binary body: raw float32 or Arrow.")
+    ] = 8 << 20,
     max_batch: Annotated[int, typer.Option(min=1, help="Vectors or items of a request.")] = 1_000,
     max_k: Annotated[int, typer.Option(min=1, help="Neighbours of a search.")] = 1_000,
     max_results: Annotated[int, typer.Option(min=1, help="Items of a radius search.")] = 1_000,
@@ -98,6 +101,7 @@ def serve(
 
     limits = Limits(
         body=max_body,
+        binary_body=max_binary_body,
         batch=max_batch,
         k=max_k,
         results=max_results,

@@ -165,9 +165,13 @@ def _add_reading(
     joining = Joining(engine, pools.reads)
 
     async def encode_bytes(request: Request) -> Response:
-        kind, body = media_type(request), await request.body()
-        rows = read_rows(kind, body, engine.hasher.n_features_in_)
-        return codes_response(await pools.reads.run(engine.encode_rows, rows), kind)
+        kind, body = media_type(request.headers), await request.body()
+
+        def encode_body() -> Response:  # in a thread: parsing must not block the event loop
+            rows = read_rows(kind, body, engine.hasher.n_features_in_, engine.limits)
+            return codes_response(engine.encode_rows(rows), kind)
+
+        return await pools.reads.run(encode_body)
 
     binary = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in media_types()}
 

@@ -1,11 +1,14 @@
-"""Vectors and codes in bodies of bytes: smaller than JSON, and nothing to parse.
+"""Request and response bodies: media types, raw float32 and Arrow streams.
 
-application/octet-stream               float32, little-endian, row after row; codes as they are
-application/vnd.apache.arrow.stream    an Arrow IPC stream, a column of lists of numbers; codes
-                                       in a column `code` of fixed-size binary
+application/octet-stream               vectors as little-endian float32, row by row; codes packed
+application/vnd.apache.arrow.stream    an Arrow IPC stream with one column of lists of numbers;
+                                       codes in a column `code` of fixed-size binary
+
+The size of a binary body is the memory that it takes: compressed Arrow buffers are refused.
 """
 
 import io
+import struct
 from collections.abc import Awaitable, Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,25 +16,29 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
 from antipodal.codes import Codes
 from antipodal.reading.arrowcolumns import stack_vectors
+from antipodal.service.limits import Limits
 
 BYTES, ARROW = "application/octet-stream", "application/vnd.apache.arrow.stream"
+BINARY = frozenset((BYTES, ARROW))
+_HEADER, _COMPRESSION = 2, 3  # fields of Message and RecordBatch in Arrow's flatbuffers
 
 Handler = Callable[[Request], Awaitable[Response]]
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
 def media_types() -> list[str]:
-    """Return the kinds of bodies that are understood here: Arrow's where pyarrow is installed."""
+    """Return the supported binary media types; Arrow needs pyarrow."""
     return [BYTES, ARROW] if find_spec("pyarrow") else [BYTES]
 
 
 def takes_bytes(handler: Handler) -> Callable[[Endpoint], Endpoint]:
-    """Let a route pass requests with such a body to a handler of its own."""
+    """Pass requests with a binary body to a separate handler."""
 
     def mark(endpoint: Endpoint) -> Endpoint:
         endpoint.bytes_handler = handler  # type: ignore[attr-defined]
@@ -40,25 +47,25 @@ def takes_bytes(handler: Handler) -> Callable[[Endpoint], Endpoint]:
     return mark
 
 
-def media_type(request: Request) -> str:
-    """Return the kind of the body, without its parameters."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+def media_type(headers: Headers) -> str:
+    """Return the media type of a body in lower case, without its parameters."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def read_rows(kind: str, body: bytes, n_features: int) -> NDArray[np.float32]:
-    """Return the vectors in a body, each of the width that the model was fitted on."""
+def read_rows(kind: str, body: bytes, n_features: int, limits: Limits) -> NDArray[np.float32]:
+    """Return the vectors in a binary body as rows of `n_features` values."""
     if kind == ARROW:
-        return _read_arrow(body, n_features)
+        return _read_arrow(body, n_features, limits)
     if len(body) % (4 * n_features):
         raise ValueError(
-            f"the body must hold vectors of {n_features} values, as those the model was fitted on, "
-            f"in float32, {4 * n_features} bytes each: got {len(body)} bytes"
+            f"the body must hold float32 vectors of {n_features} values, {4 * n_features} bytes "
+            f"each: got {len(body)} bytes"
         )
     return np.frombuffer(body, "<f4").reshape(-1, n_features).astype(np.float32, copy=False)
 
 
 def codes_response(codes: Codes, kind: str) -> Response:
-    """Return codes in a body of the kind."""
+    """Return codes in a body of the given media type."""
     if kind != ARROW:
         return Response(codes.tobytes(), media_type=BYTES)
     arrow = import_module("pyarrow")
@@ -72,27 +79,68 @@ def codes_response(codes: Codes, kind: str) -> Response:
     return Response(sink.getvalue(), media_type=ARROW)
 
 
-def _read_arrow(body: bytes, n_features: int) -> NDArray[np.float32]:
+def _read_arrow(body: bytes, n_features: int, limits: Limits) -> NDArray[np.float32]:
     arrow = import_module("pyarrow")
     try:
-        with arrow.ipc.open_stream(body) as reader:
-            table = reader.read_all()
-            table.validate(full=True)  # lengths and offsets come from outside
-    except (arrow.ArrowException, OSError) as error:
-        raise ValueError(f"the body is not a stream of Arrow: {str(error)[:200]}") from None
-    if table.num_columns != 1:
-        raise ValueError(
-            f"the stream must have one column, of lists of numbers: got {table.num_columns}, "
-            f"{', '.join(table.column_names)[:200]}"
-        )
-    if not len(table):
-        return np.empty((0, n_features), np.float32)
-    column = table.column(0).combine_chunks()
-    try:
-        rows = stack_vectors(column, table.column_names[0], 0, n_features)
-    except (arrow.ArrowException, NotImplementedError) as error:
-        raise ValueError(f"the column must be of lists of numbers: {str(error)[:200]}") from None
-    if rows.dtype.kind not in "fiu":
-        raise ValueError(f"the column must be of lists of numbers: got {column.type}")
-    with np.errstate(over="ignore"):  # too large for float32: the hasher names the row
+        column = _read_column(body, limits)
+        if not len(column):
+            return np.empty((0, n_features), np.float32)
+        rows = stack_vectors(column, "vector", 0, n_features)
+    except (arrow.ArrowException, OSError, StopIteration, struct.error) as error:
+        raise ValueError(f"the body is not a valid Arrow stream: {str(error)[:200]}") from None
+    with np.errstate(over="ignore"):  # infinities are reported by the hasher, with their row
         return rows.astype(np.float32)
+
+
+def _read_column(body: bytes, limits: Limits) -> Any:
+    """Read the only column of a stream; uncompressed buffers stay within the body, not copied."""
+    arrow = import_module("pyarrow")
+    messages = arrow.ipc.MessageReader.open_stream(body)
+    schema = arrow.ipc.read_schema(messages.read_next_message())
+    if len(schema) != 1:
+        raise ValueError(
+            f"the Arrow stream must have one column of lists of numbers: got {len(schema)} "
+            f"columns, {', '.join(schema.names)[:200]}"
+        )
+    if not _is_vector(schema.types[0]):
+        raise ValueError(
+            f"the column must be of lists of numbers: got {str(schema.types[0])[:200]}"
+        )
+    chunks, n_rows = [], 0
+    for message in messages:
+        if message.type != "record batch":
+            raise ValueError(f"the Arrow stream must have record batches only: got {message.type}")
+        if _is_compressed(message.metadata.to_pybytes()):
+            raise ValueError("the Arrow stream must not be compressed: send plain buffers")
+        batch = arrow.ipc.read_record_batch(message, schema)
+        n_rows += len(batch)
+        limits.check_batch(n_rows, "vectors")
+        batch.validate(full=True)
+        chunks.append(batch.column(0))
+    return arrow.chunked_array(chunks, schema.types[0]).combine_chunks()
+
+
+def _is_vector(kind: Any) -> bool:
+    """Return whether a type holds lists of numbers without indirections that could expand."""
+    types = import_module("pyarrow.types")
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return False
+    return bool(types.is_integer(kind.value_type) or types.is_floating(kind.value_type))
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Return whether the buffers of a record batch are compressed, by its flatbuffer metadata."""
+    (message,) = struct.unpack_from("<I", metadata)
+    header = message + _field(metadata, message, _HEADER)
+    header += struct.unpack_from("<I", metadata, header)[0]
+    return _field(metadata, header, _COMPRESSION) != 0
+
+
+def _field(flatbuffer: bytes, table: int, index: int) -> int:
+    """Return the offset of a field within a table; 0 if it is absent."""
+    start = table - struct.unpack_from("<i", flatbuffer, table)[0]
+    place = 4 + 2 * index
+    if place >= struct.unpack_from("<H", flatbuffer, start)[0]:
+        return 0
+    offset: int = struct.unpack_from("<H", flatbuffer, start + place)[0]
+    return offset

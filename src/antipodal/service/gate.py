@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from antipodal.service.jsonsize import check_size
+from antipodal.service.bodies import BINARY, media_type
 from antipodal.service.limits import Limits
 from antipodal.service.problems import problem
 from antipodal.service.room import Room
@@ -35,7 +35,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, limits: Limits, hosts: Collection[str] | None) -> None:
         self._app, self._limits, self._hosts = app, limits, hosts
-        self._room = Room(_LARGE_BODIES * limits.body)
+        self._room = Room(_LARGE_BODIES * limits.binary_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -83,6 +83,8 @@ class _Body:
     def __init__(self, scope: Scope, receive: Receive, limits: Limits, room: Room) -> None:
         self._headers, self._receive = Headers(scope=scope), receive
         self._limits, self._room = limits, room
+        is_binary = media_type(self._headers) in BINARY
+        self._most = limits.binary_body if is_binary else limits.body
         self._taken, self._asked_for = 0, False
         # Before HTTP/2 a body that is not announced is not there.
         is_first = scope.get("http_version", "2") in ("1.0", "1.1")
@@ -95,11 +97,6 @@ class _Body:
         self._asked_for = True
         body = b"" if self.is_over else await self._read()
         self.is_over = True
-        if "json" in self._headers.get("content-type", ""):
-            try:
-                check_size(body, self._limits)
-            except ValueError as error:
-                raise HTTPException(422, str(error)) from None
         return {"type": "http.request", "body": body, "more_body": False}
 
     def forget(self) -> None:
@@ -110,7 +107,7 @@ class _Body:
     async def _read(self) -> bytes:
         """Read the body, as far as the limits go; beyond them, raise what the caller is told."""
         parts: list[bytes] = []
-        size, most = 0, self._limits.body
+        size, most = 0, self._most
         declared = self._headers.get("content-length", "")
         n_declared = int(declared[:20]) if declared.isdecimal() else most
         too_large = n_declared > most

@@ -97,7 +97,7 @@ class GuardedRoute(APIRoute):
                 await guard.check(request)
             if not takes_body and has_body(request.headers):
                 raise HTTPException(413, "this route takes no body: send none")
-            if of_bytes is not None and media_type(request) in kinds:
+            if of_bytes is not None and media_type(request.headers) in kinds:
                 answer: Response = await of_bytes(request)
                 return answer
             response: Response = await handle(_StrictRequest(request.scope, request.receive))

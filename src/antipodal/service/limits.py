@@ -10,7 +10,10 @@ class Limits:
     Parameters
     ----------
     body : int
-        Bytes of a body; it is refused while it is read, whatever length it declared.
+        Bytes of a JSON body, and of every body that does not declare a binary media type. It is
+        refused while it is read, whatever length it declared.
+    binary_body : int
+        Bytes of a binary body: raw float32 or an Arrow stream.
     batch : int
         Vectors, codes, images, items or ids in one request.
     k : int
@@ -37,7 +40,8 @@ class Limits:
         images, which take longer.
     """
 
-    body: int = 8 << 20
+    body: int = 1 << 20
+    binary_body: int = 8 << 20
     batch: int = 1_000
     k: int = 1_000
     results: int = 1_000

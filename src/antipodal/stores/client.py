@@ -23,6 +23,7 @@ from antipodal.stores.store import Store
 from antipodal.stores.where import And, Compare, Exists, Not, OneOf, Or, Where
 
 _ENVELOPE = 200  # bytes of a request beside its items
+_ID_TEXT = len(f"{-(2**63)}, ")  # bytes of the longest id in JSON
 _TRIES = 5
 
 
@@ -172,7 +173,7 @@ class Client(Store, Snapshot):
 
     def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
         hits: ItemHits = []
-        most = min(self._limits["batch"], max(1, self._limits["found"] // k))
+        most = min(self._most_codes(), max(1, self._limits["found"] // k))
         for part in batches(len(codes), most):
             hits += map(_hits, self._searches(codes[part], where, {"k": k}))
         if len({len(ids) for ids, _ in hits}) > 1:
@@ -181,7 +182,7 @@ class Client(Store, Snapshot):
 
     def _radius(self, codes: Codes, r: int, where: Where | None) -> Ball:
         hits: ItemHits = []
-        most = min(self._limits["batch"], max(1, self._limits["found"] // self._limits["results"]))
+        most = min(self._most_codes(), max(1, self._limits["found"] // self._limits["results"]))
         for part in batches(len(codes), most):
             for place, answer in enumerate(self._searches(codes[part], where, {"radius": r})):
                 if answer["total"] > len(answer["results"]):
@@ -233,7 +234,15 @@ class Client(Store, Snapshot):
         return self._asker.ask("POST", path, _json(request))
 
     def _batches(self, ids: Ids) -> Iterator[Ids]:
-        return (ids[part] for part in batches(len(ids), self._limits["batch"]))
+        return (ids[part] for part in batches(len(ids), self._most(_ID_TEXT)))
+
+    def _most_codes(self) -> int:
+        return self._most(2 * code_width(self.n_bits) + len('"", '))
+
+    def _most(self, size: int) -> int:
+        """Return how many values of `size` bytes of JSON fit into one request."""
+        room = max(0, self._limits["body"] - _ENVELOPE)
+        return min(self._limits["batch"], max(1, room // size))
 
 
 def _json(request: dict[str, Any]) -> bytes:
