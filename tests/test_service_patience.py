@@ -13,7 +13,7 @@ from antipodal.service.gate import Gate
 from antipodal.service.room import Room
 from antipodal.service.searching import Search
 from listening import listening
-from test_service import HASHER, KEYS, N_BITS, READ, TestClient, fill, is_problem
+from test_service import HASHER, KEYS, N_BITS, READ, TestClient, fill
 
 
 @pytest.fixture
