@@ -1,7 +1,7 @@
 """Write docs/reference/cli.md and the tables of the documentation from the recorded runs.
 
 python benchmarks/render.py            # or: make results
-python benchmarks/render.py --check    # fail if a page is not what the records say
+python benchmarks/render.py --check    # fail if a page differs from the records
 """
 
 import argparse
@@ -9,6 +9,7 @@ import json
 import math
 import re
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -18,7 +19,7 @@ from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from antipodal.benchmark.records import Record, read_records
-from antipodal.benchmark.summary import published_scores, spread, table
+from antipodal.benchmark.summary import published_scores, spread
 from antipodal.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -31,22 +32,22 @@ PAGES = [
             "guide/audit",
             "guide/reliability",
             "guide/scaling",
-            "research/method",
             "research/results",
             "research/results-appendix",
-            "research/unlabelled",
+            "research/reproducing",
         )
     ),
 ]
 
 
 def markdown(rows: list[list[str]]) -> str:
-    """Lay out headings and rows as a Markdown table, numbers to the right."""
+    """Format headings and rows as a Markdown table with right-aligned numbers."""
     headings, *body = rows
     rule = ["---", *["--:"] * (len(headings) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in (headings, rule, *body))
 
 
+# The order of the rows: methods that use labels, upper bounds, methods without labels.
 ORDER = [
     "DeepLinf", "NNHash", "SparseHash", "OrthoHash", "CSQ", "KSH", "SDH", "PSH", "LDAHash", "BRE",
     "OneHotHash", "ClassifierLSH", "Ceiling", "Cosine", "CentredCosine", "AGH", "AGH1", "AGH2",
@@ -54,29 +55,51 @@ ORDER = [
 ]  # fmt: skip
 
 
-# What README shows: ours, the strongest rivals, one without labels, and what no code reaches.
+# The rows of the table in README.md.
 SHORT = [
     "DeepLinf", "DeepLinf:n_unlabelled=0", "NNHash", "ClassifierLSH", "ITQ", "Ceiling",
 ]  # fmt: skip
 
+UNCOMPRESSED = {
+    "Ceiling": "upper bound: uncompressed classifier probabilities",
+    "Cosine": "uncompressed vectors, cosine",
+    "CentredCosine": "mean-centred vectors, cosine",
+}
+
+
+def place(method: str) -> tuple[int, str]:
+    """Return the sort key of a method: its row in ORDER, then its settings."""
+    name, _, settings = method.replace(".", ":", 1).partition(":")
+    return ORDER.index(name), settings
+
 
 def records(name: str) -> list[Record]:
-    """Read a file of recorded runs, those with labels first."""
-
-    def place(record: Record) -> tuple[int, str, int, int]:
-        method, _, settings = record["method"].replace(".", ":", 1).partition(":")
-        return ORDER.index(method), settings, record["bits"], record["seed"]
-
-    found = read_records(RESULTS / f"{name}.jsonl")
-    # Of a cell that was measured again, by another version or with other defaults, the last.
-    last = {(r["method"], r["bits"], r["seed"]): r for r in found}
-    return sorted(last.values(), key=place)
+    """Read a file of records in the order of the tables."""
+    # If a cell was measured again, by another version or with other defaults, the last one counts.
+    last = {(r["method"], r["bits"], r["seed"]): r for r in read_records(RESULTS / f"{name}.jsonl")}
+    return sorted(last.values(), key=lambda r: (*place(r["method"]), r["bits"], r["seed"]))
 
 
-def by_length(runs: list[Record]) -> str:
-    """Lay out one row per method, and for each code length our mAP and the paper's."""
+def named(method: str) -> str:
+    """Return the label of a method: classes in code type, uncompressed rankings in words."""
+    if method in UNCOMPRESSED:
+        return UNCOMPRESSED[method]
+    name, *settings = method.split(":")
+    if settings and "=" not in settings[0]:  # module:Class
+        name, *settings = settings
+    return f"`{name}({', '.join(settings)})`" if settings else f"`{name}`"
+
+
+def compact(values: list[float]) -> str:
+    """Format mean±standard deviation without spaces, for wide tables."""
+    return spread(values).replace(" ± ", "±")
+
+
+def by_length(runs: list[Record], *, new_items: bool = False) -> str:
+    """Return one row per method with our mAP and the paper's for each code length."""
     lengths = sorted({r["bits"] for r in runs} - {0})
-    rows = [["method", *(f"mAP, {b} bits{who}" for b in lengths for who in ("", ", paper"))]]
+    headings = ["method", *(f"mAP, {b} bits{who}" for b in lengths for who in ("", ", paper"))]
+    rows = [[*headings, f"{lengths[-1]} bits, without training rows"] if new_items else headings]
     for method in dict.fromkeys(r["method"] for r in runs):
         cells = []
         for bits in lengths:
@@ -86,48 +109,36 @@ def by_length(runs: list[Record]) -> str:
                 continue
             paper = published_scores(mine[0]).get("map")
             cells += [spread([r["map"] for r in mine]), "" if paper is None else f"{paper:.2f}"]
+        if new_items:
+            cells.append(spread([r["map_without_training"] for r in mine]))
         rows.append([named(method), *cells])
     return markdown(rows)
 
 
-def named(method: str) -> str:
-    """Classes in code type; rankings by floats are not classes."""
-    uncoded = {
-        "Ceiling": "no code: the SVM's probabilities",
-        "Cosine": "no code: cosine",
-        "CentredCosine": "no code: cosine less the mean",
-    }
-    if method in uncoded:
-        return uncoded[method]
-    name, *settings = method.split(":")
-    if settings and "=" not in settings[0]:  # module:Class
-        name, *settings = settings
-    return f"`{name}({', '.join(settings)})`" if settings else f"`{name}`"
-
-
-# The ten sets on which codes of 64 bits are compared, by their records.
-SETTINGS = {
-    "CIFAR10, GIST": "cifar10",
-    "the same with mirror images": "cifar10-mirrored",
-    "Fashion-MNIST, pixels": "fashion-mnist",
-    "MNIST, pixels": "mnist",
-    "digits, pixels": "digits",
-    "CLINC150, sentences": "clinc150",
-    "banking77, sentences": "banking77",
-    "COCO, visual words": "coco_bow500",
-    "COCO without its top concept": "coco_bow500-without-top-1",
-    "Corel16k, regions": "corel16k",
+# The ten data sets on which codes of 64 bits are compared, and their records.
+DATA_SETS = {
+    "CIFAR10 GIST": "cifar10",
+    "CIFAR10 GIST, mirrored": "cifar10-mirrored",
+    "Fashion-MNIST": "fashion-mnist",
+    "MNIST": "mnist",
+    "digits": "digits",
+    "CLINC150": "clinc150",
+    "banking77": "banking77",
+    "COCO": "coco_bow500",
+    "COCO, top concept omitted": "coco_bow500-without-top-1",
+    "Corel16k": "corel16k",
 }
+MULTI_LABEL = list(DATA_SETS)[-3:]
 
 
 def against_the_best() -> str:
-    """Lay out a row per set: DeepLinf, the best other code, and their difference split by split."""
+    """Return one row per data set: DeepLinf, the best other code, and their paired difference."""
     rows = [["64 bits", "splits", "`DeepLinf`", "best other code", "its mAP", "difference",
-             "new items: `DeepLinf`", "best other code there", "difference"]]  # fmt: skip
-    for setting, name in SETTINGS.items():
+             "without training rows: `DeepLinf`", "best other code", "difference"]]  # fmt: skip
+    for title, name in DATA_SETS.items():
         runs = [r for r in records(name) if r["bits"] == 64]
         splits = [r["seed"] for r in runs if r["method"] == "DeepLinf"]
-        cells = [setting, str(len(splits))]
+        cells = [title, str(len(splits))]
         for score in ("map", "map_without_training"):
             of = {(r["method"], r["seed"]): r[score] for r in runs}
             others = {m for m, _ in of if not m.startswith("DeepLinf")}
@@ -144,33 +155,117 @@ def against_the_best() -> str:
     return markdown(rows)
 
 
-# What the floats reach by themselves, and what codes of them do.
-FLOATS = {
-    "Cosine": "the floats, by cosine",
-    "CentredCosine": "the floats less their mean, by cosine",
-    "ITQ": "64 bits without labels, `ITQ`",
-    "DeepLinf": "**64 bits with labels, `DeepLinf`**",
-    "Ceiling": "no code: the SVM's probabilities",
-}
-
-
-def beside_the_floats() -> str:
-    """Lay out a row per way to rank, and a column per set."""
+def against_vectors() -> str:
+    """Return one row per ranking, uncompressed or by codes, and one column per data set."""
     sets = {
         "banking77": "banking77", "CLINC150": "clinc150", "CIFAR-10, CNN features": "cifar_effnet"
     }  # fmt: skip
+    labels = UNCOMPRESSED | {
+        "ITQ": "64 bits without labels, `ITQ`",
+        "DeepLinf": "**64 bits with labels, `DeepLinf`**",
+    }
     runs = {title: records(name) for title, name in sets.items()}
-    rows = [["mAP of ranking by", *sets]]
-    for method, label in FLOATS.items():
+    rows = [["mAP", *sets]]
+    for method in ("Cosine", "CentredCosine", "ITQ", "DeepLinf", "Ceiling"):
         scores = [[r["map"] for r in runs[t] if r["method"] == method] for t in sets]
-        rows.append([label, *map(spread, scores)])
+        rows.append([labels[method], *map(spread, scores)])
     return markdown(rows)
 
 
-def full(runs: list[Record]) -> str:
-    """All columns, a row for each method and length."""
-    headings, *rows = table(runs)
-    return markdown([headings, *[[named(row[0]), *row[1:]] for row in rows]])
+ALL_SETS = {
+    **DATA_SETS,
+    "CIFAR10 GIST, unseen classes": "cifar10-unseen",
+    "CIFAR-10 CNN features": "cifar_effnet",
+}
+
+
+def matrix(cell: Callable[[list[Record]], str], methods: Sequence[str] = ()) -> str:
+    """Return one row per method and one column per data set, at 64 bits."""
+    runs = {
+        title: [r for r in records(name) if r["bits"] in (64, 0)]
+        for title, name in ALL_SETS.items()
+    }
+    found = {r["method"] for rows in runs.values() for r in rows}
+    rows = [["64 bits", *runs]]
+    for method in sorted(set(methods) or found, key=place):
+        cells = []
+        for of_set in runs.values():
+            mine = [r for r in of_set if r["method"] == method]
+            cells.append(cell(mine) if mine else "–")
+        if set(cells) != {"–"}:
+            rows.append([named(method).removesuffix(": uncompressed classifier probabilities"),
+                         *cells])  # fmt: skip
+    return markdown(rows)
+
+
+def precision_recall(runs: list[Record]) -> str:
+    """Format mean precision and recall within radius 2."""
+    if "precision_r2" not in runs[0]:
+        return "–"
+    return "/".join(spread([mean(r[key] for r in runs)]) for key in ("precision_r2", "recall_r2"))
+
+
+def radius(runs: list[Record]) -> str:
+    """Return precision and recall at radius 2 and 0, with the paper's in brackets."""
+    keys = {
+        "precision_r2": "P r≤2", "recall_r2": "R r≤2", "precision_r0": "P r=0",
+        "recall_r0": "R r=0", "empty_r2": "empty r≤2",
+    }  # fmt: skip
+    rows = [["method", "bits", *keys.values()]]
+    for method, bits in dict.fromkeys((r["method"], r["bits"]) for r in runs if r["bits"]):
+        mine = [r for r in runs if (r["method"], r["bits"]) == (method, bits)]
+        paper = published_scores(mine[0])
+        cells = [
+            compact([r[key] for r in mine]) + (f" ({paper[key]:g})" if key in paper else "")
+            for key in keys
+        ]
+        rows.append([named(method), str(bits), *cells])
+    return markdown(rows)
+
+
+def lookup() -> str:
+    """Return the settings for radius search with the paper's scores, at 64 bits."""
+    keys = {"map": "mAP", "precision_r2": "P r≤2", "recall_r2": "R r≤2", "precision_r0": "P r=0",
+            "recall_r0": "R r=0"}  # fmt: skip
+    rows = [["64 bits", *keys.values()]]
+    paper: Record = {}
+    for label, name in (("", "cifar10"), (", mirror images", "cifar10-mirrored")):
+        runs = [r for r in records(name) if (r["method"], r["bits"]) == ("DeepLinf.lookup", 64)]
+        paper = paper or dict(published_scores(runs[0]))
+        rows.append([f"`DeepLinf.lookup`{label}", *(spread([r[k] for r in runs]) for k in keys)])
+    rows.append(["paper", *(f"{paper[key]:.1f}" for key in keys)])
+    return markdown(rows)
+
+
+def trade_off(runs: list[Record]) -> str:
+    """Return one row per weight of similar pairs."""
+    keys = ("map", "precision_r2", "recall_r2", "precision_r0", "recall_r0", "empty_r2")
+    rows = [["`similar_weight`", "mAP", "P r≤2", "R r≤2", "P r=0", "R r=0", "empty r≤2"]]
+    for method in dict.fromkeys(r["method"] for r in runs):
+        mine = [r for r in runs if r["method"] == method]
+        scores = (spread([r[key] for r in mine]) for key in keys)
+        rows.append([method.partition("=")[2], *scores])
+    return markdown(rows)
+
+
+def multi_label() -> str:
+    """Return mAP@10 and MP@5000 at 64 bits and mAP at 256 bits for the multi-label data sets."""
+    keys = {
+        "mAP@10": (64, "map_at_10"),
+        "MP@5000": (64, "mp_at_5000"),
+        "mAP, 256 bits": (256, "map"),
+    }
+    runs = {title: records(DATA_SETS[title]) for title in MULTI_LABEL}
+    rows = [["method", *(f"{title}: {key}" for title in runs for key in keys)]]
+    for method in sorted({r["method"] for some in runs.values() for r in some}, key=place):
+        cells = [
+            compact([r[key] for r in some if (r["method"], r["bits"]) == (method, bits)])
+            for some in runs.values()
+            for bits, key in keys.values()
+        ]
+        if set(cells) != {"–"}:
+            rows.append([named(method), *cells])
+    return markdown(rows)
 
 
 def encoding_speed(runs: list[Record]) -> float:
@@ -178,20 +273,20 @@ def encoding_speed(runs: list[Record]) -> float:
     return mean((r["queries"] + r["database"]) / r["encode_seconds"] for r in runs)
 
 
-def health(runs: list[Record]) -> str:
-    """Bits and speed: a row for each method and length."""
+def bit_statistics(runs: list[Record]) -> str:
+    """Return bit statistics and costs, one row per method and length."""
     rows = [
-        ["method", "bits", "balance", "correlation", "distinct codes", "quantisation error",
+        ["64 bits", "balance", "correlation", "distinct codes", "quantisation error",
          "fit, s", "rows encoded per second", "peak memory, MB"]
     ]  # fmt: skip
-    for method, bits in dict.fromkeys((r["method"], r["bits"]) for r in runs if r["bits"]):
-        mine = [r for r in runs if (r["method"], r["bits"]) == (method, bits)]
+    for method in dict.fromkeys(r["method"] for r in runs if r["bits"] == 64):
+        mine = [r for r in runs if (r["method"], r["bits"]) == (method, 64)]
 
         def average(name: str, mine: list[Record] = mine) -> float:
             return mean(r[name] for r in mine)
 
         rows.append(
-            [named(method), str(bits), f"{average('bit_balance'):.1f}",
+            [named(method), f"{average('bit_balance'):.1f}",
              f"{average('bit_correlation'):.1f}", f"{average('distinct_codes'):,.0f}",
              f"{average('quantisation_error'):.0f}", f"{average('fit_seconds'):.1f}",
              f"{round(encoding_speed(mine), -3):,.0f}", f"{max(r['peak_mb'] for r in mine):,}"]
@@ -199,34 +294,20 @@ def health(runs: list[Record]) -> str:
     return markdown(rows)
 
 
-def demo(runs: list[Record]) -> str:
-    """Lay out what `antipodal demo` measures."""
-    keys = ("precision_r2", "recall_r2", "empty_r2")
-    rows = [["method", "mAP", "worst to best tie order", "P r≤2", "R r≤2", "empty r≤2"]]
-    for method in dict.fromkeys(r["method"] for r in runs):
-        mine = [r for r in runs if r["method"] == method]
-        worst, best = (mean(r[f"map_{order}"] for r in mine) for order in ("worst", "best"))
-        rows.append(
-            [named(method), spread([r["map"] for r in mine]), f"{worst:.1f} to {best:.1f}",
-             *(spread([r[key] for r in mine]) for key in keys)]
-        )  # fmt: skip
-    return markdown(rows)
-
-
 def ablations(runs: list[Record]) -> str:
-    """Lay out a row for each change, in the order they were run: scores, and what mAP became."""
+    """Return one row per change in the order of the runs: scores and the change of mAP."""
     keys = ("precision_r2", "recall_r2", "precision_r0", "quantisation_error")
-    rows = [["change", "mAP", "against the default", *("P r≤2", "R r≤2", "P r=0"),
+    rows = [["change", "mAP", "difference", *("P r≤2", "R r≤2", "P r=0"),
              "quantisation error"]]  # fmt: skip
     usual = {r["seed"]: r["map"] for r in runs if r["method"] == "DeepLinf"}
     for method in dict.fromkeys(r["method"] for r in runs):
         mine = [r for r in runs if r["method"] == method]
         name, *settings = method.split(":")
         changes = [r["map"] - usual[r["seed"]] for r in mine]
-        label = ", ".join([*(["the paper's setting"] if name == "DeepLinf.paper" else []),
+        label = ", ".join([*(["`DeepLinf.paper`"] if name == "DeepLinf.paper" else []),
                            *(f"`{setting}`" for setting in settings)])  # fmt: skip
         rows.append(
-            [label or "none", spread([r["map"] for r in mine]),
+            [label or "none (default)", spread([r["map"] for r in mine]),
              f"{mean(changes):+.1f}" if label else "",
              *(spread([r[key] for r in mine]) for key in keys)]
         )  # fmt: skip
@@ -234,7 +315,7 @@ def ablations(runs: list[Record]) -> str:
 
 
 def choices(runs: list[Record]) -> str:
-    """Lay out a row a setting and a column a set."""
+    """Return one row per setting and one column per data set."""
     sets = list(dict.fromkeys(r["data"] for r in runs))
     rows = [["setting", *sets]]
     for method in dict.fromkeys(r["method"] for r in runs):
@@ -245,7 +326,7 @@ def choices(runs: list[Record]) -> str:
 
 
 def recipe(runs: list[Record]) -> str:
-    """Lay out what the paper's setting reaches where it leaves things open, a row a change."""
+    """Return the scores of the paper's settings, one row per choice that the paper leaves open."""
     rows = [["`DeepLinf.paper` with", "mAP", "P r≤2", "R r≤2"]]
     for r in runs:
         changes = ", ".join(f"`{change}`" for change in r["method"].split(":")[1:])
@@ -255,20 +336,20 @@ def recipe(runs: list[Record]) -> str:
 
 
 def audited(settings: list[Record]) -> str:
-    """Lay out an audit, a row a code: what each way to search finds, with and without vectors."""
+    """Return an audit, one row per code: recall by each search, with and without reranking."""
     judged = "ndcg" in settings[0]
     codes: dict[tuple[int, str], dict[str, Record]] = {}
     for setting in settings:
         codes.setdefault((setting["bytes"], setting["method"]), {})[setting["search"]] = setting
     columns = {
-        "Hamming": ("hamming", "recall"), "then ×4 by vectors": ("hamming", "recall_x4"),
-        "real queries": ("asymmetric", "recall"),
-        "then ×4 by vectors ": ("asymmetric", "recall_x4"),
+        "Hamming": ("hamming", "recall"), "Hamming, reranked ×4": ("hamming", "recall_x4"),
+        "asymmetric": ("asymmetric", "recall"),
+        "asymmetric, reranked ×4": ("asymmetric", "recall_x4"),
     }  # fmt: skip
     if judged:
         columns |= {
             "nDCG, Hamming": ("hamming", "ndcg"), "nDCG, Hamming ×4": ("hamming", "ndcg_x4"),
-            "nDCG, real queries": ("asymmetric", "ndcg"),
+            "nDCG, asymmetric": ("asymmetric", "ndcg"),
         }  # fmt: skip
     rows = [["bytes", "code", *columns]]
     for (size, method), ways in sorted(codes.items()):
@@ -285,6 +366,49 @@ def audited(settings: list[Record]) -> str:
     return markdown(rows)
 
 
+# Labels of the codes in unlabelled.jsonl. The others are classes with their number of bits.
+FAISS = {
+    "PQ48x8np": "PQ48x8 (Faiss)",
+    **{f"RR,RaBitQ{b}": f"RaBitQ, {b or 1} bit{'s' * bool(b)} (Faiss)" for b in ("", "2", "4")},
+    **{f"RR,SQtqmse{b}": f"TurboQuant, {b} bit{'s' * (b > '1')} (Faiss)" for b in "124"},
+}
+SEARCHES = {"Hamming": "Hamming", "real query": "asymmetric", "project": "asymmetric, `project`"}
+# The rows of the short table: the codes by their intended search.
+INTENDED = {"LinfHash.asymmetric": "real query", "ITQ": "Hamming", "LSH": "Hamming"}
+
+
+def unlabelled(*, short: bool) -> str:
+    """Return recall@10 of codes without labels, one row per code and search, smallest first."""
+    found: dict[tuple[int, str, str], dict[str, Record]] = {}
+    for record in read_records(RESULTS / "unlabelled.jsonl"):
+        key = (record["bytes"], record["method"], record["search"])
+        found.setdefault(key, {})[record["set"]] = record
+    sets = ("banking77", "clinc150")
+    rows = [["bytes", "code", "search", *sets, "rows encoded per second"]]
+    for (size, method, way), of_set in sorted(found.items()):
+        name, _, bits = method.partition(" ")
+        if short and method not in FAISS and INTENDED.get(name) != way:
+            continue
+        cells = [
+            f"{r['recall']:.3f} ({r['recall_low']:.3f}–{r['recall_high']:.3f})"
+            for r in (of_set[name] for name in sets)
+        ]
+        speed = f"{of_set[sets[0]]['vectors_per_second']:,}"
+        label = FAISS.get(method, f"`{name}`, {bits} bits")
+        rows.append([str(size), label, SEARCHES[way], *cells, speed])
+    return markdown(rows)
+
+
+def running_time() -> str:
+    """Return the time of each benchmark: the sum over its cells, on one thread."""
+    rows = [["records", "cells", "fit, minutes", "encode, minutes"]]
+    for name in (*ALL_SETS.values(), "trade-off", "lengths", "ablations"):
+        runs = read_records(RESULTS / f"{name}.jsonl")
+        minutes = (sum(r[f"{part}_seconds"] for r in runs) / 60 for part in ("fit", "encode"))
+        rows.append([f"`{name}.jsonl`", str(len(runs)), *(f"{m:.0f}" for m in minutes)])
+    return markdown(rows)
+
+
 NOT_SHOWN = {
     "campaign", "part", "version", "date", "command", "seed", "size", "seconds", "failures",
     "messages",
@@ -292,13 +416,16 @@ NOT_SHOWN = {
 
 
 def campaigns() -> str:
-    """Lay out the last run of each part of each campaign of faults: what was done, what failed."""
+    """Return the last run of each part of each fault-injection test."""
     last = {
         (record["campaign"], record["part"]): record
         for path in sorted(RESULTS.glob("campaign-*.jsonl"))
         for record in read_records(path)
     }
-    lines = ["| campaign | what was done | failures | when | to repeat |", "|---|---|--:|---|---|"]
+    lines = [
+        "| test | operations | failures | date, version, duration | command |",
+        "|---|---|--:|---|---|",
+    ]
     for (name, part), record in sorted(last.items()):
         done = ", ".join(
             f"{key} {_number(value)}" for key, value in record.items() if key not in NOT_SHOWN
@@ -327,61 +454,56 @@ TABLES = {
     "audit-million": lambda: audited(
         json.loads((RESULTS / "audit-million.json").read_text())["settings"]
     ),
-    "recipe": lambda: recipe(read_records(RESULTS / "paper-recipe.jsonl")),
-    "ten-settings": against_the_best,
-    "floats": beside_the_floats,
-    "mnist": lambda: full(records("mnist")),
-    "banking77": lambda: full(records("banking77")),
-    "digits-64": lambda: full(records("digits")),
-    "cifar-effnet": lambda: full(records("cifar_effnet")),
-    "choices": lambda: choices(read_records(RESULTS / "validation.jsonl")),
-    "ablations": lambda: ablations(read_records(RESULTS / "ablations.jsonl")),
+    "floats": against_vectors,
+    "ten-sets": against_the_best,
     "cifar10-short": lambda: by_length(
         [r for method in SHORT for r in records("cifar10") if r["method"] == method]
     ),
-    "cifar10": lambda: by_length(records("cifar10")),
-    "cifar10-full": lambda: full(records("cifar10")),
-    "cifar10-mirrored": lambda: full(records("cifar10-mirrored")),
-    "cifar10-health": lambda: health(records("cifar10")),
-    "cifar10-unseen": lambda: full(records("cifar10-unseen")),
-    "fashion-mnist": lambda: full(records("fashion-mnist")),
-    "clinc150": lambda: full(records("clinc150")),
-    "trade-off": lambda: full(records("trade-off")),
-    "coco": lambda: full(records("coco_bow500")),
-    "coco-without": lambda: full(records("coco_bow500-without-top-1")),
-    "corel16k": lambda: full(records("corel16k")),
-    "digits": lambda: demo(records("demo")),
+    "cifar10": lambda: by_length(records("cifar10"), new_items=True),
+    "unlabelled-short": lambda: unlabelled(short=True),
+    "unlabelled": lambda: unlabelled(short=False),
+    "map": lambda: matrix(lambda runs: compact([r["map"] for r in runs])),
+    "radius": lambda: matrix(precision_recall),
+    "lookup": lookup,
+    "cifar10-radius": lambda: radius(records("cifar10")),
+    "cifar10-bits": lambda: bit_statistics(records("cifar10")),
+    "multi-label": multi_label,
+    "trade-off": lambda: trade_off(records("trade-off")),
+    "ablations": lambda: ablations(read_records(RESULTS / "ablations.jsonl")),
+    "recipe": lambda: recipe(read_records(RESULTS / "paper-recipe.jsonl")),
+    "choices": lambda: choices(read_records(RESULTS / "validation.jsonl")),
+    "running-time": running_time,
 }
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def render(text: str) -> str:
-    """Fill in the tables between their marks."""
+    """Replace each marked section by its table."""
     return BLOCK.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
 
 
 def command_line() -> str:
-    """Describe every command and option, as --help does."""
+    """Return the reference of all commands and options, from their help texts."""
     command = get_command(app)
     return get_docs_for_click(obj=command, ctx=typer.Context(command), name="antipodal")
 
 
 def current_pages() -> dict[Path, str]:
-    """Return every page as it should be."""
+    """Return the expected text of every generated page."""
     pages = {page: render(page.read_text()) for page in PAGES}
     return pages | {ROOT / "docs" / "reference" / "cli.md": command_line()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--check", action="store_true", help="compare only; write nothing")
     check = parser.parse_args().check
     pages = current_pages()
     stale = [page for page in pages if not page.exists() or page.read_text() != pages[page]]
     for page in stale:
         if not check:
             page.write_text(pages[page])
-        print(f"{page.relative_to(ROOT)} {'is not what the records say' if check else 'written'}")
+        print(f"{page.relative_to(ROOT)} {'differs from the records' if check else 'written'}")
     if check and stale:
         sys.exit("run `make results`")
 
