@@ -11,7 +11,7 @@ test: .venv/.developer
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # All campaigns of faults, about an hour, with new seeds, which they print: records in benchmarks/results.
-CAMPAIGNS := kills powerloss ioerrors fuzz snapshot hostile soak
+CAMPAIGNS := kills powerloss ioerrors races fuzz snapshot hostile soak
 campaign: .venv/.developer
 	failed=; for name in $(CAMPAIGNS); do $(BIN)/python campaigns/$$name.py || failed="$$failed $$name"; done; \
 	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }

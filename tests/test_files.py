@@ -14,6 +14,7 @@ import pytest
 
 from antipodal import AntipodalError
 from antipodal.storage.files import check_writable, make_folder, replacing
+from races import race_deletion, race_replacement
 
 
 def interrupted(path):
@@ -351,3 +352,10 @@ def test_many_saves_of_one_name_at_once_all_succeed(tmp_path):
     assert not failures
     assert len(set(path.read_bytes())) == 1
     assert os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize("race", [race_replacement, race_deletion])
+def test_racing_writers_readers_and_deleters_find_only_complete_files(race):
+    found = race(600, seed=0)
+    assert found["failures"] == []
+    assert found["saves"] + found["loads"] + found["deletions"] == 600
