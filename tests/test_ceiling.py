@@ -83,6 +83,8 @@ def test_items_that_share_a_concept_are_relevant_and_queries_without_any_are_lef
         (([[1.0]], [[1.0]], [0, 1], [0]), r"query_labels must have a row per item, shape \(1,\)"),
         (([[1.0]], [[1.0]], [0], [[0]]), "must be of one kind"),
         (([[1.0]], [[1.0]], [[2]], [[1]]), "must be 0 or 1"),
+        (([[1.0]], [[1.0]], [np.nan], [0]), "query_labels .* 1 of 1 are missing"),
+        (([[1.0]], [[1.0]], ["a"], [None]), "database_labels .* 1 of 1 are missing"),
         (([[1.0]], [[1.0]], [0], [1]), "no query has a relevant item"),
     ],
 )

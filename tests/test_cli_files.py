@@ -48,6 +48,10 @@ def made(tmp_path_factory):
 def make_files():
     np.save("X.npy", X)
     np.save("y.npy", Y)
+    np.save("gaps.npy", np.where(np.arange(300) % 100 == 99, np.nan, Y))
+    np.save("zeros.npy", np.zeros((300, 1), np.uint8))
+    words = [None if i == 100 else word for i, word in enumerate(WORDS[Y].tolist())]
+    parquet.write_table(pa.table({"word": words}), "gaps.parquet")
     data = pa.table({"id": np.arange(300) * 2, "vector": lists(X), "digit": Y, "word": WORDS[Y]})
     parquet.write_table(data, "X.parquet", row_group_size=70)
     os.mkdir("parts")
@@ -215,6 +219,23 @@ def test_bench_reads_features_and_labels_of_any_file(folder):
         (("fit", "X.csv:digit", "--labels-column", "digit", "-o", "n"), 1, "'digit' must be of li"),
         (("fit", "X.npy", "--labels", "y.npy", "--labels-column", "y", "-o", "n"), 2, "not both"),
         (("fit", "X.npy", "--labels-column", "y", "-o", "n"), 1, "has no column 'y': it has none"),
+        (("fit", "X.npy", "--labels", "gaps.npy", "-o", "n"), 1, "3 of 300 are missing"),
+        (("fit", "X.npy", "--labels", "gaps.parquet", "-o", "n"), 1, "missing in row 100"),
+        (
+            (
+                "evaluate",
+                "zeros.npy",
+                "zeros.npy",
+                "--query-labels",
+                "gaps.npy",
+                "--database-labels",
+                "y.npy",
+                "--bits",
+                8,
+            ),
+            1,
+            "query_labels must be given for every row: 3 of 300 are missing",
+        ),
         (("encode", "m", "X.csv", "-o", "n.npy"), 1, "X.csv has 65 features per row, and m was"),
         (("encode", "m", "X.parquet:word", "-o", "n.npy"), 1, "'word' must be of lists of numbers"),
         (("index", "X.parquet", "-o", "n"), 1, "must hold packed codes, uint8"),

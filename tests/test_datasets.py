@@ -723,7 +723,7 @@ def test_a_capital_y_stands_in_for_a_missing_small_one(tmp_path):
         ({"X": X[:5], "y": CLASSES}, "5 vectors and 6 values"),
         ({"X": X[0], "y": CLASSES}, "'X' must be of lists of numbers"),
         ({"X": X, "y": X[:, 0]}, "labels must be integers"),
-        ({"X": X, "y": np.full(6, np.nan)}, "labels must be integers"),
+        ({"X": X, "y": np.full(6, np.nan)}, "6 of 6 are missing"),
         ({"X": X, "y": Y + 1}, "or booleans"),
         ({"X": X, "y": Y[:, :, None]}, "labels must be integers"),
         ({"X": X, "y": np.array([None] * 6)}, "it holds Python objects"),

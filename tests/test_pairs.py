@@ -223,6 +223,59 @@ def test_labels_may_be_words_and_become_numbers():
     np.testing.assert_array_equal(check_labels(["b", "a", "b"], 3), [1, 0, 1])
 
 
+NAMES = np.array(["cat", "dog", "owl"] * 40, object)
+
+
+def with_gaps(missing):
+    """Return 120 labels of three classes, every third "dog" replaced by a missing label."""
+    labels = NAMES.copy()
+    labels[1::9] = missing
+    return labels
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        pytest.param(with_gaps(None), id="None"),
+        pytest.param(with_gaps(float("nan")), id="NaN"),
+        pytest.param(with_gaps(np.float32("nan")), id="float32 NaN"),
+        pytest.param(with_gaps(np.datetime64("NaT")), id="NaT"),
+        pytest.param(with_gaps(float("nan")).tolist(), id="list, which NumPy turns into strings"),
+        pytest.param(with_gaps(float("nan"))[:, None], id="column"),
+        pytest.param(np.where(np.arange(120) % 9 == 1, np.nan, np.arange(120) % 3), id="floats"),
+        pytest.param(
+            np.where(np.arange(120) % 9 == 1, np.datetime64("NaT"), np.datetime64("2026-01-01")),
+            id="dates",
+        ),
+        pytest.param(
+            np.ma.array(np.arange(120) % 3, mask=np.arange(120) % 9 == 1), id="masked array"
+        ),
+        pytest.param(
+            np.where(np.arange(120)[:, None] % 9 == 1, np.nan, np.eye(3)[np.arange(120) % 3]),
+            id="multi-hot",
+        ),
+    ],
+)
+def test_missing_labels_are_counted_and_refused(y):
+    with pytest.raises(ValueError, match=r"14 of 120 are missing.* row 1\..*`unlabelled`"):
+        check_labels(y, 120)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["object", "string", "category", "Int64", "Float64", "datetime64"]
+)
+def test_missing_labels_of_pandas_columns_are_refused(dtype):
+    pandas = pytest.importorskip("pandas")
+    numbers = dtype in ("Int64", "Float64")
+    values = np.where(NAMES == "cat", 1, 2) if numbers else NAMES
+    if dtype == "datetime64":
+        values, dtype = ["2026-01-01", "2026-01-02", "2026-01-03"] * 40, "datetime64[ns]"
+    column = pandas.Series(values).astype(dtype)
+    assert len(np.unique(check_labels(column, 120))) == (2 if numbers else 3)
+    with pytest.raises(ValueError, match="14 of 120 are missing"):
+        check_labels(column.mask(np.arange(120) % 9 == 1), 120)
+
+
 @pytest.mark.parametrize(
     ("y", "message"),
     [
@@ -230,7 +283,10 @@ def test_labels_may_be_words_and_become_numbers():
         ([1, 2, 3, 4], "no similar pairs"),
         ([1, 2, 3], "4 rows, 3 labels"),
         ([1.5, 2.5, 1.5, 2.5], "real numbers"),
-        ([1.0, np.nan, 1.0, 2.0], "NaN"),
+        ([1.0, np.inf, 1.0, 2.0], "1 are infinite"),
+        (np.array([1, 2.5, 1, 2.5], object), "real numbers"),
+        (["a", 1, "a", 1], "2 numbers such as 1 and 2 strings such as 'a'"),
+        (np.array(["a", 1, "a", "b"], object), "1 numbers such as 1 and 3 strings such as 'a'"),
         ([[0, 2], [1, 0], [1, 0], [0, 1]], "0 or 1"),
         ([[1, 0], [1, 0], [1, 1], [1, 0]], "every row has concept 0"),
         ([[1, 0], [0, 1], [0, 0], [0, 0]], "no two rows share"),

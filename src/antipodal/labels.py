@@ -1,25 +1,107 @@
-"""Labels and pairs as they are given, checked: there must be something to tell apart."""
+"""Validation of labels and of pairs of similar and dissimilar rows."""
 
+import numbers
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+_PANDAS_MISSING = ("NAType", "NaTType")  # pandas.NA and NaT, recognised without importing pandas
+
+
+def known_labels(y: ArrayLike, name: str = "labels") -> NDArray[Any]:
+    """Return labels as an array after checking that none is missing and all are of one kind.
+
+    Missing are None, NaN, NaT, pandas.NA and masked entries. `np.unique` would make a class of
+    each of them, or order objects with NaN wrongly and so repeat the other classes.
+
+    Parameters
+    ----------
+    y : array-like (n,) or (n, c)
+    name : str
+        Name of the argument, for error messages.
+
+    Returns
+    -------
+    array (n,) or (n, c)
+        Objects that are all strings become a string array, and objects with floats a float array.
+    """
+    labels: NDArray[Any] = np.asarray(y)
+    kind = labels.dtype.kind
+    if kind == "T" or (kind in "US" and not hasattr(y, "dtype")):
+        # NumPy has turned the None, NaN and numbers of a list into strings: look at the originals
+        labels = np.asarray(y, dtype=object)
+    if labels.dtype.kind == "O":
+        missing = np.array([_is_missing(label) for label in labels.flat], bool)
+    elif labels.dtype.kind in "fcmM":
+        missing = np.not_equal(labels, labels).ravel()
+    else:
+        missing = np.zeros(labels.size, bool)
+    if isinstance(y, np.ma.MaskedArray):
+        missing = missing | np.ma.getmaskarray(y).ravel()
+    if labels.ndim and missing.any():
+        rows: NDArray[np.bool_] = np.any(missing.reshape(len(labels), -1), axis=1)
+        raise ValueError(
+            f"{name} must be given for every row: {int(rows.sum())} of {len(rows)} are missing "
+            f"(None, NaN, NaT or NA), the first in row {int(rows.argmax())}. Leave those rows out, "
+            "or pass them as `unlabelled` to a hasher that learns from rows without labels"
+        )
+    return _of_one_kind(labels, name) if labels.dtype.kind == "O" else labels
+
+
+def _is_missing(label: Any) -> bool:
+    if label is None or type(label).__name__ in _PANDAS_MISSING:
+        return True
+    try:
+        return bool(label != label)
+    except (TypeError, ValueError):  # a list or array in place of a label
+        return False
+
+
+def _of_one_kind(labels: NDArray[Any], name: str) -> NDArray[Any]:
+    """Refuse objects of several kinds, which have no common order."""
+    kinds = [_kind(label) for label in labels.flat]
+    counts = {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+    if len(counts) > 1:
+        found = " and ".join(
+            f"{count} {kind} such as {labels.flat[kinds.index(kind)]!r}"
+            for kind, count in counts.items()
+        )
+        raise ValueError(
+            f"{name} must be all integers or all strings: got {found}. Was a column read with "
+            "mixed types? Then pass labels.astype(str)"
+        )
+    if "strings" in counts:
+        return labels.astype(str)
+    if "numbers" in counts and not all(
+        isinstance(label, numbers.Integral | np.bool_) for label in labels.flat
+    ):
+        return labels.astype(np.float64)
+    return labels
+
+
+def _kind(label: Any) -> str:
+    if isinstance(label, str):
+        return "strings"
+    if isinstance(label, numbers.Number | np.bool_):
+        return "numbers"
+    return f"of type {type(label).__name__}"
+
 
 def check_labels(y: ArrayLike, n_samples: int) -> NDArray[Any]:
-    """Labels as class numbers (n,) int64 or concepts (n, c) bool, or say why they cannot be.
+    """Return labels as class numbers (n,) int64 or multi-hot concepts (n, c) bool.
 
-    There must be at least one similar and one dissimilar pair among them.
+    There must be no missing label, and at least one similar and one dissimilar pair.
     """
-    labels = np.asarray(y)
+    labels = known_labels(y)
     if labels.ndim not in (1, 2):
         raise ValueError(f"labels must be (n,) or multi-hot (n, c): got shape {labels.shape}")
     if len(labels) != n_samples:
         raise ValueError(f"there must be one label a row: {n_samples} rows, {len(labels)} labels")
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
-        raise ValueError("labels contain NaN or infinity")
+    if labels.dtype.kind == "f" and np.isinf(labels).any():
+        raise ValueError(f"labels must be finite: {int(np.isinf(labels).sum())} are infinite")
     if labels.ndim == 1:
         if labels.dtype.kind == "f":
             if (labels != np.floor(labels)).any():
@@ -30,7 +112,7 @@ def check_labels(y: ArrayLike, n_samples: int) -> NDArray[Any]:
                     f"labels as large as {largest:.0f} may have been rounded, as {labels.dtype}: "
                     "pass integers"
                 )
-        classes, numbers = np.unique(labels, return_inverse=True)
+        classes, class_numbers = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(
                 f"labels must name at least two classes: got one class, {classes[:1].tolist()}. "
@@ -41,7 +123,7 @@ def check_labels(y: ArrayLike, n_samples: int) -> NDArray[Any]:
                 f"no two of the {n_samples} labels are equal: there are no similar pairs to learn "
                 "from. Are these identifiers or measurements instead of classes?"
             )
-        return numbers.astype(np.int64)
+        return class_numbers.astype(np.int64)
     if not np.isin(labels, (0, 1)).all():
         raise ValueError("multi-hot labels must be 0 or 1: got other values")
     concepts = labels.astype(bool)

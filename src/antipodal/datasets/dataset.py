@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from antipodal.datasets import protocols
 from antipodal.datasets.split import Split
+from antipodal.labels import known_labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         labels, features, images = self.labels, self.features, self.images
+        known_labels(labels)
         kinds = {1: "iu", 2: "b"}.get(labels.ndim, "")
         if labels.dtype.kind not in kinds or labels.size == 0:
             raise ValueError(

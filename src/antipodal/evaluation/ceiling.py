@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from antipodal.evaluation.ranking import TiedRanking, blocks
+from antipodal.labels import known_labels
 
 _BYTES_AN_ITEM = 160  # that scoring takes for an item of a ranking, all temporary arrays together
 
@@ -136,7 +137,7 @@ def _check_floats(rows: ArrayLike, name: str) -> NDArray[np.float32]:
 
 
 def _check_labels(labels: ArrayLike, n: int, side: str) -> NDArray[Any]:
-    array: NDArray[Any] = np.asarray(labels)
+    array = known_labels(labels, f"{side}_labels")
     if array.ndim not in (1, 2) or len(array) != n:
         raise ValueError(
             f"{side}_labels must have a row per item, shape ({n},) or ({n}, n_concepts): "

@@ -23,6 +23,7 @@ from antipodal.evaluation.ranking import (
     hamming_distances,
     to_words,
 )
+from antipodal.labels import known_labels
 
 __all__ = [
     "AtK",
@@ -347,7 +348,7 @@ def check_labels(
 
 
 def _check_label_array(labels: ArrayLike, n: int, side: str) -> NDArray[Any]:
-    array: NDArray[Any] = np.asarray(labels)
+    array = known_labels(labels, f"{side}_labels")
     if array.ndim not in (1, 2) or len(array) != n or array.shape[1:] == (0,):
         raise ValueError(
             f"{side}_labels must have a row per code, shape ({n},) or ({n}, n_concepts): "
@@ -357,12 +358,10 @@ def _check_label_array(labels: ArrayLike, n: int, side: str) -> NDArray[Any]:
         hot: NDArray[np.bool_] = array == 1
         if not np.all(hot | (array == 0)):
             raise ValueError(
-                f"{side}_labels with a column per concept must be 0 or 1: got other values or NaN. "
+                f"{side}_labels with a column per concept must be 0 or 1: got other values. "
                 "One label per row? Then pass labels of shape (n,)"
             )
         return hot
-    if array.dtype.kind == "O" and all(isinstance(label, str) for label in array):
-        array = array.astype(str)
     if array.dtype.kind not in "biuU":
         raise ValueError(
             f"{side}_labels of shape (n,) must be integers or strings: got {array.dtype}. "
