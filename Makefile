@@ -1,4 +1,4 @@
-# Everything is set up from nothing but Python 3.11: `make demo`, `make test`, `make docs`.
+# Each rule creates .venv and installs what it needs; only Python 3.11 or later is required.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
@@ -10,18 +10,21 @@ demo: .venv/.library
 test: .venv/.developer
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# All campaigns of faults, about an hour, with new seeds, which they print: records in benchmarks/results.
+# Fault-injection and stress tests, about an hour, with new seeds, which they print, and the Spark
+# and Dask examples. Records go to benchmarks/results.
 CAMPAIGNS := kills powerloss ioerrors races fuzz snapshot hostile soak
-campaign: .venv/.developer
+campaign: .venv/.developer .venv/.cluster
 	failed=; for name in $(CAMPAIGNS); do $(BIN)/python campaigns/$$name.py || failed="$$failed $$name"; done; \
+	$(BIN)/python -m pytest campaigns/test_cluster.py || failed="$$failed cluster"; \
 	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 lint: .venv/.developer
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 
-# The site, into site/: open site/index.html. Warnings are errors.
+# Build the site into site/; open site/index.html. Warnings are errors.
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -29,8 +32,8 @@ docs: .venv/.docs
 results: .venv/.library
 	$(BIN)/python benchmarks/render.py
 
-# pip 25.1 knows dependency groups. PyTorch comes first and pinned: a looser request
-# may bring gigabytes of CUDA packages to a machine without a GPU.
+# Dependency groups need pip 25.1. PyTorch is installed first and pinned: a looser requirement
+# may install gigabytes of CUDA packages on a machine without a GPU.
 .venv/.library: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
@@ -40,7 +43,12 @@ results: .venv/.library
 
 .venv/.developer: .venv/.library
 	$(BIN)/pip install --quiet --group dev
-	! command -v npm || npm install --silent --prefix examples/onnx || echo "no test of the example in JavaScript"
+	! command -v npm || npm install --silent --prefix examples/onnx || echo "npm install failed: the JavaScript example is not tested"
+	touch $@
+
+# Spark also needs Java 17 or later.
+.venv/.cluster: .venv/.library
+	$(BIN)/pip install --quiet --group cluster
 	touch $@
 
 .venv/.docs: .venv/.library
