@@ -240,7 +240,7 @@ def test_two_processes_at_once_do_not_disturb_each_other(data):
     with subprocess.Popen(command, text=True, **pipes) as other:
         assert other.stdout.readline() == "ready\n"
         use_and_delete(data)
-        assert other.communicate(timeout=60) == ("", "")
+        assert other.communicate(timeout=600) == ("", "")
         assert other.returncode == 0
 
 

@@ -314,7 +314,7 @@ def test_what_a_killed_save_left_is_removed_by_the_next_and_nothing_else(tmp_pat
     for name in others:
         (tmp_path / name).write_bytes(b"mine")
     for _ in range(2):
-        killed = subprocess.run([sys.executable, "-c", _KILLED_SAVE, path], timeout=60)
+        killed = subprocess.run([sys.executable, "-c", _KILLED_SAVE, path], timeout=600)
         assert killed.returncode == -signal.SIGKILL
     before = set(os.listdir(tmp_path)) - set(others)
     assert before
