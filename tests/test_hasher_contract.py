@@ -124,7 +124,7 @@ def test_no_rows_have_no_codes(hasher):
     assert hasher.project(none).shape == hasher.transform(none).shape == (0, 20)
     assert hasher.encode(none).shape == (0, 3)
     assert not list(hasher.encode_blocks(none))
-    with pytest.raises(ValueError, match="2 features"):
+    with pytest.raises(ValueError, match=r"\b2\b.*\b64\b"):
         hasher.encode(none[:, :2])
 
 
@@ -190,11 +190,11 @@ def test_encoding_streams_from_a_read_only_memory_map(hasher, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (np.where(np.arange(400)[:, None] == 7, np.nan, X), "NaN, infinity .* first in row 7"),
-        (np.where(np.arange(400)[:, None] == 9, np.inf, X), "first in row 9"),
-        (X[:, :-1], "expecting 64 features"),
-        (X[0], "Expected 2D array"),
-        (np.full((3, 64), "a"), "features must be numbers|could not convert"),
+        (np.where(np.arange(400)[:, None] == 7, np.nan, X), r"\bNaN\b.*\brow 7\b"),
+        (np.where(np.arange(400)[:, None] == 9, np.inf, X), r"\brow 9\b"),
+        (X[:, :-1], r"\b63\b.*\b64\b"),
+        (X[0], "2D"),
+        (np.full((3, 64), "a"), "<U1|could not convert"),
     ],
     ids=["nan", "inf", "width", "one dimension", "text"],
 )
@@ -207,7 +207,7 @@ def test_one_bad_number_names_its_row_wherever_it_stands(hasher):
     for row, bad in ((0, np.nan), (31, np.inf), (32, -np.inf), (399, np.nan)):
         rows = X.copy()
         rows[row, 0] = bad  # a feature that is 0 in all digits: no method learns anything from it
-        with pytest.raises(ValueError, match=f"first in row {row}: features must be finite"):
+        with pytest.raises(ValueError, match=rf"\brow {row}\b.*\bfinite\b"):
             hasher.encode(rows)
 
 
@@ -227,7 +227,7 @@ def test_an_unfitted_hasher_says_so(unfitted, tmp_path):
     [(0, ValueError), (-3, ValueError), (2.5, TypeError), ("8", TypeError), (True, TypeError)],
 )
 def test_a_senseless_number_of_bits_is_refused(kind, n_bits, error):
-    with pytest.raises(error, match="n_bits must be"):
+    with pytest.raises(error, match="n_bits"):
         kind(n_bits).fit(X, Y)
 
 
@@ -236,12 +236,12 @@ def test_training_rows_must_be_finite(kind):
     for bad in (np.nan, np.inf):
         rows = X.copy()
         rows[3, 5] = bad
-        with pytest.raises(ValueError, match=r"^X contains NaN, .* first in row 3: .* finite$"):
+        with pytest.raises(ValueError, match=r"\bX\b.*\bNaN\b.*\brow 3\b"):
             kind(8).fit(rows, Y)
 
 
 def test_a_directory_that_cannot_be_written_is_named(hasher, tmp_path):
-    with pytest.raises(AntipodalError, match="cannot write"):
+    with pytest.raises(AntipodalError, match="missing"):
         hasher.save(tmp_path / "missing" / "model")
 
 
@@ -254,7 +254,7 @@ def test_more_bits_than_features_is_fine_where_it_can_be():
         assert able(100).fit(X, Y).encode(X).shape == (400, 13)
     assert DeepLinf(100, **FAST).fit(X, Y).encode(X).shape == (400, 13)
     for kind in (ITQ, LDAHash, SignHash):
-        message = rf"{kind.__name__} needs n_bits ≤ features.*65 bits for 64"
+        message = rf"\b{kind.__name__}\b.*\bn_bits\b.*\b65\b.*\b64\b"
         with pytest.raises(ValueError, match=message):
             kind(65).fit(X, Y)
 

@@ -224,9 +224,9 @@ def test_a_prepared_index_stays_prepared(n_bits, monkeypatch):
 
 def test_prepare_refuses_a_radius_for_which_a_scan_is_as_fast():
     index = HammingIndex(16)
-    with pytest.raises(ValueError, match="16 bits are too short for tables of radius 4"):
+    with pytest.raises(ValueError, match=r"\b16\b.*\bradius\b.*\b4\b"):
         index.prepare(radius=4)
-    with pytest.raises(ValueError, match="radius must be at least 0"):
+    with pytest.raises(ValueError, match=r"\bradius\b.*\b0\b.*-1\b"):
         index.prepare(-1)
 
 
@@ -259,7 +259,7 @@ class IndexBesideADictionary(RuleBasedStateMachine):
     def add_with_ids(self, ids):
         codes = self.codes(len(ids))
         if len(set(ids)) < len(ids) or self.model.keys() & set(ids):
-            with pytest.raises(ValueError, match=r"unique|already"):
+            with pytest.raises(ValueError, match=r"\bids\b"):
                 self.index.add(codes, ids)
         else:
             self.index.add(codes, ids)
@@ -270,7 +270,7 @@ class IndexBesideADictionary(RuleBasedStateMachine):
         if known:
             ids = [i for i in ids if i in self.model]
         if set(ids) - self.model.keys():
-            with pytest.raises(ValueError, match="not in the index"):
+            with pytest.raises(ValueError, match=r"\bids\b"):
                 self.index.remove(ids)
         else:
             self.index.remove(ids)
@@ -409,43 +409,43 @@ def test_wrong_arguments_are_refused_and_change_nothing():
     index.add(codes, range(100, 112))
     for wrong, error, words in [
         (codes.astype(np.int64), TypeError, "uint8"),
-        (codes[:, :1], ValueError, "2 bytes per row"),
-        (codes[0], ValueError, "2 bytes per row"),
-        (codes | 1, ValueError, "last 4 bits"),
+        (codes[:, :1], ValueError, r"\b2 bytes\b"),
+        (codes[0], ValueError, r"\b2 bytes\b"),
+        (codes | 1, ValueError, r"\b4 bits\b"),
     ]:
         for call in (index.add, lambda c: index.search(c, 1), lambda c: index.radius(c, 1)):
             with pytest.raises(error, match=words):
                 call(wrong)
     for k in (0, -1):
-        with pytest.raises(ValueError, match="k must be at least 1"):
+        with pytest.raises(ValueError, match=rf"\bk\b.*\b1\b.*{k}\b"):
             index.search(codes, k)
     with pytest.raises(TypeError):
         index.search(codes, 2.0)
-    with pytest.raises(ValueError, match="r must be at least 0"):
+    with pytest.raises(ValueError, match=r"\br\b.*\b0\b.*-1\b"):
         index.radius(codes, -1)
-    with pytest.raises(ValueError, match="id for each of 12 codes: got 2"):
+    with pytest.raises(ValueError, match=r"\b12\b.*\b2\b"):
         index.add(codes, [1, 2])
-    with pytest.raises(ValueError, match="unique: 7 given twice"):
+    with pytest.raises(ValueError, match=r"\bids\b.*\b7\b"):
         index.add(codes[:3], [7, 8, 7])
-    with pytest.raises(ValueError, match="ids 111 are in the index already"):
+    with pytest.raises(ValueError, match=r"\bids\b.*\b111\b"):
         index.add(codes[:2], [112, 111])
-    with pytest.raises(TypeError, match="ids must be integers: got float64"):
+    with pytest.raises(TypeError, match=r"\bids\b.*\bfloat64\b"):
         index.add(codes[:2], [1.0, 2.0])
-    with pytest.raises(TypeError, match="allowed must be integers: got bool"):
+    with pytest.raises(TypeError, match=r"\ballowed\b.*\bbool\b"):
         index.search(codes, 1, allowed=np.ones(12, dtype=bool))
-    with pytest.raises(ValueError, match="list of integers"):
+    with pytest.raises(ValueError, match=r"\bids\b.*\(1, 1\)"):
         index.remove([[100]])
-    with pytest.raises(ValueError, match="at most 9223372036854775807"):
+    with pytest.raises(ValueError, match="9223372036854775807"):
         index.add(codes[:1], np.array([2**63], dtype=np.uint64))
-    with pytest.raises(ValueError, match="ids 1, 2, 3, 4, 5 and 2 more are not in the index"):
+    with pytest.raises(ValueError, match=r"\bids\b.*\b1, 2, 3, 4, 5\b.*\b2\b"):
         index.remove([100, 1, 2, 3, 4, 5, 6, 7])
-    with pytest.raises(ValueError, match="ids 5 are not in the index"):
+    with pytest.raises(ValueError, match=r"\bids\b.*\b5\b"):
         index.codes([100, 5])
     assert index.ids.tolist() == list(range(100, 112))
     for n_bits in (0, -3, 2**20):
-        with pytest.raises(ValueError, match="n_bits must be from 1"):
+        with pytest.raises(ValueError, match=rf"\bn_bits\b.*\b1\b.*{n_bits}\b"):
             HammingIndex(n_bits)
-    with pytest.raises(ValueError, match="flat, ivf, hnsw: got 'annoy'"):
+    with pytest.raises(ValueError, match=r"flat.*ivf.*hnsw.*'annoy'"):
         HammingIndex(8, engine="annoy")
 
 
@@ -457,7 +457,7 @@ def test_default_ids_continue_after_the_largest_up_to_the_last_there_is():
     index.add(code, [2**63 - 2])
     index.add(code)
     assert index.ids.tolist() == [-4, -3, 2**63 - 2, 2**63 - 1]
-    with pytest.raises(ValueError, match="no ids are left"):
+    with pytest.raises(ValueError, match=r"\bids\b.*\b9223372036854775807\b"):
         index.add(code)
     assert index.search(code, 4).ids.tolist() == [[-4, -3, 2**63 - 2, 2**63 - 1]]
     extremes = [-(2**63), 2**63 - 1, 0]
@@ -582,7 +582,7 @@ def test_recall_counts_ties_fairly(monkeypatch):
 
     monkeypatch.setattr(index, "_approximate", Misses())
     assert index.recall(query, 3) == pytest.approx(2 / 3)
-    with pytest.raises(ValueError, match="needs items"):
+    with pytest.raises(ValueError, match="recall"):
         HammingIndex(8).recall(query, 3)
 
 

@@ -115,13 +115,13 @@ def test_what_is_not_an_index_file_is_refused(tmp_path):
     with pytest.raises(IndexFileError, match="directory"):
         HammingIndex.load(tmp_path)
     path.write_bytes(b"PK\3\4" + bytes(200))
-    with pytest.raises(IndexFileError, match="not an index file of antipodal"):
+    with pytest.raises(IndexFileError, match=str(path)):
         HammingIndex.load(path)
     make_index().save(path)
     data = bytearray(path.read_bytes())
     data[8:12] = struct.pack("<I", 3)
     path.write_bytes(data)
-    with pytest.raises(IndexFileError, match="format version 3, this antipodal reads 1 to 2"):
+    with pytest.raises(IndexFileError, match=r"\b3\b.*\b1\b.*\b2\b"):
         HammingIndex.load(path)
 
 
@@ -177,7 +177,7 @@ def test_a_false_header_under_a_true_checksum_is_refused(tmp_path, change):
 @pytest.mark.parametrize("header", [b"not JSON", b"\xff\xfe", b"[]", b"{}", b"[" * 100_000])
 def test_a_header_that_is_none_is_refused(tmp_path, header):
     write_file(tmp_path / "index", header, bytes(16))
-    with pytest.raises(IndexFileError, match="cannot be read"):
+    with pytest.raises(IndexFileError, match="index"):
         HammingIndex.load(tmp_path / "index")
 
 
@@ -308,8 +308,8 @@ def test_an_index_of_one_model_is_not_loaded_for_another(tmp_path):
         loaded = HammingIndex.load(tmp_path / "index", model=asked)
         assert loaded.model == "3f9c"
     loaded.save(tmp_path / "copy")
-    with pytest.raises(IndexFileError, match=r"model '3f9c'.*searched by codes of model '77aa'"):
+    with pytest.raises(IndexFileError, match=r"'3f9c'.*'77aa'"):
         HammingIndex.load(tmp_path / "copy", model="77aa")
     make_index().save(tmp_path / "index")
-    with pytest.raises(IndexFileError, match="does not say which model made its codes"):
+    with pytest.raises(IndexFileError, match="model"):
         HammingIndex.load(tmp_path / "index", model="77aa")

@@ -162,11 +162,11 @@ def test_rows_beyond_the_limit_are_drawn_evenly_from_the_classes(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ridge": 0.0}, "ridge must be positive"),
-        ({"bandwidth": -1.0}, "bandwidth must be positive"),
-        ({"n_anchors": 0}, "n_anchors must be at least 1"),
-        ({"n_labelled": 1}, "n_labelled must be at least 2"),
-        ({"n_iter": -1}, "n_iter must be at least 0"),
+        ({"ridge": 0.0}, r"\bridge\b.*\b0\.0"),
+        ({"bandwidth": -1.0}, r"\bbandwidth\b.*-1\.0"),
+        ({"n_anchors": 0}, r"\bn_anchors\b.*\b1\b.*\b0\b"),
+        ({"n_labelled": 1}, r"\bn_labelled\b.*\b2\b.*\b1\b"),
+        ({"n_iter": -1}, r"\bn_iter\b.*\b0\b.*-1\b"),
     ],
 )
 def test_senseless_options_are_refused(options, message):
@@ -175,11 +175,11 @@ def test_senseless_options_are_refused(options, message):
 
 
 def test_labels_are_needed():
-    with pytest.raises(ValueError, match="requires y to be passed, but the target y is None"):
+    with pytest.raises(ValueError, match=r"\by\b.*\bNone\b"):
         KSH(4).fit(X)
 
 
 def test_equal_rows_and_features_too_large_do_not_go_unnoticed():
     assert KSH(4).fit(np.ones((6, 3)), [0, 0, 0, 1, 1, 1]).encode(np.ones((2, 3))).shape == (2, 1)
-    with pytest.raises(ValueError, match="too large for float32"):
+    with pytest.raises(ValueError, match="float32"):
         KSH(4).fit(X[:50] * 1e20, Y[:50])

@@ -96,14 +96,14 @@ def test_rows_that_equal_their_class_are_no_obstacle():
 
 
 def test_what_ldahash_cannot_learn_from_is_refused():
-    with pytest.raises(ValueError, match="requires y to be passed, but the target y is None"):
+    with pytest.raises(ValueError, match=r"\by\b.*\bNone\b"):
         LDAHash(8).fit(X)
-    with pytest.raises(ValueError, match=r"n_bits ≤ features.*got 65 bits for 64 feature"):
+    with pytest.raises(ValueError, match=r"\bn_bits\b.*\b65\b.*\b64\b"):
         LDAHash(65).fit(X, Y)
-    with pytest.raises(ValueError, match="needs rows that differ"):
+    with pytest.raises(ValueError, match=r"\bLDAHash\b.*\b10\b.*\brows\b"):
         LDAHash(2).fit(np.ones((10, 3)), Y[:10] // 5)
     for wrong in (0, -1, np.nan, np.inf):
-        with pytest.raises(ValueError, match="regularization must be positive and finite"):
+        with pytest.raises(ValueError, match=rf"\bregularization\b.*{wrong}"):
             LDAHash(8, regularization=wrong).fit(X, Y)
-    with pytest.raises(ValueError, match="n_pairs must be at least 2"):
+    with pytest.raises(ValueError, match=r"\bn_pairs\b.*\b2\b.*\b0\b"):
         LDAHash(8, n_pairs=0).fit(X, Y)

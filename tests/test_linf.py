@@ -186,25 +186,25 @@ def test_constant_and_huge_features_are_harmless():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"bound": 0.0}, "bound must be positive and finite: got 0.0"),
-        ({"bound": -1.0}, "bound must be positive"),
-        ({"margin": 0.0}, "margin must be positive"),
-        ({"n_epochs": 0}, "n_epochs must be at least 1: got 0"),
-        ({"batch_size": 1}, "batch_size must be at least 2: got 1"),
-        ({"learning_rate": float("nan")}, "learning_rate must be positive"),
-        ({"dropout": 1.0}, r"dropout must be in \[0, 1\)"),
-        ({"weight_decay": -1.0}, "weight_decay must not be negative"),
-        ({"optimizer": "adam"}, "optimizer must be one of .*adamw.*: got 'adam'"),
-        ({"schedule": "step"}, "schedule must be one of"),
-        ({"pairs": "all"}, "pairs must be one of"),
-        ({"init": "zeros"}, "init must be 'random' or 'ksvd'"),
-        ({"n_stages": -1}, "n_stages must be at least 0: got -1"),
-        ({"validation_fraction": 0.9}, "validation_fraction must be in"),
-        ({"penalty": 0.0}, "penalty must be positive"),
-        ({"similar_weight": 0.0}, "similar_weight must be positive and finite, or None: got 0.0"),
-        ({"belief_power": -1.0}, "belief_power must be positive"),
-        ({"n_hidden": 0}, "n_hidden must be at least 1: got 0"),
-        ({"scaling": "unit"}, "scaling must be one of auto, each, .*: got 'unit'"),
+        ({"bound": 0.0}, r"\bbound\b.*\b0\.0"),
+        ({"bound": -1.0}, r"\bbound\b.*-1\.0"),
+        ({"margin": 0.0}, r"\bmargin\b.*\b0\.0"),
+        ({"n_epochs": 0}, r"\bn_epochs\b.*\b1\b.*\b0\b"),
+        ({"batch_size": 1}, r"\bbatch_size\b.*\b2\b.*\b1\b"),
+        ({"learning_rate": float("nan")}, r"\blearning_rate\b.*\bnan\b"),
+        ({"dropout": 1.0}, r"\bdropout\b.*\[0, 1\).*\b1\.0"),
+        ({"weight_decay": -1.0}, r"\bweight_decay\b.*-1\.0"),
+        ({"optimizer": "adam"}, r"\boptimizer\b.*adamw.*'adam'"),
+        ({"schedule": "step"}, r"\bschedule\b.*'step'"),
+        ({"pairs": "all"}, r"\bpairs\b.*'all'"),
+        ({"init": "zeros"}, r"\binit\b.*'random'.*'ksvd'.*'zeros'"),
+        ({"n_stages": -1}, r"\bn_stages\b.*\b0\b.*-1\b"),
+        ({"validation_fraction": 0.9}, r"\bvalidation_fraction\b.*\b0\.9\b"),
+        ({"penalty": 0.0}, r"\bpenalty\b.*\b0\.0"),
+        ({"similar_weight": 0.0}, r"\bsimilar_weight\b.*\b0\.0"),
+        ({"belief_power": -1.0}, r"\bbelief_power\b.*-1\.0"),
+        ({"n_hidden": 0}, r"\bn_hidden\b.*\b1\b.*\b0\b"),
+        ({"scaling": "unit"}, r"\bscaling\b.*auto.*each.*'unit'"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(parameters, message):
@@ -215,19 +215,19 @@ def test_settings_that_cannot_work_are_refused(parameters, message):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"n_epochs": "abc"}, "n_epochs must be a whole number, or None: got 'abc'"),
-        ({"n_epochs": 10.0}, "n_epochs must be a whole number, or None: got 10.0"),
-        ({"n_stages": 1.5}, "n_stages must be a whole number: got 1.5"),
-        ({"n_stages": True}, "n_stages must be a whole number: got True"),
-        ({"batch_size": "all"}, "batch_size must be a whole number, or None: got 'all'"),
-        ({"sparsity": 1.5}, "sparsity must be a whole number: got 1.5"),
-        ({"tied": "maybe"}, "tied must be True or False: got 'maybe'"),
-        ({"bound": "wide"}, "bound must be a number: got 'wide'"),
-        ({"learning_rate": None}, "learning_rate must be a number: got None"),
-        ({"dropout": True}, "dropout must be a number, or None: got True"),
-        ({"n_hidden": 1.5}, "n_hidden must be a whole number: got 1.5"),
-        ({"margin": "wide"}, "margin must be a number, or None: got 'wide'"),
-        ({"device": 1}, "device must be a string: got 1"),
+        ({"n_epochs": "abc"}, r"\bn_epochs\b.*'abc'"),
+        ({"n_epochs": 10.0}, r"\bn_epochs\b.*\b10\.0"),
+        ({"n_stages": 1.5}, r"\bn_stages\b.*\b1\.5"),
+        ({"n_stages": True}, r"\bn_stages\b.*\bTrue\b"),
+        ({"batch_size": "all"}, r"\bbatch_size\b.*'all'"),
+        ({"sparsity": 1.5}, r"\bsparsity\b.*\b1\.5"),
+        ({"tied": "maybe"}, r"\btied\b.*'maybe'"),
+        ({"bound": "wide"}, r"\bbound\b.*'wide'"),
+        ({"learning_rate": None}, r"\blearning_rate\b.*\bNone\b"),
+        ({"dropout": True}, r"\bdropout\b.*\bTrue\b"),
+        ({"n_hidden": 1.5}, r"\bn_hidden\b.*\b1\.5"),
+        ({"margin": "wide"}, r"\bmargin\b.*'wide'"),
+        ({"device": 1}, r"\bdevice\b.*\b1\b"),
     ],
 )
 def test_settings_of_another_kind_are_refused(parameters, message):
@@ -244,17 +244,17 @@ def test_settings_may_be_numbers_of_numpy():
 def test_devices_that_are_not_there_are_refused(device):
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(ValueError, match=f"device must be 'auto', 'cpu', .*: got '{device}'"):
+    with pytest.raises(ValueError, match=rf"\bdevice\b.*'auto'.*'cpu'.*'{device}'"):
         DeepLinf(8, device=device).fit(X[:50], Y[:50])
 
 
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (None, "requires y to be passed"),
-        (np.zeros(50), "one class"),
-        (Y[:49], "50 rows, 49 labels"),
-        (np.arange(50), "no similar pairs"),
+        (None, r"\by\b.*\bNone\b"),
+        (np.zeros(50), "class"),
+        (Y[:49], r"\b50\b.*\b49\b"),
+        (np.arange(50), "pairs"),
     ],
 )
 def test_labels_that_cannot_teach_are_refused(labels, message):
@@ -263,5 +263,5 @@ def test_labels_that_cannot_teach_are_refused(labels, message):
 
 
 def test_pairs_out_of_range_are_refused():
-    with pytest.raises(ValueError, match="from 0 to 49: got values from 0 to 50"):
+    with pytest.raises(ValueError, match=r"\b0\b.*\b49\b.*\b0\b.*\b50\b"):
         DeepLinf(8).fit_pairs(X[:50], [[0, 50], [1, 2]], [1, 0])

@@ -405,34 +405,37 @@ HOT = [[1, 0], [0, 1]]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"query_labels": [0]}, r"query_labels must have a row per code, shape \(2,\)"),
+        ({"query_labels": [0]}, r"\bquery_labels\b.*\(2,\)"),
         (
             {"database_labels": [[[0]], [[1]]]},
-            r"database_labels must have a row.*\(2, 1, 1\)",
+            r"\bdatabase_labels\b.*\(2, 1, 1\)",
         ),
-        ({"database_labels": np.zeros((2, 0))}, r"n_concepts\): got shape \(2, 0\)"),
-        ({"query_labels": HOT}, r"of one kind.*shapes \(2, 2\) and \(2,\)"),
-        ({"query_labels": HOT, "database_labels": [[1], [1]]}, r"the same concepts: got shapes"),
-        ({"query_labels": [[1, 0.5], [0, 1]]}, "must be 0 or 1: got other values"),
-        ({"query_labels": [[1, np.nan], [0, 1]]}, "query_labels .* 1 of 2 are missing"),
-        ({"query_labels": [[3], [2]]}, r"One label per row\? Then pass labels of shape \(n,\)"),
-        ({"query_labels": [["a"], ["b"]]}, "must be 0 or 1"),
-        ({"query_labels": [0.0, 1.0]}, r"must be integers or strings: got float64.*astype\(int\)"),
-        ({"query_labels": [np.nan, 1]}, "query_labels .* 1 of 2 are missing"),
-        ({"database_labels": np.array(["a", None])}, "database_labels .* 1 of 2 are missing"),
-        ({"query_labels": ["a", np.nan]}, "query_labels .* 1 of 2 are missing"),
-        ({"query_labels": ["a", 1]}, "query_labels .* 1 numbers such as 1 and 1 strings"),
-        ({"query_labels": ["0", "1"]}, "must both be integers or both be strings: got <U1 and int"),
-        ({"query_labels": [5, 6]}, "no query has a relevant item.*same names"),
-        ({"query_codes": NONE, "query_labels": []}, "got 0 query codes and 2 database codes"),
-        ({"database_codes": NONE, "database_labels": []}, "got 2 query codes and 0 database codes"),
-        ({"radii": [0, -1]}, r"radii must not be negative: got \[0, -1\]"),
-        ({"top": [0]}, r"top must hold positive numbers of items: got \[0\]"),
-        ({"ap_at_k": "all"}, r"ap_at_k must be one of \('relevant', 'found'\): got 'all'"),
-        ({"balls": "mean"}, "balls must be one of .*: got 'mean'"),
-        ({"projections": np.ones((2, 3))}, r"column a bit, \(2, 2\): got shape \(2, 3\)"),
-        ({"projections": [[1, np.nan], [0, 1]]}, "projections must be finite"),
-        ({"projections": [[1, np.inf], [0, 1]]}, "projections must be finite"),
+        ({"database_labels": np.zeros((2, 0))}, r"\bdatabase_labels\b.*\(2, 0\)"),
+        ({"query_labels": HOT}, r"\(2, 2\).*\(2,\)"),
+        ({"query_labels": HOT, "database_labels": [[1], [1]]}, r"\(2, 2\).*\(2, 1\)"),
+        ({"query_labels": [[1, 0.5], [0, 1]]}, r"\bquery_labels\b.*\b0\b.*\b1\b"),
+        ({"query_labels": [[1, np.nan], [0, 1]]}, r"\bquery_labels\b.*\b1 of 2\b.*\bmissing\b"),
+        ({"query_labels": [[3], [2]]}, r"\bquery_labels\b.*\b0\b.*\b1\b.*\(n,\)"),
+        ({"query_labels": [["a"], ["b"]]}, r"\bquery_labels\b.*\b0\b.*\b1\b"),
+        ({"query_labels": [0.0, 1.0]}, r"\bquery_labels\b.*\bfloat64\b.*astype\(int\)"),
+        ({"query_labels": [np.nan, 1]}, r"\bquery_labels\b.*\b1 of 2\b.*\bmissing\b"),
+        (
+            {"database_labels": np.array(["a", None])},
+            r"\bdatabase_labels\b.*\b1 of 2\b.*\bmissing\b",
+        ),
+        ({"query_labels": ["a", np.nan]}, r"\bquery_labels\b.*\b1 of 2\b.*\bmissing\b"),
+        ({"query_labels": ["a", 1]}, r"\bquery_labels\b.*\b1 numbers\b.*\b1\b.*\b1 strings\b"),
+        ({"query_labels": ["0", "1"]}, r"<U1.*\bint"),
+        ({"query_labels": [5, 6]}, "relevant"),
+        ({"query_codes": NONE, "query_labels": []}, r"\b0\b.*\b2\b"),
+        ({"database_codes": NONE, "database_labels": []}, r"\b2\b.*\b0\b"),
+        ({"radii": [0, -1]}, r"\bradii\b.*\[0, -1\]"),
+        ({"top": [0]}, r"\btop\b.*\[0\]"),
+        ({"ap_at_k": "all"}, r"\bap_at_k\b.*'relevant'.*'found'.*'all'"),
+        ({"balls": "mean"}, r"\bballs\b.*'mean'"),
+        ({"projections": np.ones((2, 3))}, r"\bprojections\b.*\(2, 2\).*\(2, 3\)"),
+        ({"projections": [[1, np.nan], [0, 1]]}, r"\bprojections\b.*\bfinite\b"),
+        ({"projections": [[1, np.inf], [0, 1]]}, r"\bprojections\b.*\bfinite\b"),
     ],
 )
 def test_wrong_arguments_are_explained(arguments, message):
@@ -460,10 +463,10 @@ def test_signed_and_unsigned_labels_are_compared_exactly(score):
 
 
 def test_bit_health_needs_a_code():
-    with pytest.raises(ValueError, match="at least one row"):
+    with pytest.raises(ValueError, match="row"):
         bit_health(NONE, 2)
 
 
 def test_codes_of_different_width_have_no_distance():
-    with pytest.raises(ValueError, match=r"database_codes of 8 bits.*got shape \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"\bdatabase_codes\b.*\b8\b.*\(1, 2\)"):
         hamming_distances(CODES, np.zeros((1, 2), np.uint8))

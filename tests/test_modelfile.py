@@ -108,7 +108,7 @@ def test_a_file_from_the_future_asks_for_an_upgrade(tmp_path, model_bytes):
     newer = model_bytes.replace(b'"version":"1"', b'"version":"2"')
     assert newer != model_bytes
     (tmp_path / "m").write_bytes(newer)
-    with pytest.raises(AntipodalError, match="written by a newer version: upgrade"):
+    with pytest.raises(AntipodalError, match="upgrade"):
         load(tmp_path / "m")
 
 
@@ -121,12 +121,12 @@ def test_a_changed_weight_is_noticed(tmp_path, model_bytes):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"class": "Unheard", "parameters": {}, "fitted": {}}, "'Unheard', which this antipodal"),
-        ({"class": ["LSH"], "parameters": {}, "fitted": {}}, "does not know"),
-        ({"class": "LSH", "parameters": {"n_bitz": 1}, "fitted": {}}, "does not describe a LSH"),
-        ({"class": "LSH", "fitted": {}}, "does not describe a LSH"),
-        ({"class": "LSH", "parameters": {}, "fitted": {"encode": 1}}, "'encode' is not the name"),
-        ({}, "does not know"),
+        ({"class": "Unheard", "parameters": {}, "fitted": {}}, "'Unheard'"),
+        ({"class": ["LSH"], "parameters": {}, "fitted": {}}, r"\['LSH'\]"),
+        ({"class": "LSH", "parameters": {"n_bitz": 1}, "fitted": {}}, "LSH"),
+        ({"class": "LSH", "fitted": {}}, "LSH"),
+        ({"class": "LSH", "parameters": {}, "fitted": {"encode": 1}}, "'encode'"),
+        ({}, "None"),
     ],
 )
 def test_a_well_formed_file_with_odd_content_is_refused(tmp_path, header, message):
@@ -137,12 +137,12 @@ def test_a_well_formed_file_with_odd_content_is_refused(tmp_path, header, messag
 
 def test_a_checkpoint_is_not_a_model(tmp_path):
     write_model_file(tmp_path / "m", "checkpoint", {}, {})
-    with pytest.raises(AntipodalError, match="holds a checkpoint, not a hasher"):
+    with pytest.raises(AntipodalError, match="checkpoint.*hasher"):
         load(tmp_path / "m")
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(AntipodalError, match=r"cannot read .*nowhere: No such file.*a hasher"):
+    with pytest.raises(AntipodalError, match=r"nowhere.*No such file.*hasher"):
         load(tmp_path / "nowhere")
 
 
@@ -152,10 +152,10 @@ def test_what_is_no_model_is_named(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("a model, they said")
     for name, message in (
-        ("x.npy", "x.npy is not an antipodal file, but something else. Expected a hasher"),
-        ("text", "text is not an antipodal file, but something else"),
-        ("empty", "empty: it is empty. Expected a hasher"),
-        ("folder", "folder: Is a directory. Expected a hasher"),
+        ("x.npy", r"x\.npy.*hasher"),
+        ("text", r"\btext\b.*antipodal"),
+        ("empty", "empty.*hasher"),
+        ("folder", "folder.*Is a directory.*hasher"),
     ):
         with pytest.raises(ModelFileError, match=message):
             load(tmp_path / name)
@@ -163,13 +163,13 @@ def test_what_is_no_model_is_named(tmp_path):
 
 def test_a_directory_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path):
     hasher = LSH(12, random_state=0).fit(ROWS)
-    with pytest.raises(AntipodalError, match=r"cannot write .*missing/m: there is no folder"):
+    with pytest.raises(AntipodalError, match="missing/m"):
         hasher.save(tmp_path / "missing" / "m")
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(AntipodalError, match="cannot write"):
+    with pytest.raises(AntipodalError, match="file/m"):
         hasher.save(tmp_path / "file" / "m")
     (tmp_path / "directory").mkdir()
-    with pytest.raises(AntipodalError, match="cannot write"):
+    with pytest.raises(AntipodalError, match="directory"):
         hasher.save(tmp_path / "directory")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["directory", "file"]
 
@@ -193,7 +193,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path, model_bytes):
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, file], capture_output=True, text=True, check=True
     )
-    assert "cannot write" in done.stdout
+    assert str(file) in done.stdout
     assert file.read_bytes() == model_bytes
     assert list(tmp_path.iterdir()) == [file]
 
@@ -215,7 +215,7 @@ def test_equal_models_have_one_identity_and_others_another(tmp_path):
     assert len(identities) == 1
     LSH(8, random_state=1).fit(rows).save(tmp_path / "other")
     assert model_identity(tmp_path / "other") not in identities
-    with pytest.raises(ModelFileError, match="cannot read"):
+    with pytest.raises(ModelFileError, match="missing"):
         model_identity(tmp_path / "missing")
 
 
@@ -225,9 +225,9 @@ def test_the_length_of_the_codes_is_read_without_the_hasher(tmp_path, model_byte
     assert model_bits(path) == load(path).n_bits == 12
     path.write_bytes(model_bytes.replace(b'\\"n_bits\\": 12', b'\\"n_bits\\": 13'))
     assert path.read_bytes() != model_bytes
-    with pytest.raises(ModelFileError, match="does not match its checksum"):
+    with pytest.raises(ModelFileError, match="checksum"):
         model_bits(path)
     for header in ({}, {"parameters": {}}, {"parameters": {"n_bits": "12"}}, {"parameters": []}):
         write_model_file(path, "hasher", header, {})
-        with pytest.raises(ModelFileError, match="does not say how long its codes are"):
+        with pytest.raises(ModelFileError, match="n_bits|codes"):
             model_bits(path)

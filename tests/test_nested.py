@@ -1,6 +1,7 @@
 """Several code lengths from one model."""
 
 import math
+import re
 from functools import partial
 
 import numpy as np
@@ -216,19 +217,19 @@ def test_a_checkpoint_is_resumed_and_one_of_other_lengths_refused(tmp_path):
     again = fit(DeepLinf(16, nested=[4, 8], **QUICK))
     np.testing.assert_array_equal(first.encode(X), again.encode(X))
     for nested in ((), (4,)):
-        with pytest.raises(ModelFileError, match="other data or settings"):
+        with pytest.raises(ModelFileError, match="state"):
             fit(DeepLinf(16, nested=nested, **QUICK))
 
 
 @pytest.mark.parametrize("nested", [(0, 4), (-1,), (8,), (4, 9), (4, 2), (4, 4)])
 def test_lengths_that_make_no_sense_are_refused(nested):
-    with pytest.raises(ValueError, match=r"nested must be lengths .* below the 8 of n_bits: got"):
+    with pytest.raises(ValueError, match=r"\bnested\b.*\b8\b.*\bn_bits\b"):
         DeepLinf(8, nested=nested).fit(X[:50], Y[:50])
 
 
 @pytest.mark.parametrize("nested", [4, "4", (4.0,), (True,), None])
 def test_what_is_no_list_of_whole_numbers_is_refused(nested):
-    with pytest.raises(TypeError, match="nested must be a list of whole numbers: got"):
+    with pytest.raises(TypeError, match=rf"\bnested\b.*{re.escape(repr(nested))}"):
         DeepLinf(8, nested=nested).fit(X[:50], Y[:50])
 
 
@@ -237,13 +238,13 @@ def test_prefixes_of_other_lengths_are_refused():
         DeepLinf(16, nested=(4, 8)).prefix(4)
     hasher = DeepLinf(16, nested=(4, 8), **QUICK).fit(X[:50], Y[:50])
     for n_bits in (1, 5, 16, 17):
-        with pytest.raises(ValueError, match=rf"in fit \(4, 8\): got {n_bits}"):
+        with pytest.raises(ValueError, match=rf"\(4, 8\).*\b{n_bits}\b"):
             hasher.prefix(n_bits)
-    with pytest.raises(TypeError, match="whole number"):
+    with pytest.raises(TypeError, match=r"\b4\.0"):
         hasher.prefix(4.0)
-    with pytest.raises(ValueError, match="nested was changed from"):
+    with pytest.raises(ValueError, match=r"\bnested\b.*\(4, 8\).*\(4, 5\)"):
         hasher.set_params(nested=(4, 5)).prefix(5)
-    with pytest.raises(ValueError, match=r"in fit \(none\): got 4"):
+    with pytest.raises(ValueError, match=r"\bnested\b.*\b4\b"):
         DeepLinf(16, **QUICK).fit(X[:50], Y[:50]).prefix(4)
 
 
@@ -266,7 +267,7 @@ def test_files_that_do_not_fit_together_are_refused(part, name, value, tmp_path)
     assert name in header[part]
     header[part][name] = value
     write_model_file(tmp_path / "m", "hasher", header, arrays)
-    with pytest.raises(ModelFileError, match="does not describe a DeepLinf"):
+    with pytest.raises(ModelFileError, match="DeepLinf"):
         load(tmp_path / "m")
 
 
@@ -285,7 +286,7 @@ def test_scikit_learn_clones_them(kind):
 
 def test_a_command_line_can_ask_for_them():
     assert make_hasher("DeepLinf", 64, 0, ["nested=[16,32]"]).nested == [16, 32]
-    with pytest.raises(TypeError, match="nested must be a list of whole numbers: got 16"):
+    with pytest.raises(TypeError, match=r"\bnested\b.*\b16\b"):
         make_hasher("DeepLinf", 64, 0, ["nested=16"])
 
 

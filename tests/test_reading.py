@@ -212,7 +212,7 @@ def test_codes_may_be_bytes_of_fixed_or_any_length(folder):
         assert file.dtype == np.uint8
         np.testing.assert_array_equal(np.concatenate(list(file.blocks(9))), codes)
     parquet.write_table(pa.table({"code": [b"abc", b"de"]}), "c.parquet")
-    with pytest.raises(AntipodalError, match="row 0 has 3 values, row 1 has 2"):
+    with pytest.raises(AntipodalError, match=r"row 0\b.*\b3\b.*row 1\b.*\b2\b"):
         np.asarray(open_vectors("c.parquet"))
 
 
@@ -227,7 +227,7 @@ def test_codes_in_text_are_whole_numbers_of_a_byte(folder):
     for value in (256, 0.5, -1):
         (folder / "c.jsonl").write_text(f'{{"c": [1, 2]}}\n{{"c": [1, {value}]}}')
         (folder / "c.csv").write_text(f"a,b\n1,2\n1,{value}\n")
-        with pytest.raises(AntipodalError, match=r"c.jsonl, line 2: numbers must be uint8"):
+        with pytest.raises(AntipodalError, match=r"c\.jsonl\b.*line 2\b.*\buint8\b"):
             np.asarray(open_vectors("c.jsonl", text_dtype=np.uint8))
         with pytest.raises(AntipodalError, match=rf"c.csv: .*Row #3.*uint8.*'{value}'"):
             np.asarray(open_vectors("c.csv", text_dtype=np.uint8))
@@ -343,12 +343,11 @@ def test_parts_without_rows_are_passed_over(folder):
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        (table(), table().rename_columns(["id", "words", "vector"]), "'word' is text in a.parquet "
-         "and missing in b.parquet"),
-        (table(), table(X.astype(np.float64)), "'vector' is .*float.* in a.parquet and .*double.* "
-         "in b.parquet"),
-        (pa.table({"v": [[1.0, 2.0]]}), pa.table({"v": [[1.0]]}), "a.parquet have 2 numbers, "
-         "float64, those of b.parquet 1"),
+        (table(), table().rename_columns(["id", "words", "vector"]), r"'word'.*a\.parquet.*b\.parquet"),
+        (table(), table(X.astype(np.float64)), r"'vector'.*float.*a\.parquet.*"
+         r"double.*b\.parquet"),
+        (pa.table({"v": [[1.0, 2.0]]}), pa.table({"v": [[1.0]]}), r"a\.parquet.*\b2\b.*"
+         r"float64.*b\.parquet.*\b1\b"),
     ],
 )  # fmt: skip
 def test_files_with_other_columns_are_refused_and_both_are_named(folder, first, second, message):
@@ -362,12 +361,12 @@ def test_files_of_several_kinds_are_refused_and_two_are_named(folder):
     os.mkdir("all")
     write_parquet(folder / "all" / "a.parquet")
     write_lines(folder / "all" / "b.jsonl")
-    with pytest.raises(AntipodalError, match=r"a.parquet is a parquet file, .*b.jsonl is JSON lin"):
+    with pytest.raises(AntipodalError, match=r"a\.parquet\b.*b\.jsonl\b"):
         open_vectors("all")
-    with pytest.raises(AntipodalError, match=r"no-\*.npy: no file has such a name"):
+    with pytest.raises(AntipodalError, match=r"no-\*\.npy"):
         open_vectors("no-*.npy")
     os.mkdir("none")
-    with pytest.raises(AntipodalError, match="none: there is no file in this folder"):
+    with pytest.raises(AntipodalError, match=r"\bnone\b"):
         open_vectors("none")
 
 
@@ -387,21 +386,21 @@ LIST = pa.list_(pa.float32())
 @pytest.mark.parametrize(
     ("columns", "column", "message"),
     [
-        ({"v": pa.array([[1, 2], None], LIST)}, "v", "'v' must have no gaps: .* row 1"),
-        ({"v": pa.array([[1, 2], [3, None]], LIST)}, "v", "'v' must have no gaps: .* row 1"),
-        ({"v": pa.array([[1, 2], [3]], LIST)}, "v", "row 0 has 2 values, row 1 has 1"),
-        ({"v": pa.array([[], []], LIST)}, "v", "the first vector .*'v' is empty"),
-        ({"v": pa.array([], LIST)}, "v", "it has no rows"),
-        ({"v": ["a", "b"]}, "v", "'v' must be of lists of numbers .* is of text"),
-        ({"v": [["a"], ["b"]]}, "v", "'v' must be of lists of numbers .* is of list<"),
-        ({"v": [1.0, 2.0]}, "v", "'v' must be of lists of numbers .* is of double"),
-        ({"v": [1.0, 2.0], "w": ["a", "b"]}, "v,w", "'w' must be of numbers to be part of one"),
-        ({"v": [1.0, None], "w": [1, 2]}, "v,w", "'v' must have no gaps: .* row 1"),
-        ({"v": [1.0, 2.0], "w": [1, 2]}, "v,v", "'v' is named more than once"),
-        ({"v": [[1.0]], "w": [[1.0]]}, None, "several columns of vectors .v, w.: name one, as"),
-        ({"v": [1.0], "w": ["a"]}, None, "no column of vectors: it has v of double, w of text"),
-        ({"v": [[1.0]], "w": ["a"]}, "x", "has no column 'x': it has v, w"),
-        ({f"c{i}": ["a"] for i in range(30)}, "x", "it has c0, .*c19 and 10 more$"),
+        ({"v": pa.array([[1, 2], None], LIST)}, "v", r"'v'.*\brow 1\b"),
+        ({"v": pa.array([[1, 2], [3, None]], LIST)}, "v", r"'v'.*\brow 1\b"),
+        ({"v": pa.array([[1, 2], [3]], LIST)}, "v", r"row 0\b.*\b2\b.*row 1\b.*\b1\b"),
+        ({"v": pa.array([[], []], LIST)}, "v", "'v'.*empty"),
+        ({"v": pa.array([], LIST)}, "v", "rows"),
+        ({"v": ["a", "b"]}, "v", "'v'.*text"),
+        ({"v": [["a"], ["b"]]}, "v", "'v'.*list<"),
+        ({"v": [1.0, 2.0]}, "v", "'v'.*double"),
+        ({"v": [1.0, 2.0], "w": ["a", "b"]}, "v,w", "'w'"),
+        ({"v": [1.0, None], "w": [1, 2]}, "v,w", r"'v'.*\brow 1\b"),
+        ({"v": [1.0, 2.0], "w": [1, 2]}, "v,v", "'v'"),
+        ({"v": [[1.0]], "w": [[1.0]]}, None, r"\bv, w\b"),
+        ({"v": [1.0], "w": ["a"]}, None, r"\bv\b.*double.*\bw\b.*text"),
+        ({"v": [[1.0]], "w": ["a"]}, "x", r"'x'.*\bv, w\b"),
+        ({f"c{i}": ["a"] for i in range(30)}, "x", r"\bc0\b.*\bc19\b.*\b10\b"),
     ],
 )
 def test_columns_that_are_no_vectors_are_refused(folder, name, columns, column, message):
@@ -413,24 +412,24 @@ def test_columns_that_are_no_vectors_are_refused(folder, name, columns, column, 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "it is empty"),
-        (b"\n \n", "it has no rows"),
-        (b"[1, 2]\n", "line 1 must be a JSON object: got "),
-        (b'{"v": [1, 2]}\n\n{"v": [1, 2]\n', "line 3 is not JSON"),
-        (b'{"v": [1, 2]}\n{"v": [1, 2], "w": "\xff"}\n', "line 2 is not JSON: .*utf-8"),
-        (b'{"v": [1, 2]}\n{"v": ' + b"[" * 100_000, "line 2 is not JSON: .*recursion"),
-        (b'{"v": [1, 2]}\n{"v": [1, ' + b"9" * 5000 + b"]}", "line 2 is not JSON: .*digits"),
-        (b'{"v": [1, 2]}\n{"v": [1, ' + b"9" * 400 + b"]}", "line 2: vectors must be of numbers"),
-        (b'{"v": [1, 2]}\n{"v": null}', "line 2: a vector must be a list of numbers: got None"),
-        (b'{"v": [1, 2]}\n{"v": "text"}', "line 2: a vector must be a list of numbers: got 'text'"),
-        (b'{"v": [1, 2]}\n{"v": [1, null]}', "line 2: vectors must be of numbers: got None"),
-        (b'{"v": [1, 2]}\n{"v": [1, "2"]}', "line 2: vectors must be of numbers: got '2'"),
-        (b'{"v": [1, 2]}\n{"v": [[1], [2]]}', "line 2: vectors must be of numbers: got .1."),
-        (b'{"v": [1, 2]}\n{"v": [1, 2, 3]}', "line 2: a vector must have 2 numbers, .*: got 3"),
-        (b'{"v": [1, 2]}\n{"w": [1, 2]}', "line 2 has no 'v': it has w"),
-        (b'{"w": 1}\n', "has no column 'v': it has w"),
-        (b'{"v": "text"}\n', "'v' must be of lists of numbers .* is of text"),
-        (b"[" * 100_000, "line 1 is not JSON: .*recursion"),
+        (b"", "empty"),
+        (b"\n \n", "rows"),
+        (b"[1, 2]\n", r"line 1\b.*\bJSON\b.*\[1, 2\]"),
+        (b'{"v": [1, 2]}\n\n{"v": [1, 2]\n', r"line 3\b.*\bJSON\b"),
+        (b'{"v": [1, 2]}\n{"v": [1, 2], "w": "\xff"}\n', r"line 2\b.*\bJSON\b.*utf-8"),
+        (b'{"v": [1, 2]}\n{"v": ' + b"[" * 100_000, r"line 2\b.*\bJSON\b.*recursion"),
+        (b'{"v": [1, 2]}\n{"v": [1, ' + b"9" * 5000 + b"]}", r"line 2\b.*\bJSON\b.*digits"),
+        (b'{"v": [1, 2]}\n{"v": [1, ' + b"9" * 400 + b"]}", r"line 2\b.*9999"),
+        (b'{"v": [1, 2]}\n{"v": null}', r"line 2\b.*\bNone\b"),
+        (b'{"v": [1, 2]}\n{"v": "text"}', r"line 2\b.*'text'"),
+        (b'{"v": [1, 2]}\n{"v": [1, null]}', r"line 2\b.*\bNone\b"),
+        (b'{"v": [1, 2]}\n{"v": [1, "2"]}', r"line 2\b.*'2'"),
+        (b'{"v": [1, 2]}\n{"v": [[1], [2]]}', r"line 2\b.*\[1\]"),
+        (b'{"v": [1, 2]}\n{"v": [1, 2, 3]}', r"line 2\b.*\b2\b.*\b3\b"),
+        (b'{"v": [1, 2]}\n{"w": [1, 2]}', r"line 2\b.*'v'.*\bw\b"),
+        (b'{"w": 1}\n', r"'v'.*\bw\b"),
+        (b'{"v": "text"}\n', "'v'.*text"),
+        (b"[" * 100_000, r"line 1\b.*\bJSON\b.*recursion"),
     ],
 )
 def test_a_bad_line_is_named(folder, text, message):
@@ -445,36 +444,36 @@ def test_integers_of_more_than_64_bits_are_numbers(folder):
 
 def test_labels_of_lines_must_be_of_one_kind(folder):
     for first, second, message in (
-        (1, "a", "'y' must be a number: got 'a'"),
-        ("a", 1, "'y' must be text: got 1"),
-        (1, None, "'y' must be a number: got None"),
-        (1, True, "'y' must be a number: got True"),
-        ([0, 1], [1], "a vector must have 2 numbers"),
+        (1, "a", "'y'.*'a'"),
+        ("a", 1, r"'y'.*\b1\b"),
+        (1, None, r"'y'.*\bNone\b"),
+        (1, True, r"'y'.*\bTrue\b"),
+        ([0, 1], [1], r"\b2\b.*\b1\b"),
     ):
         rows = [{"v": [1.0], "y": first}, {"v": [2.0], "y": second}]
         (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        with pytest.raises(AntipodalError, match=f"a.jsonl, line 2: {message}"):
+        with pytest.raises(AntipodalError, match=rf"a\.jsonl\b.*line 2\b.*{message}"):
             open_vectors("a.jsonl:v").column("y")
     (folder / "a.jsonl").write_text('{"v": [1.0], "y": {"a": 1}}')
-    with pytest.raises(AntipodalError, match=r"a.jsonl, line 1: 'y' must be a number, text, true"):
+    with pytest.raises(AntipodalError, match=r"a\.jsonl\b.*line 1\b.*'y'"):
         open_vectors("a.jsonl:v").column("y")
 
 
 @pytest.mark.parametrize(
     ("text", "column", "message"),
     [
-        (b"", "a", "it is empty"),
-        (b"a,b\n", "a,b", "no rows|has no column of|must be of"),
-        (b"a,b\n1,2\n3\n", "a,b", "Row #3: Expected 2 columns, got 1"),
-        (b"a,b\n1,2\n3,x\n", "a,b", "must be of numbers|Row #3: .*invalid value 'x'"),
-        (b"a,b\n1,2\n3,\n", "a,b", "'b' must have no gaps: .* row 1"),
-        (b"a,a\n1,2\n", "a", "several columns 'a'"),
-        (b"a,b\n1,x\n", "b", "'b' must be of lists of numbers .* is of text"),
-        (b"a,b\n1,x\n", "c", "has no column 'c': it has a, b"),
-        (b'a,b\n"[1, 2]",x\n"[1, q]",y\n', "a", r"such as .*: row 1 is '\[1, q\]'"),
-        (b'a,b\n"[1, 2]",x\n"[1]",y\n', "a", "row 0 has 2 values, row 1 has 1"),
-        (b'a,b\n"[1, 2]",x\n"[]",y\n', "a", r"row 1 is '\[\]'"),
-        (b'a,b\n"[1, 2]",x\n,y\n', "a", "'a' must have no gaps: .* row 1"),
+        (b"", "a", "empty"),
+        (b"a,b\n", "a,b", r"rows|\ba\b|\bb\b"),
+        (b"a,b\n1,2\n3\n", "a,b", r"Row #3\b.*\b2\b.*\b1\b"),
+        (b"a,b\n1,2\n3,x\n", "a,b", "'b'|Row #3: .*'x'"),
+        (b"a,b\n1,2\n3,\n", "a,b", r"'b'.*\brow 1\b"),
+        (b"a,a\n1,2\n", "a", "columns 'a'"),
+        (b"a,b\n1,x\n", "b", "'b'.*text"),
+        (b"a,b\n1,x\n", "c", r"'c'.*\ba, b\b"),
+        (b'a,b\n"[1, 2]",x\n"[1, q]",y\n', "a", r"row 1\b.*'\[1, q\]'"),
+        (b'a,b\n"[1, 2]",x\n"[1]",y\n', "a", r"row 0\b.*\b2\b.*row 1\b.*\b1\b"),
+        (b'a,b\n"[1, 2]",x\n"[]",y\n', "a", r"row 1\b.*'\[\]'"),
+        (b'a,b\n"[1, 2]",x\n,y\n', "a", r"'a'.*\brow 1\b"),
         (b'a,b\n"[1, 2]",x\n"[1, \xff]",y\n', "a", "Row #3: .*UTF8"),
     ],
 )
@@ -497,20 +496,18 @@ def test_truncated_files_are_named_wherever_they_end(folder, source):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.parquet", b"text", "it begins with b'text', not with b'PAR1'. It was taken for a "
-         "parquet file by its name"),
-        ("a.parquet", b"PAR1" + bytes(50), "cannot read a.parquet: .* by its name"),
-        ("nameless", b"PAR1" + bytes(50), "cannot read nameless: .* by its first bytes"),
-        ("a.feather", b"FEA1" + bytes(50), "the first version of Feather"),
-        ("a.arrow", b"nonsense" * 9, "taken for an Arrow or Feather file by its name"),
-        ("a.csv.gz", b"a,b\n1,2\n", "its name ends in .gz, and it is not packed by gzip"),
-        ("a.jsonl.gz", b"\x1f\x8b" + bytes(20), "taken for JSON lines by its name"),
-        ("a.xlsx", b"PK\x03\x04", "it is a zip file: if it holds arrays"),
-        ("a.npy.gz", b"\x1f\x8b\x08", "packed by gzip, and its name does not say what"),
-        ("a.txt", b"1 2 3\n", r"neither its name nor its first bytes, b'1 2 3.n', say what it is. "
-         r"Names of files that can be read end in .npy, .npz, .parquet"),
-        ("empty", b"", "it is empty"),
-        ("x.npy", b"text", "x.npy: not a NumPy file"),
+        ("a.parquet", b"text", "b'text'.*b'PAR1'.*parquet"),
+        ("a.parquet", b"PAR1" + bytes(50), r"a\.parquet\b.*parquet.*name"),
+        ("nameless", b"PAR1" + bytes(50), r"nameless\b.*parquet.*bytes"),
+        ("a.feather", b"FEA1" + bytes(50), "Feather"),
+        ("a.arrow", b"nonsense" * 9, "Arrow.*name"),
+        ("a.csv.gz", b"a,b\n1,2\n", r"\.gz.*gzip"),
+        ("a.jsonl.gz", b"\x1f\x8b" + bytes(20), "JSON.*name"),
+        ("a.xlsx", b"PK\x03\x04", "zip"),
+        ("a.npy.gz", b"\x1f\x8b\x08", "gzip.*name"),
+        ("a.txt", b"1 2 3\n", r"b'1 2 3.n'.*\.npy.*\.npz.*\.parquet"),
+        ("empty", b"", "empty"),
+        ("x.npy", b"text", r"x\.npy.*NumPy"),
     ],
 )  # fmt: skip
 def test_a_file_says_what_it_was_taken_for_and_why(folder, name, data, message):
@@ -532,15 +529,15 @@ def test_an_arrow_file_with_offsets_that_lead_out_of_it_is_refused(folder):
 
 def test_arrays_of_other_shapes_and_columns_of_arrays_are_refused(folder):
     np.save("y.npy", IDS)
-    check_refused("y.npy", "a row per item and a column per feature: got shape")
+    check_refused("y.npy", r"\(53,\)")
     np.save("w.npy", np.array([["a"]]))
-    check_refused("w.npy", "w.npy must hold numbers: got <U1")
+    check_refused("w.npy", r"w\.npy.*<U1")
     np.save("x.npy", X)
-    check_refused("x.npy:vector", "is one array and has no column 'vector'")
-    with pytest.raises(AntipodalError, match=r"x.npy has no column 'y': it has none"):
+    check_refused("x.npy:vector", "'vector'")
+    with pytest.raises(AntipodalError, match=r"x\.npy\b.*'y'"):
         open_vectors("x.npy").column("y")
     np.savez("a.npz", X=X, y=IDS[:5])
-    with pytest.raises(AntipodalError, match=r"one value of 'y' per vector: it has 53 .* 5 values"):
+    with pytest.raises(AntipodalError, match=r"'y'.*\b53\b.*\b5\b"):
         open_vectors("a.npz").column("y")
 
 
@@ -549,19 +546,19 @@ def test_a_file_that_grows_while_it_is_read_is_noticed(folder):
     file = open_vectors("a.jsonl")
     assert len(file) == 53
     (folder / "a.jsonl").write_text((folder / "a.jsonl").read_text() * 2)
-    with pytest.raises(AntipodalError, match=r"a.jsonl changed .* it had 53 rows, and then 106"):
+    with pytest.raises(AntipodalError, match=r"a\.jsonl\b.*\b53\b.*\b106\b"):
         list(file.blocks())
 
 
 def test_rows_to_take_must_ascend_and_be_there(folder):
     file = open_vectors(write(folder, "a.parquet"))
-    with pytest.raises(ValueError, match="rows must ascend"):
+    with pytest.raises(ValueError, match=r"\brows\b"):
         file.take([3, 2])
     for rows in ([-1, 2], [0, 53]):
-        with pytest.raises(ValueError, match="rows must be from 0 to 52"):
+        with pytest.raises(ValueError, match=r"\brows\b.*\b0\b.*\b52\b"):
             file.take(rows)
     assert file.take([]).shape == (0, 4)
-    with pytest.raises(ValueError, match="max_rows must be at least 1"):
+    with pytest.raises(ValueError, match=r"\bmax_rows\b.*\b1\b.*\b0\b"):
         next(file.blocks(0))
 
 
@@ -570,7 +567,7 @@ def test_a_full_disk_is_named(folder, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(antipodal.storage.scratch, "TemporaryFile", full)
-    with pytest.raises(AntipodalError, match=r"cannot unpack a.parquet into .*: No space.*TMPDIR"):
+    with pytest.raises(AntipodalError, match=r"a\.parquet\b.*No space.*TMPDIR"):
         np.asarray(open_vectors(write(folder, "a.parquet")))
 
 
@@ -579,7 +576,7 @@ def test_without_pyarrow_the_extra_is_named(folder, monkeypatch, source):
     write(folder, source)
     for name in [name for name in sys.modules if name.split(".")[0] == "pyarrow"]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(AntipodalError, match=r"needs pyarrow, .*pip install '\.\[arrow\]'"):
+    with pytest.raises(AntipodalError, match=r"pyarrow.*\[arrow\]"):
         open_vectors(source)
 
 
@@ -654,5 +651,5 @@ def test_the_row_that_is_not_finite_is_named_by_its_place_in_the_files(folder):
     write_parquet(folder / "b.parquet", rows)
     write_parquet(folder / "a.parquet")
     hasher = LSH(8, random_state=0).fit(X)
-    with pytest.raises(ValueError, match="first in row 70: features must be finite"):
+    with pytest.raises(ValueError, match=r"\brow 70\b.*\bfinite\b"):
         list(hasher.encode_blocks(open_vectors("*.parquet")))

@@ -47,7 +47,7 @@ def test_a_last_line_cut_at_any_byte_costs_that_record_only(tmp_path):
 def test_a_file_of_something_else_is_named_with_the_line(tmp_path, line):
     path = tmp_path / "r.jsonl"
     path.write_bytes(b'{"a": 1}\n' + line)
-    with pytest.raises(AntipodalError, match=r"r\.jsonl, line 2 is not a JSON object"):
+    with pytest.raises(AntipodalError, match=r"r\.jsonl\b.*\bline 2\b"):
         read_records(path)
 
 
@@ -55,7 +55,7 @@ def test_two_runs_cannot_write_one_file(tmp_path):
     path = tmp_path / "r.jsonl"
     with appending(path) as file:
         file.append({"a": 1})
-        with pytest.raises(AntipodalError, match="being written by another run"), appending(path):
+        with pytest.raises(AntipodalError, match=r"r\.jsonl"), appending(path):
             pass
     assert read_records(path) == [{"a": 1}]
 
@@ -128,7 +128,7 @@ for i in range(60):
 def test_a_file_of_something_else_is_not_cut(tmp_path, text):
     path = tmp_path / "notes.txt"
     path.write_text(text)
-    with pytest.raises(AntipodalError, match="is not a JSON object"), appending(path):
+    with pytest.raises(AntipodalError, match=r"notes\.txt.*\bJSON\b"), appending(path):
         pass
     assert path.read_text() == text
 

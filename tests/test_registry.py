@@ -78,7 +78,7 @@ def test_a_registered_hasher_is_made_saved_and_loaded(tmp_path):
 def test_a_model_of_a_class_that_is_not_known_says_what_to_register(tmp_path):
     Own(12).fit(X).save(tmp_path / "m")
     with pytest.raises(
-        AntipodalError, match=r"'Own'.* of the module 'test_registry'.*register\(Own\)"
+        AntipodalError, match=r"'Own'.*'test_registry'.*register\(Own\)"
     ):
         load(tmp_path / "m")
 
@@ -88,7 +88,7 @@ def test_a_file_is_no_reason_to_import_what_it_names(outside):
     assert read_model_file("m", "hasher")[0]["module"] == "outside"
     registry._registered.clear()
     del sys.modules["outside"]
-    with pytest.raises(AntipodalError, match=r"import it and call antipodal\.register\(Outsider\)"):
+    with pytest.raises(AntipodalError, match=r"antipodal\.register\(Outsider\)"):
         load("m")
     assert "outside" not in sys.modules
 
@@ -96,13 +96,13 @@ def test_a_file_is_no_reason_to_import_what_it_names(outside):
 def test_a_class_with_the_name_of_another_is_refused_and_never_taken_for_it(tmp_path):
     mine = type("LSH", (ITQ,), {"__module__": "elsewhere"})
     for name in ("LSH", "AGH1"):
-        with pytest.raises(ValueError, match=f"the name {name} is that of .* already"):
+        with pytest.raises(ValueError, match=rf"\b{name}\b"):
             register(type(name, (ITQ,), {"__module__": "elsewhere"}))
     mine(8).fit(X).save(tmp_path / "m")
-    with pytest.raises(AntipodalError, match="of the module 'elsewhere' and not known"):
+    with pytest.raises(AntipodalError, match=r"'LSH'.*'elsewhere'"):
         load(tmp_path / "m")
     register(Own)
-    with pytest.raises(ValueError, match=r"test_registry\.Own already: give elsewhere\.Own"):
+    with pytest.raises(ValueError, match=r"test_registry\.Own\b.*elsewhere\.Own\b"):
         register(type("Own", (LSH,), {"__module__": "elsewhere", "__qualname__": "Own"}))
     again = type("Own", (LSH,), {"__module__": Own.__module__, "__qualname__": "Own"})
     assert register(again) is again  # a cell of a notebook, run once more
@@ -117,14 +117,10 @@ class NoBits(BaseHasher):
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
     [
-        (Own(8), TypeError, "takes a subclass of antipodal.BaseHasher"),
-        (int, TypeError, "takes a subclass of antipodal.BaseHasher"),
-        (
-            NoBits,
-            TypeError,
-            "NoBits must take n_bits, first, and random_state: it takes random_state",
-        ),
-        (antipodal.NetworkHasher, ValueError, "no method by itself"),
+        (Own(8), TypeError, "BaseHasher"),
+        (int, TypeError, "BaseHasher"),
+        (NoBits, TypeError, r"\bNoBits\b.*\bn_bits\b.*\brandom_state\b"),
+        (antipodal.NetworkHasher, ValueError, "NetworkHasher"),
     ],
 )
 def test_what_is_no_hasher_cannot_be_registered(kind, error, message):
@@ -142,11 +138,11 @@ def test_module_and_class_are_told_from_settings(outside):
     assert hasher.get_params() == {"n_bits": 8, "shift": 4, "random_state": 0}
     assert type(make_hasher("Outsider", 8, seed=0)) is type(hasher)  # known from now on
     for method, message in (
-        ("outside:Outsider:shift", "expected a setting NAME=VALUE"),
-        ("outside:Nobody", "the module outside has no 'Nobody'"),
-        ("nowhere:Nobody", "cannot import 'nowhere'"),
-        ("Nobody", r"unknown method 'Nobody'.*module:Class"),
-        ("Nobody:a=1", "unknown method 'Nobody'"),
+        ("outside:Outsider:shift", "NAME=VALUE"),
+        ("outside:Nobody", "outside.*'Nobody'"),
+        ("nowhere:Nobody", "'nowhere'"),
+        ("Nobody", r"'Nobody'.*module:Class"),
+        ("Nobody:a=1", "'Nobody'"),
     ):
         with pytest.raises(ValueError, match=message):
             make_hasher(method, 8, seed=0)
@@ -154,7 +150,7 @@ def test_module_and_class_are_told_from_settings(outside):
 
 def test_a_module_that_fails_at_its_import_is_named(outside):
     (outside / "broken_outside.py").write_text("1 / 0")
-    with pytest.raises(ValueError, match=r"broken_outside.*ZeroDivisionError: division by zero"):
+    with pytest.raises(ValueError, match=r"broken_outside.*ZeroDivisionError"):
         make_hasher("broken_outside:Hash", 8, seed=0)
 
 
@@ -183,9 +179,9 @@ def test_a_plug_in_is_imported_when_it_is_first_asked_for(outside, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("Outsider", "nowhere:Outsider", "plug-in nowhere:Outsider .*ModuleNotFoundError"),
-        ("Outsider", "outside:torch", "must be a subclass of antipodal.BaseHasher called Outsider"),
-        ("Other", "outside:Outsider", "must be a subclass of antipodal.BaseHasher called Other"),
+        ("Outsider", "nowhere:Outsider", "nowhere:Outsider.*ModuleNotFoundError"),
+        ("Outsider", "outside:torch", r"outside:torch.*BaseHasher.*\bOutsider\b"),
+        ("Other", "outside:Outsider", r"outside:Outsider.*BaseHasher.*\bOther\b"),
     ],
 )
 def test_a_broken_plug_in_is_named(outside, monkeypatch, name, value, message):
@@ -210,7 +206,7 @@ def test_workers_of_a_benchmark_import_a_class_from_outside_or_say_why_not(outsi
     outcomes = {cell.method: outcome for cell, outcome in run_cells(benchmark, cells, 2)}
     assert outcomes["outside:Outsider"]["map"] > 15
     assert isinstance(outcomes["Own"], ValueError)
-    assert 'not under `if __name__ == "__main__"`' in str(outcomes["Own"])
+    assert '`if __name__ == "__main__"`' in str(outcomes["Own"])
 
 
 def test_bench_scores_a_class_from_outside(outside):

@@ -184,10 +184,10 @@ def test_one_bit_and_one_item_make_a_report(tmp_path):
 def test_a_report_that_cannot_be_scored_or_written_leaves_what_was_there(data, tmp_path):
     path = tmp_path / "r.html"
     path.write_text("before")
-    with pytest.raises(ValueError, match="no query has a relevant item"):
+    with pytest.raises(ValueError, match="relevant"):
         write_report(path, *data[:2], data[2] + 9, data[3], n_bits=BITS)
     assert path.read_text() == "before"
-    with pytest.raises(AntipodalError, match="cannot write"):
+    with pytest.raises(AntipodalError, match=r"no/r\.html"):
         write_report(tmp_path / "no" / "r.html", *data, n_bits=BITS)
     assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
 

@@ -209,15 +209,16 @@ def test_the_command_takes_model_and_metadata_from_files(data, tmp_path, monkeyp
     assert "q number 0" in text
     assert "d number" in text
     for options, code, message in (
-        (["--html", "r.html", "--model", "short"], 2, "makes codes of 8 bits, not 10"),
-        (files, 2, "give --html too"),
-        (["--html", "r.html", *files, "--metadata-columns", "title"], 2, "not both"),
+        (["--html", "r.html", "--model", "short"], 2, r"\b8\b.*\b10\b"),
+        (files, 2, "--html"),
+        (["--html", "r.html", *files, "--metadata-columns", "title"], 2, "--metadata-columns"),
         (["--html", "r.html", "--query-metadata", "d.jsonl", "--database-metadata", "q.jsonl"], 1,
-         "must have an object for each row"),
+         r"\b40\b.*\b150\b|\b150\b.*\b40\b"),
     ):  # fmt: skip
         done = CliRunner().invoke(app, [*command, *options])
         assert done.exit_code == code
-        assert message in re.sub(r"[\s│]+", " ", done.stderr + str(done.exception))
+        said = re.sub(r"[\s│]+", " ", done.stderr + str(done.exception))
+        assert re.search(message, said), said
 
 
 def test_every_method_has_a_colour_of_its_own_that_is_seen_on_white():

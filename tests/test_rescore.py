@@ -108,7 +108,7 @@ def test_ids_that_are_not_row_numbers_are_fetched_by_a_function():
     expected = index.search(codes, 5, rescore=Vectors(Q, X))
     np.testing.assert_array_equal(found.ids, expected.ids * 1000)
     assert asked == [6 * 20]
-    with pytest.raises(ValueError, match=r"400 rows, candidates have ids from .* need a function"):
+    with pytest.raises(ValueError, match=r"\b400\b.*\bids\b"):
         other.search(codes, 5, rescore=Vectors(Q, X))
 
 
@@ -138,19 +138,19 @@ def test_wrong_vectors_and_projections_are_refused():
     def search(rescore, **options):
         return index.search(codes, 3, rescore=rescore, **options)
 
-    with pytest.raises(ValueError, match="queries of Vectors must have 6 rows"):
+    with pytest.raises(ValueError, match=r"\bVectors\b.*\b6\b.*\(2, 12\)"):
         search(Vectors(Q[:2], X))
-    with pytest.raises(ValueError, match="must give 12 values for each"):
+    with pytest.raises(ValueError, match=r"\b12\b.*\b5\b"):
         search(Vectors(Q, X[:, :5]))
-    with pytest.raises(ValueError, match="cosine or euclidean: got 'dot'"):
+    with pytest.raises(ValueError, match=r"cosine.*euclidean.*'dot'"):
         search(Vectors(Q, X, "dot"))
-    with pytest.raises(ValueError, match="projections must have 10 values per row"):
+    with pytest.raises(ValueError, match=r"\bprojections\b.*\b10\b.*\b4\b"):
         search(z[:, :4])
-    with pytest.raises(TypeError, match="projections must be real numbers: got bool"):
+    with pytest.raises(TypeError, match=r"\bprojections\b.*\bbool\b"):
         search(z > 0)
-    with pytest.raises(ValueError, match="projections must be finite"):
+    with pytest.raises(ValueError, match=r"\bprojections\b.*\bfinite\b"):
         search(np.where(z > 0, np.nan, z))
-    with pytest.raises(ValueError, match="some vector of a candidate holds NaN"):
+    with pytest.raises(ValueError, match=r"\bvector\b.*\bNaN\b"):
         search(Vectors(Q, np.where(X > 3, X, np.nan)))
-    with pytest.raises(ValueError, match="oversample must be at least 1"):
+    with pytest.raises(ValueError, match=r"\boversample\b.*\b1\b.*\b0\b"):
         search(z, oversample=0)

@@ -205,13 +205,13 @@ def test_rows_beyond_the_limit_are_drawn_evenly_from_the_classes(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ridge": 0.0}, "ridge must be positive"),
-        ({"regularization": -1.0}, "regularization must be positive"),
-        ({"fidelity": float("nan")}, "fidelity must be positive"),
-        ({"bandwidth": -1.0}, "bandwidth must be positive"),
-        ({"n_anchors": 0}, "n_anchors must be at least 1"),
-        ({"n_samples": 1}, "n_samples must be at least 2"),
-        ({"n_iter": 0}, "n_iter must be at least 1"),
+        ({"ridge": 0.0}, r"\bridge\b.*\b0\.0"),
+        ({"regularization": -1.0}, r"\bregularization\b.*-1\.0"),
+        ({"fidelity": float("nan")}, r"\bfidelity\b.*\bnan\b"),
+        ({"bandwidth": -1.0}, r"\bbandwidth\b.*-1\.0"),
+        ({"n_anchors": 0}, r"\bn_anchors\b.*\b1\b.*\b0\b"),
+        ({"n_samples": 1}, r"\bn_samples\b.*\b2\b.*\b1\b"),
+        ({"n_iter": 0}, r"\bn_iter\b.*\b1\b.*\b0\b"),
     ],
 )
 def test_senseless_options_are_refused(options, message):
@@ -220,12 +220,12 @@ def test_senseless_options_are_refused(options, message):
 
 
 def test_fast_is_true_or_false():
-    with pytest.raises(TypeError, match="fast must be True or False: got 'yes'"):
+    with pytest.raises(TypeError, match=r"\bfast\b.*'yes'"):
         SDH(4, fast="yes").fit(X, Y)
 
 
 def test_labels_are_needed():
-    with pytest.raises(ValueError, match="requires y to be passed, but the target y is None"):
+    with pytest.raises(ValueError, match=r"\by\b.*\bNone\b"):
         SDH(4).fit(X)
 
 
@@ -233,5 +233,5 @@ def test_labels_are_needed():
 def test_equal_rows_and_features_too_large_do_not_go_unnoticed(fast):
     hasher = SDH(4, fast=fast).fit(np.ones((6, 3)), [0, 0, 0, 1, 1, 1])
     assert hasher.encode(np.ones((2, 3))).shape == (2, 1)
-    with pytest.raises(ValueError, match="too large for float32"):
+    with pytest.raises(ValueError, match="float32"):
         SDH(4, fast=fast).fit(X[:50] * 1e20, Y[:50])

@@ -134,12 +134,12 @@ def test_what_cannot_be_compared_is_named(evaluations, tmp_path):
     double = write(tmp_path / "double.json", *results)
     (tmp_path / "empty.json").touch()
     for files, message in (
-        ((good, audit), r"must be of one command: good is of `antipodal evaluate`, audit of"),
-        ((mixed,), r"record 2 is not of `antipodal audit`"),
-        ((double,), "holds 2 evaluations"),
-        ((tmp_path / "empty.json",), "has no records"),
+        ((good, audit), r"good\b.*`antipodal evaluate`.*\baudit\b"),
+        ((mixed,), r"record 2\b.*`antipodal audit`"),
+        ((double,), r"\bdouble\b.*\b2\b"),
+        ((tmp_path / "empty.json",), r"empty\.json.*records"),
         ((tmp_path / "none.json",), "No such file"),
-        ((write(tmp_path / "other.json", {"a": 1}),), "its first record has a"),
+        ((write(tmp_path / "other.json", {"a": 1}),), r"other\.json.*\ba\b"),
     ):
         done = report(*files, "--html", tmp_path / "r.html")
         assert isinstance(done.exception, AntipodalError)

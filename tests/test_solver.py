@@ -183,7 +183,7 @@ def test_rows_of_very_different_scale_share_a_batch(dtype):
 
 def test_codes_too_small_for_their_dtype_are_reported_not_hidden():
     Y, D = np.array([[3e-30, -1e-30]], np.float32), np.diag([1e30, 1e30]).astype(np.float32)
-    with pytest.warns(ConvergenceWarning, match="too small for torch.float32"):
+    with pytest.warns(ConvergenceWarning, match=r"torch\.float32"):
         solution = solve_linf(Y, D, 1.0)
     assert not solution.converged
     assert solution.residual > 0.1
@@ -235,7 +235,7 @@ def test_rows_are_solved_the_same_alone_and_in_any_company():
 def test_too_few_iterations_are_reported_not_hidden():
     rng = np.random.default_rng(6)
     D, Y = rng.standard_normal((20, 40)), 10 * rng.standard_normal((30, 20))
-    with pytest.warns(ConvergenceWarning, match="after 1 iterations with residual"):
+    with pytest.warns(ConvergenceWarning, match=r"\b1 iteration"):
         solution = solve_linf(Y, D, 0.3, max_iter=1, tol=1e-30)
     assert not solution.converged
     assert solution.residual > 1e-30
@@ -243,25 +243,25 @@ def test_too_few_iterations_are_reported_not_hidden():
 
 
 BAD = {
-    "NaN": ({"Y": np.array([[np.nan, 1.0]])}, ValueError, "Y contains NaN"),
-    "infinity": ({"D": np.array([[np.inf], [1.0]])}, ValueError, "D contains NaN or inf"),
+    "NaN": ({"Y": np.array([[np.nan, 1.0]])}, ValueError, r"\bY\b.*\bNaN\b"),
+    "infinity": ({"D": np.array([[np.inf], [1.0]])}, ValueError, r"\bD\b.*\binf"),
     "one dimension": ({"Y": np.ones(2)}, ValueError, r"y\[None\]"),
-    "integers": ({"Y": np.ones((1, 2), int)}, TypeError, "float32 or float64: got torch.int64"),
-    "transposed": ({"D": np.ones((1, 2))}, ValueError, "Is D transposed"),
-    "no atoms": ({"D": np.ones((2, 0))}, ValueError, "at least one row and one column"),
-    "two dtypes": ({"D": np.ones((2, 1), np.float32)}, TypeError, "one dtype"),
-    "zero bound": ({"bound": 0.0}, ValueError, "bound must be positive and finite: got 0"),
-    "negative bound": ({"bound": -1.0}, ValueError, "bound must be positive"),
-    "NaN bound": ({"bound": float("nan")}, ValueError, "bound must be positive"),
-    "zero penalty": ({"penalty": 0.0}, ValueError, "penalty must be positive"),
+    "integers": ({"Y": np.ones((1, 2), int)}, TypeError, r"float32.*float64.*torch\.int64"),
+    "transposed": ({"D": np.ones((1, 2))}, ValueError, r"\bY\b.*\b2\b.*\bD\b.*\(1, 2\)"),
+    "no atoms": ({"D": np.ones((2, 0))}, ValueError, r"\bD\b.*\(2, 0\)"),
+    "two dtypes": ({"D": np.ones((2, 1), np.float32)}, TypeError, "float64.*float32|dtype"),
+    "zero bound": ({"bound": 0.0}, ValueError, r"\bbound\b.*\b0\.0"),
+    "negative bound": ({"bound": -1.0}, ValueError, r"\bbound\b.*-1\.0"),
+    "NaN bound": ({"bound": float("nan")}, ValueError, r"\bbound\b.*\bnan\b"),
+    "zero penalty": ({"penalty": 0.0}, ValueError, r"\bpenalty\b.*\b0\.0"),
     "bound below float32": (
         {"Y": np.ones((1, 2), np.float32), "D": np.ones((2, 1), np.float32), "bound": 1e-60},
         ValueError,
-        "got 1e-60 for torch.float32",
+        r"\bbound\b.*1e-60.*torch\.float32",
     ),
-    "NaN in start": ({"start": np.array([[np.nan]])}, ValueError, "start contains NaN"),
-    "no iterations": ({"max_iter": 0}, ValueError, "max_iter must be at least 1"),
-    "wrong start": ({"start": np.ones((3, 3))}, ValueError, "start must hold 1 × 1"),
+    "NaN in start": ({"start": np.array([[np.nan]])}, ValueError, r"\bstart\b.*\bNaN\b"),
+    "no iterations": ({"max_iter": 0}, ValueError, r"\bmax_iter\b.*\b1\b.*\b0\b"),
+    "wrong start": ({"start": np.ones((3, 3))}, ValueError, r"\bstart\b.*\b1 × 1\b.*\(3, 3\)"),
 }
 
 

@@ -95,7 +95,7 @@ def test_features_that_never_vary_and_too_few_rows_for_the_bits_leave_the_others
 
 
 def test_rows_that_are_all_the_same_are_refused():
-    with pytest.raises(ValueError, match="all 10 training rows are the same"):
+    with pytest.raises(ValueError, match=r"\b10\b.*\brows\b"):
         SpectralHash(4).fit(np.full((10, 3), 0.1))
 
 

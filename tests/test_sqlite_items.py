@@ -87,11 +87,11 @@ def test_an_item_that_was_changed_is_found_in_its_block(path, change):
     with sqlite3.connect(path) as connection:
         connection.execute(f"UPDATE items SET {change}")
     connection.close()
-    with pytest.raises(StoreError, match="does not match its checksum"):
+    with pytest.raises(StoreError, match="checksum"):
         read(path)
     with (
         open_store(f"sqlite:///{path}") as store,
-        pytest.raises(StoreError, match="does not match its checksum"),
+        pytest.raises(StoreError, match="checksum"),
     ):
         store.search(np.zeros((1, 3), np.uint8), 1)
 
@@ -155,9 +155,9 @@ def test_a_prepared_store_looks_up_single_queries_whoever_changes_it(path, monke
 def test_a_store_that_cannot_be_prepared_says_so_and_goes_on(path):
     make(path, np.arange(10))
     with open_store(f"sqlite:///{path}") as store:
-        with pytest.raises(ValueError, match="20 bits are too short"):
+        with pytest.raises(ValueError, match=r"\b20\b.*\bradius\b.*\b3\b"):
             store.prepare(radius=3)
-        with pytest.raises(ValueError, match="radius must be at least 0"):
+        with pytest.raises(ValueError, match=r"\bradius\b.*\b0\b.*-1\b"):
             store.prepare(-1)
         assert store.count() == 10
     with pytest.raises(StoreError, match="closed"):

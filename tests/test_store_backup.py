@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import threading
 import time
 
@@ -111,17 +112,17 @@ def test_a_damaged_or_other_backup_changes_nothing(tmp_path):
             with pytest.raises(StoreError, match=r"backup\.db"):
                 restore(path, url)
         path.write_bytes(good[:text] + b"?" + good[text + 1 :])
-        with pytest.raises(StoreError, match="does not match its checksum"):
+        with pytest.raises(StoreError, match="checksum"):
             check_backup(path)
         path.write_bytes(good)
-        with pytest.raises(StoreError, match="SHA-256 differs"):
+        with pytest.raises(StoreError, match="SHA-256"):
             restore(path, url, sha256="0" * 64)
-        with pytest.raises(StoreError, match="has a log beside it"):
+        with pytest.raises(StoreError, match=r"codes\.db"):
             restore(tmp_path / "codes.db", url)
         with open_store(f"sqlite:///{tmp_path}/other.db", n_bits=8) as other:
             other.upsert([1], np.zeros((1, 1), np.uint8))
             back_up(other, tmp_path / "short.db")
-        with pytest.raises(StoreError, match="keeps codes of 20 bits"):
+        with pytest.raises(StoreError, match=r"\b20\b.*\b8\b"):
             restore(tmp_path / "short.db", url)
         assert contents(store) == before
 
@@ -144,7 +145,7 @@ def test_the_commands(tmp_path):
         env={"ANTIPODAL_STORE": url},
     )
     assert done.exit_code == 0
-    assert "the 300 items of" in done.stdout
+    assert re.search(r"\b300\b", done.stdout)
     with open_store(url) as store:
         assert contents(store) == expected
     assert run.invoke(app, ["store", "backup", path], env={}).exit_code == 2

@@ -85,8 +85,8 @@ def test_an_export_can_be_read_and_its_fields_are_columns_of_their_type(tmp_path
         names = ["i", "n", "f", "s", "b", "mixed"]
         export_items(store, tmp_path / "x.parquet", columns=names)
         before = (tmp_path / "x.parquet").read_bytes()
-        for wrong, message in ((["no"], "has the field 'no'"), (["i", "i"], "different"),
-                               (["code"], "other than id")):  # fmt: skip
+        for wrong, message in ((["no"], "'no'"), (["i", "i"], "columns"),
+                               (["code"], r"\bcode\b")):  # fmt: skip
             with pytest.raises(ValueError, match=message):
                 export_items(store, tmp_path / "x.parquet", columns=wrong)
         assert (tmp_path / "x.parquet").read_bytes() == before
@@ -175,13 +175,13 @@ def test_a_copy_goes_on_where_it_was_interrupted_and_refuses_other_items(
             assert digest_of(target).sha256 == digest_of(source).sha256
             item = target.get([int(source.next_id()) - 1])
             target.upsert(item.ids, item.codes, [{"other": 1}])
-        with pytest.raises(StoreError, match=r"holds other items than .*: nothing was copied"):
+        with pytest.raises(StoreError, match="items"):
             copy_store(source, place)
         made = copy_store(source, place, replace=True)
         with open_store(place) as target:
             assert digest_of(target).sha256 == made.sha256
             target.upsert([10**9], item.codes)
-        with pytest.raises(StoreError, match="holds other items"):
+        with pytest.raises(StoreError, match="items"):
             copy_store(source, place)
 
 
@@ -194,13 +194,13 @@ def test_a_copy_that_is_not_true_in_the_end_is_an_error(tmp_path, url):
 
     with open_store(url, n_bits=N_BITS) as source:
         fill(source)
-        with pytest.raises(StoreError, match=r"no true copy: it holds 601 items, and 600"):
+        with pytest.raises(StoreError, match=r"\b601\b.*\b600\b"):
             copy_store(source, other, progress=interfere)
-        with pytest.raises(StoreError, match="to itself"):
+        with pytest.raises(StoreError, match=r"first\.db"):
             copy_store(source, url)
         with open_store(f"{other}2", n_bits=8) as short:
             short.upsert([1], np.zeros((1, 1), np.uint8))
-        with pytest.raises(StoreError, match="keeps codes of 8 bits"):
+        with pytest.raises(StoreError, match=r"\b8\b.*\b20\b"):
             copy_store(source, f"{other}2")
 
 
@@ -242,7 +242,7 @@ def test_the_commands_list_export_copy_and_vacuum(tmp_path, url):
     made = json.loads(invoke("copy", "--to", other, "--json", env=env).stdout)
     assert (made["store"], made["items"]) == (other, n_items)
     said = invoke("copy", "--store", url, env={"ANTIPODAL_STORE_TO": other}).stdout
-    assert f"{n_items:,} of them there before, checked" in said
+    assert said.count(f"{n_items:,}") == 2  # copied, and there before
     listed = [json.loads(line) for line in invoke("list", tmp_path, "--json").stdout.splitlines()]
     assert [(each["store"], each["items"]) for each in listed] == [(url, n_items), (other, n_items)]
     assert "2 stores" in invoke("list", tmp_path).stdout
@@ -266,18 +266,20 @@ def test_what_cannot_be_listed_copied_or_vacuumed_is_named(tmp_path, engines):  
         store.upsert([1], np.zeros((1, 1), np.uint8))
     place.write_bytes(place.read_bytes().replace(b'"n_bits": 8', b'"n_bits": 9'))
     done = invoke("list", tmp_path, code=1)
-    assert "does not match its checksum" in done.stderr
+    assert "checksum" in done.stderr
     assert "1 stores" in done.stdout
-    assert "nothing at" in str(invoke("list", tmp_path / "no", code=1).exception)
+    assert str(tmp_path / "no") in str(invoke("list", tmp_path / "no", code=1).exception)
     (tmp_path / "empty").mkdir()
-    assert "There are no stores." in invoke("list", tmp_path / "empty").stdout
+    said = invoke("list", tmp_path / "empty").stdout
+    assert "stores" in said
+    assert "sqlite:" not in said
     invoke("list", code=2, env={})
     invoke("export", tmp_path / "x.parquet", code=2, env={})
     invoke("copy", "--store", f"sqlite:///{place}", code=2)
     milvus = engines.url("milvus", next(_names))
     with (
         open_store(milvus, n_bits=8) as store,
-        pytest.raises(StoreError, match="clears up by itself"),
+        pytest.raises(StoreError, match="milvus"),
     ):
         store.vacuum()
 

@@ -70,9 +70,9 @@ def test_a_writer_that_finds_another_waits_and_then_says_so(tmp_path):
         other = sqlite3.connect(tmp_path / "codes.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         began = time.monotonic()
-        with pytest.raises(StoreError, match="being written by another process"):
+        with pytest.raises(StoreError, match=r"codes\.db.*\bprocess\b"):
             store.upsert([2], np.zeros((1, 1), np.uint8))
-        with pytest.raises(StoreError, match="nothing of this call was stored"):
+        with pytest.raises(StoreError, match=r"codes\.db.*\bprocess\b"):
             store.delete([1])
         assert time.monotonic() - began >= 0.4
         assert store.count() == 1  # reading does not wait
@@ -287,7 +287,7 @@ def test_a_database_of_others_is_refused_and_left_alone(tmp_path):
         connection.execute("CREATE TABLE items (id INTEGER PRIMARY KEY)")
     content = path.read_bytes()
     for n_bits in (None, 8):
-        with pytest.raises(StoreError, match="was not written by antipodal"):
+        with pytest.raises(StoreError, match=r"other\.db.*antipodal"):
             open_store(f"sqlite:///{path}", n_bits=n_bits)
     assert path.read_bytes() == content
 
@@ -322,8 +322,8 @@ def test_a_damaged_log_may_cost_the_last_writes_but_never_gives_half_of_one(tmp_
 
 
 def test_a_folder_that_is_not_there_and_one_without_permission_are_named(tmp_path):
-    with pytest.raises(StoreError, match="unable to open"):
+    with pytest.raises(StoreError, match=r"nowhere/codes\.db"):
         open_store(f"sqlite:///{tmp_path}/nowhere/codes.db", n_bits=8)
-    with pytest.raises(StoreError, match="pass n_bits"):
+    with pytest.raises(StoreError, match="n_bits"):
         open_store(f"sqlite:///{tmp_path}/codes.db")
     assert os.listdir(tmp_path) == []

@@ -108,7 +108,7 @@ def test_a_large_store_does_not_go_on_from_a_version_that_is_gone(path, tmp_path
 
 def test_a_file_moved_into_place_is_read_and_not_written_unawares(store, path, tmp_path):
     os.replace(tmp_path / "backup.db", path)
-    with pytest.raises(StoreError, match=r"another file.*nothing was stored"):
+    with pytest.raises(StoreError, match=r"codes\.db"):
         at_once(lambda: store.upsert([3], ZERO))
     assert nearest(store) == [1]
     store.upsert([4], ZERO)  # into the file that is there
@@ -136,7 +136,7 @@ def test_another_store_in_its_place_is_read_but_not_written(store, path, tmp_pat
         move(tmp_path / "other.db", path)
         assert nearest(store) == [50, 51]
         for _ in range(2):
-            with pytest.raises(StoreError, match=r"another (file|store)"):
+            with pytest.raises(StoreError, match=r"codes\.db"):
                 at_once(lambda: store.upsert([3], ZERO))
         with open_store(f"sqlite:///{path}") as other:
             assert at_once(other.count) == 2
@@ -147,9 +147,9 @@ def test_codes_of_another_length_in_its_place_are_refused(store, path, tmp_path)
         other.upsert([50], np.zeros((1, 2), np.uint8))
     copy_database(tmp_path / "other.db", path)
     for call in (lambda: store.search(ZERO, 1), lambda: store.get([50]), store.count):
-        with pytest.raises(StoreError, match="keeps codes of 16 bits"):
+        with pytest.raises(StoreError, match=r"\b16 bits\b"):
             at_once(call)
-    with pytest.raises(StoreError, match="another store"):
+    with pytest.raises(StoreError, match=r"codes\.db"):
         store.upsert([3], ZERO)
 
 
@@ -169,7 +169,7 @@ def test_a_file_replaced_during_a_write_is_no_success(store, path, tmp_path, mon
         os.replace(tmp_path / "backup.db", path)
 
     monkeypatch.setattr(store._tables, "note", replace_after)
-    with pytest.raises(StoreError, match="another file"):
+    with pytest.raises(StoreError, match=r"codes\.db"):
         at_once(lambda: store.upsert([3], ZERO))
     monkeypatch.undo()
     assert nearest(store) == [1]

@@ -279,40 +279,40 @@ def test_codes_of_another_length_or_model_are_refused(new_url):
         open_store(url)
     with open_store(url, n_bits=16, model="one") as store:
         for codes in (np.zeros((1, 3), np.uint8), np.zeros((1, 1), np.uint8)):
-            with pytest.raises(ValueError, match="16 bits must have 2 bytes per row"):
+            with pytest.raises(ValueError, match=r"\b16 bits\b.*\b2 bytes\b"):
                 store.upsert([1], codes)
-            with pytest.raises(ValueError, match="16 bits must have 2 bytes per row"):
+            with pytest.raises(ValueError, match=r"\b16 bits\b.*\b2 bytes\b"):
                 store.search(codes, 1)
-    with pytest.raises(StoreError, match="keeps codes of 16 bits"):
+    with pytest.raises(StoreError, match=r"\b16\b.*\b15\b"):
         open_store(url, n_bits=15)
-    with pytest.raises(StoreError, match=r"codes of model 'one': .* for model 'two'"):
+    with pytest.raises(StoreError, match=r"'one'.*'two'"):
         open_store(url, n_bits=16, model="two")
     url = new_url()
     open_store(url, n_bits=16).close()
-    with pytest.raises(StoreError, match="no model's identity"):
+    with pytest.raises(StoreError, match="model"):
         open_store(url, model="one")
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda s, c: s.upsert([1, 1], c), ValueError, "1 comes more than once"),
-        (lambda s, c: s.upsert([1], c), ValueError, "1 ids for 2 codes"),
-        (lambda s, c: s.upsert([0.5, 1], c), TypeError, "ids must be integers"),
-        (lambda s, c: s.upsert(np.array([2**63, 1], np.uint64), c), ValueError, "64 bits"),
-        (lambda s, c: s.upsert([[1, 2]], c), ValueError, "list of integers"),
-        (lambda s, c: s.upsert([1, 2], c, [{}]), ValueError, "got 1 for 2 items"),
-        (lambda s, c: s.upsert([1, 2], c, {"a": 1}), TypeError, "Is it missing its brackets"),
-        (lambda s, c: s.upsert([1, 2], c, [{}, 3]), TypeError, r"metadata\[1\] must be a JSON"),
-        (lambda s, c: s.upsert([1, 2], c, [{}, {"a": np.nan}]), ValueError, "must be finite"),
-        (lambda s, c: s.upsert([1, 2], c, [{}, {"a": 2**63}]), ValueError, "fit into 64 bits"),
+        (lambda s, c: s.upsert([1, 1], c), ValueError, r"\bids\b.*\b1\b"),
+        (lambda s, c: s.upsert([1], c), ValueError, r"\b1\b.*\b2\b"),
+        (lambda s, c: s.upsert([0.5, 1], c), TypeError, r"\bids\b.*\bfloat64\b"),
+        (lambda s, c: s.upsert(np.array([2**63, 1], np.uint64), c), ValueError, r"\bids\b.*\b64 bits\b"),
+        (lambda s, c: s.upsert([[1, 2]], c), ValueError, r"\bids\b.*\(1, 2\)"),
+        (lambda s, c: s.upsert([1, 2], c, [{}]), ValueError, r"\bmetadata\b.*\b1\b.*\b2\b"),
+        (lambda s, c: s.upsert([1, 2], c, {"a": 1}), TypeError, r"\bmetadata\b.*\bdict\b"),
+        (lambda s, c: s.upsert([1, 2], c, [{}, 3]), TypeError, r"metadata\[1\].*\bint\b"),
+        (lambda s, c: s.upsert([1, 2], c, [{}, {"a": np.nan}]), ValueError, "finite"),
+        (lambda s, c: s.upsert([1, 2], c, [{}, {"a": 2**63}]), ValueError, r"\b64 bits\b"),
         (lambda s, c: s.upsert([1, 2], c, [{}, {"a": "\0"}]), ValueError, r"U\+0000"),
         (lambda s, c: s.upsert([1, 2], c, [{}, {"\ud800": 1}]), ValueError, "surrogates"),
-        (lambda s, c: s.upsert([1, 2], c, [{}, {1: 1}]), TypeError, "names of fields"),
-        (lambda s, c: s.upsert([1, 2], c, [{}, {"a": {1}}]), TypeError, "got set"),
-        (lambda s, c: s.search(c, 0), ValueError, "k must be at least 1"),
-        (lambda s, c: s.radius(c, -1), ValueError, "r must be at least 0"),
-        (lambda s, c: s.search(c, 1, where={"a": [1]}), TypeError, 'Is it "in"'),
+        (lambda s, c: s.upsert([1, 2], c, [{}, {1: 1}]), TypeError, r"\bint\b"),
+        (lambda s, c: s.upsert([1, 2], c, [{}, {"a": {1}}]), TypeError, r"\bset\b"),
+        (lambda s, c: s.search(c, 0), ValueError, r"\bk\b.*\b1\b.*\b0\b"),
+        (lambda s, c: s.radius(c, -1), ValueError, r"\br\b.*\b0\b.*-1\b"),
+        (lambda s, c: s.search(c, 1, where={"a": [1]}), TypeError, '"in"'),
     ],
 )
 def test_what_cannot_be_kept_or_asked_is_named_and_changes_nothing(store, call, error, message):
@@ -327,16 +327,16 @@ def test_a_closed_store_says_so_and_can_be_closed_again(new_url):
     store = open_store(new_url(), n_bits=16)
     store.close()
     store.close()
-    with pytest.raises(StoreError, match="is closed"):
+    with pytest.raises(StoreError, match="closed"):
         store.count()
-    with pytest.raises(StoreError, match="is closed"):
+    with pytest.raises(StoreError, match="closed"):
         store.upsert([1], np.zeros((1, 2), np.uint8))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_store_that_is_opened_to_read_is_not_written_nor_made(engine, engines):  # noqa: F811
     url = engines.url(engine, next(_names))
-    with pytest.raises(StoreError, match="there is no store"):
+    with pytest.raises(StoreError, match="n_bits"):
         open_store(url, n_bits=16, read_only=True)
     code = np.zeros((1, 2), np.uint8)
     with open_store(url, n_bits=16, model="one") as store:
@@ -350,15 +350,15 @@ def test_a_store_that_is_opened_to_read_is_not_written_nor_made(engine, engines)
                 lambda: reader.load([3], code),
                 lambda: reader.delete([1]),
             ):
-                with pytest.raises(StoreError, match="is read-only"):
+                with pytest.raises(StoreError, match="read-only"):
                     write()
             if engine != "milvus":  # nor does the engine let anything through
                 with pytest.raises(StoreError, match="read-only"):
                     reader._put(np.array([3]), code, ["{}"], replace=True)
         assert store.count() == 2
-    with pytest.raises(StoreError, match="keeps codes of 16 bits"):
+    with pytest.raises(StoreError, match=r"\b16\b.*\b15\b"):
         open_store(url, n_bits=15, read_only=True)
-    with pytest.raises(StoreError, match="cannot be opened for model"):
+    with pytest.raises(StoreError, match="'one'.*'two'"):
         open_store(url, model="two", read_only=True)
 
 
@@ -419,7 +419,7 @@ def test_the_largest_id_may_be_any_64_bit_number(store):
         store.upsert([largest], code)
         assert store.next_id() == largest + 1
     assert store.add(code).tolist() == [last]
-    with pytest.raises(ValueError, match=r"no ids are left|must be less than"):
+    with pytest.raises(ValueError, match=rf"\bids\b.*{last}|{last}.*\bids\b"):
         store.add(code)
     assert store.count() == 6
 
@@ -427,10 +427,10 @@ def test_the_largest_id_may_be_any_64_bit_number(store):
 def test_an_id_that_is_there_is_not_added_and_nothing_changes(store):
     codes = np.arange(10, dtype=np.uint8).reshape(5, 2)
     store.add(codes, [10, 11, 12, 13, 14], [{"kept": True}] * 5)
-    with pytest.raises(IdsTakenError, match="has items with ids 14 already: nothing was stored"):
+    with pytest.raises(IdsTakenError, match=r"\bids\b.*\b14\b"):
         store.add(codes[::-1], [1, 2, 3, 14, 15])
     # Over several batches all are looked up first.
-    with pytest.raises(IdsTakenError, match="ids 10, 14 already"):
+    with pytest.raises(IdsTakenError, match=r"\bids\b.*\b10, 14\b"):
         store.load([1, 2, 10, 3, 14], codes, replace=False, batch_size=2)
     items = store.get(range(20))
     assert items.ids.tolist() == [10, 11, 12, 13, 14]
@@ -449,7 +449,7 @@ def test_what_another_process_adds_during_a_load_is_not_overwritten(new_url):
                 if done == 2:
                     other.upsert([3], np.full((1, 2), 255, np.uint8), [{"other": True}])
 
-            with pytest.raises(IdsTakenError, match=r"ids 3 already.* The 2 items before it are"):
+            with pytest.raises(IdsTakenError, match=r"\bids\b.*\b3\b.*\b2\b"):
                 store.load(ids, codes, replace=False, batch_size=2, progress=meddle)
             items = store.get(range(20))
             assert items.ids.tolist() == [0, 1, 3]
@@ -475,7 +475,7 @@ def test_items_that_are_replaced_keep_their_metadata_if_asked_to(store):
     assert items.codes.tolist() == codes[[1, 1, 2]].tolist()
     assert items.metadata == [fields, {"a": 1}, {}]
     assert store.search(codes[[1]], 2, where={"number": 0.1}).ids.tolist() == [[1]]
-    with pytest.raises(ValueError, match="keep_metadata is for items without metadata"):
+    with pytest.raises(ValueError, match="keep_metadata"):
         store.upsert([1], codes[:1], [{}], keep_metadata=True)
 
 
@@ -486,7 +486,7 @@ def test_a_load_counts_what_it_added_replaced_and_left(store):
     store.upsert(ids[:30], codes[:30], metadata[:30])
     others = [{"label": True}, *metadata[1:30]]
     store.upsert(ids[:30], np.concatenate([codes[:20], 255 - codes[20:30]]), others)
-    with pytest.raises(IdsTakenError, match="with other codes or metadata"):
+    with pytest.raises(IdsTakenError, match=r"\bids\b"):
         store.load(ids, codes, metadata, resume=True, replace=False, batch_size=40)
     assert store.count() == 30
     loaded = store.load(ids, codes, metadata, resume=True, batch_size=40)
@@ -509,17 +509,17 @@ def test_a_load_that_cannot_be_is_refused_before_anything_is_written(store):
     def load(*arguments, **options):
         store.load(*arguments, batch_size=2, **options)
 
-    with pytest.raises(ValueError, match="2 comes more than once"):
+    with pytest.raises(ValueError, match=r"\bids\b.*\b2\b"):
         load([1, 2, 3, 2], codes)
-    with pytest.raises(ValueError, match="3 ids for 4 codes"):
+    with pytest.raises(ValueError, match=r"\b3\b.*\b4\b"):
         load([1, 2, 3], codes)
-    with pytest.raises(ValueError, match="got 3 for 4 items"):
+    with pytest.raises(ValueError, match=r"\bmetadata\b.*\b3\b.*\b4\b"):
         load([1, 2, 3, 4], codes, [{}] * 3)
-    with pytest.raises(TypeError, match="give a list, not an iterator"):
+    with pytest.raises(TypeError, match=r"\bmetadata\b.*\blist\b"):
         load([1, 2, 3, 4], codes, iter([{}] * 4), resume=True)
-    with pytest.raises(ValueError, match="resume needs ids"):
+    with pytest.raises(ValueError, match=r"\bresume\b"):
         load(None, codes, resume=True)
-    with pytest.raises(TypeError, match="Is it missing its brackets"):
+    with pytest.raises(TypeError, match=r"\bmetadata\b.*\bdict\b"):
         load([1, 2, 3, 4], codes, {"a": 1})
     assert store.count() == 0
 
@@ -567,14 +567,14 @@ def test_a_url_is_split_into_the_address_of_the_engine_and_our_options(url, targ
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("codes.db", "does not name a store"),
+        ("codes.db", r"codes\.db.*sqlite:///"),
         ("mysql://host/db", "sqlite:///codes.db, postgresql://"),
-        ("sqlite://codes.db", "sqlite:///beside-the-program.db"),
-        ("sqlite:///", "must name a file"),
-        ("sqlite:///:memory:", "must name a file"),
-        ("sqlite:///a.db?table=x", "'table' is not an option of sqlite stores"),
-        ("sqlite:///a.db?timeout=soon", "timeout must be seconds"),
-        ("milvus:///codes.sqlite", "must end in .db"),
+        ("sqlite://codes.db", "sqlite:///.*\.db"),
+        ("sqlite:///", "sqlite:///"),
+        ("sqlite:///:memory:", "sqlite:///:memory:"),
+        ("sqlite:///a.db?table=x", "'table'.*sqlite"),
+        ("sqlite:///a.db?timeout=soon", r"\btimeout\b.*soon"),
+        ("milvus:///codes.sqlite", r"\.db\b"),
         ("milvus+http://", "host:port"),
         ("milvus+http://host/x", "host:port"),
     ],
@@ -593,7 +593,7 @@ def test_a_url_that_names_no_store_is_explained(url, message):
 )
 def test_a_missing_extra_is_named(monkeypatch, url, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(StoreError, match=rf"pip install '\.\[{extra}\]'"):
+    with pytest.raises(StoreError, match=rf"\[{extra}\]"):
         open_store(url, n_bits=8)
 
 
@@ -635,7 +635,7 @@ def approximate(engines):  # noqa: F811
     with open_store(engines.url("postgresql", "approximate"), n_bits=64) as store:
         labels = [{"label": i % 100, "rare": i % 5000 == 0} for i in range(20_000)]
         store.load(np.arange(20_000), codes[:20_000], labels)
-        with pytest.raises(StoreError, match=r"make it by prepare_approximate\(\)"):
+        with pytest.raises(StoreError, match=r"prepare_approximate\(\)"):
             store.search(codes[:1], 5, exact=False)
         store.prepare_approximate(memory_mb=64)
         store.prepare_approximate()  # there is one: nothing to do
@@ -685,7 +685,7 @@ def test_only_postgres_has_an_approximate_index(engines):  # noqa: F811
                 lambda: store.search(np.zeros((1, 1), np.uint8), exact=False),
                 lambda: store.recall(np.zeros((1, 1), np.uint8), 3),
             ):
-                with pytest.raises(StoreError, match="only stores in PostgreSQL can have one"):
+                with pytest.raises(StoreError, match="PostgreSQL"):
                     call()
 
 
@@ -745,7 +745,7 @@ def test_postgres_refuses_a_table_of_others(engines):  # noqa: F811
     url = engines.url("postgresql", "foreign_table")
     with psycopg.connect(parse_url(url).target, autocommit=True) as connection:
         connection.execute("CREATE TABLE foreign_table (id bigint)")
-    with pytest.raises(StoreError, match="was not made by antipodal"):
+    with pytest.raises(StoreError, match="antipodal"):
         open_store(url, n_bits=16)
 
 
@@ -764,7 +764,7 @@ def test_postgres_comes_back_after_a_lost_connection(engines):  # noqa: F811
 
 
 def test_postgres_out_of_reach_is_a_store_error():
-    with pytest.raises(StoreError, match=r"cannot connect to postgresql://127\.0\.0\.1:1/db"):
+    with pytest.raises(StoreError, match=r"postgresql://127\.0\.0\.1:1/db"):
         open_store("postgresql://user:secret@127.0.0.1:1/db", n_bits=8)
 
 
@@ -815,7 +815,7 @@ def test_milvus_refuses_a_collection_of_others(engines):  # noqa: F811
     client = MilvusClient(parse_url(url).target)
     client.create_collection("foreign", dimension=4)
     client.close()
-    with pytest.raises(StoreError, match="was not made by antipodal"):
+    with pytest.raises(StoreError, match="antipodal"):
         open_store(url, n_bits=8)
 
 

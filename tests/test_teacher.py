@@ -76,7 +76,7 @@ def test_concepts_are_believed_one_by_one():
 
 def test_few_rows_per_class_are_enough_and_too_few_are_said_to_be():
     assert can_teach(np.repeat(np.arange(20), 5))
-    with pytest.warns(UserWarning, match="12 labelled rows of 6 classes are too few"):
+    with pytest.warns(UserWarning, match=r"\b12\b.*\b6 classes\b"):
         assert not can_teach(np.repeat(np.arange(6), 2))
 
 
@@ -108,7 +108,7 @@ def test_rows_without_labels_make_codes_better(kind, scores):
 def test_where_labels_are_too_few_the_network_learns_from_them_alone():
     few = np.concatenate([np.flatnonzero(c == Y)[:2] for c in range(10)])
     options = {"n_epochs": 3, "random_state": 0}
-    with pytest.warns(UserWarning, match="too few to calibrate"):
+    with pytest.warns(UserWarning, match=r"\b20\b.*\b10 classes\b"):
         hasher = DeepLinf(8, **options).fit(X[few], Y[few], unlabelled=X)
     alone = DeepLinf(8, **options).fit(X[few], Y[few])
     np.testing.assert_array_equal(hasher.encode(X), alone.encode(X))
@@ -174,11 +174,11 @@ def test_an_own_loss_is_given_targets_that_are_drawn():
 @pytest.mark.parametrize(
     ("unlabelled", "message"),
     [
-        (X[:5, :3], "unlabelled must have the 64 features of X: got 3"),
-        (X[0], "unlabelled must be a table of numbers"),
-        (X[:0], "unlabelled must be a table of numbers"),
-        ([["a"] * 64], "unlabelled must be a table of numbers"),
-        (np.where(np.arange(9)[:, None] == 4, np.nan, X[:9]), "unlabelled contains NaN.*row 4"),
+        (X[:5, :3], r"\bunlabelled\b.*\b64\b.*\b3\b"),
+        (X[0], r"\bunlabelled\b.*\(64,\)"),
+        (X[:0], r"\bunlabelled\b.*\(0, 64\)"),
+        ([["a"] * 64], r"\bunlabelled\b.*<U1"),
+        (np.where(np.arange(9)[:, None] == 4, np.nan, X[:9]), r"\bunlabelled\b.*\bNaN\b.*row 4\b"),
     ],
 )
 def test_rows_without_labels_that_cannot_be_used_are_refused(unlabelled, message):
@@ -189,7 +189,7 @@ def test_rows_without_labels_that_cannot_be_used_are_refused(unlabelled, message
 def test_settings_that_leave_no_use_for_them_say_so():
     for hasher in (DeepLinf.paper(8), DeepLinf(8, n_unlabelled=0)):
         assert not hasher.uses_unlabelled
-        with pytest.raises(ValueError, match="leave no use for unlabelled rows"):
+        with pytest.raises(ValueError, match=r"\bunlabelled\b"):
             hasher.fit(X[:50], Y[:50], unlabelled=X)
     assert DeepLinf(8).uses_unlabelled
     assert not ClassifierLSH(8).uses_unlabelled

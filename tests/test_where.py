@@ -87,28 +87,28 @@ def test_parsing_gives_a_typed_tree():
 @pytest.mark.parametrize(
     ("where", "error", "message"),
     [
-        ([], TypeError, "where must be an object"),
-        ({"or": []}, TypeError, "at least one"),
-        ({"or": {"a": 1}}, TypeError, "list of filters"),
-        ({"not": [{"a": 1}]}, TypeError, "where must be an object"),
-        ({"a": [1]}, TypeError, 'Is it "in"'),
-        ({"a": {}}, ValueError, "no operator"),
-        ({"a": {"b": 1}}, ValueError, "unknown operator 'b'.*\"outer.inner\""),
-        ({"a": {"in": 1}}, TypeError, "takes a list"),
-        ({"a": {"in": [[1]]}}, TypeError, "single values"),
-        ({"a": {"lt": None}}, TypeError, "number or a string"),
-        ({"a": {"lt": True}}, TypeError, "number or a string"),
-        ({"a": {"exists": 1}}, TypeError, "true or false"),
+        ([], TypeError, r"\bwhere\b.*\[\]"),
+        ({"or": []}, TypeError, r"\bor\b"),
+        ({"or": {"a": 1}}, TypeError, r"\bor\b.*\{'a': 1\}"),
+        ({"not": [{"a": 1}]}, TypeError, r"\bwhere\b.*\[\{'a': 1\}\]"),
+        ({"a": [1]}, TypeError, '"in"'),
+        ({"a": {}}, ValueError, "operator"),
+        ({"a": {"b": 1}}, ValueError, "'b'.*\"outer.inner\""),
+        ({"a": {"in": 1}}, TypeError, r"\bin\b.*\b1\b"),
+        ({"a": {"in": [[1]]}}, TypeError, r"\ba\b.*\[1\]"),
+        ({"a": {"lt": None}}, TypeError, r"\blt\b.*\bNone"),
+        ({"a": {"lt": True}}, TypeError, r"\blt\b.*\b(bool|True)\b"),
+        ({"a": {"exists": 1}}, TypeError, r"\bexists\b"),
         ({"a": float("nan")}, ValueError, "finite"),
         ({"a": 2**63}, ValueError, "64 bits"),
-        ({"a": {1, 2}}, TypeError, "got set"),
+        ({"a": {1, 2}}, TypeError, r"\bset\b"),
         ({"a": "\0"}, ValueError, r"U\+0000"),
-        ({"": 1}, ValueError, "words with dots between"),
-        ({"a..b": 1}, ValueError, "words with dots between"),
+        ({"": 1}, ValueError, r"''|\"\""),
+        ({"a..b": 1}, ValueError, r"a\.\.b"),
         ({'a"b': 1}, ValueError, "quotes"),
         ({"a\\b": 1}, ValueError, "backslashes"),
-        ({3: 1}, TypeError, "must be strings"),
-        ({"or": [{"a": 1}] * 1000}, ValueError, "at most 500 conditions"),
+        ({3: 1}, TypeError, r"\b3\b|\bint\b"),
+        ({"or": [{"a": 1}] * 1000}, ValueError, r"\b500\b"),
     ],
     ids=str,
 )
@@ -121,7 +121,7 @@ def test_a_filter_nested_too_deep_is_refused_and_not_a_recursion_error():
     where = {"a": 1}
     for _ in range(5000):
         where = {"not": where}
-    with pytest.raises(ValueError, match="at most 50 deep"):
+    with pytest.raises(ValueError, match=r"\b50\b"):
         parse_where(where)
 
 

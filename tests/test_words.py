@@ -215,9 +215,9 @@ def test_what_is_no_image_is_refused_by_name(folder, vocabulary, content, messag
     if content is not None:
         bad.write_bytes(content)
     files = [*image_files(path), bad][-4:]
-    with pytest.raises(AntipodalError, match=f"cannot read .*z.jpg: {message}"):
+    with pytest.raises(AntipodalError, match=rf"z\.jpg.*{message}"):
         bag_of_words(files, vocabulary)
-    with pytest.raises(AntipodalError, match=f"cannot read .*z.jpg: {message}"):
+    with pytest.raises(AntipodalError, match=rf"z\.jpg.*{message}"):
         learn_vocabulary(files, n_words=2)
 
 
@@ -225,17 +225,17 @@ def test_an_image_larger_than_opencv_allows_is_refused_by_name(vocabulary, tmp_p
     header = b"BM" + bytes(8) + (54).to_bytes(4, "little") + (40).to_bytes(4, "little")
     header += (1 << 20).to_bytes(4, "little") * 2 + b"\1\0\x18\0" + bytes(24)
     (tmp_path / "vast.bmp").write_bytes(header)
-    with pytest.raises(AntipodalError, match=r"cannot read .*vast.bmp"):
+    with pytest.raises(AntipodalError, match=r"vast\.bmp"):
         bag_of_words(tmp_path, vocabulary)
 
 
 def test_a_folder_without_images_or_that_is_none_is_refused(vocabulary, tmp_path):
     (tmp_path / "notes.txt").write_text("nothing to see")
-    with pytest.raises(AntipodalError, match=r"holds no images: no file .* ends in .bmp, .jpeg"):
+    with pytest.raises(AntipodalError, match=r"images.*\.bmp.*\.jpeg"):
         bag_of_words(tmp_path, vocabulary)
-    with pytest.raises(AntipodalError, match=r"cannot read .*absent: No such file"):
+    with pytest.raises(AntipodalError, match=r"absent.*No such file"):
         image_files(tmp_path / "absent")
-    with pytest.raises(AntipodalError, match=r"cannot read .*notes\.txt: Not a directory"):
+    with pytest.raises(AntipodalError, match=r"notes\.txt.*Not a directory"):
         bag_of_words(tmp_path / "notes.txt", vocabulary)
 
 
@@ -430,17 +430,17 @@ WORDS = np.ones((2, 128), np.float32)
 @pytest.mark.parametrize(
     ("kind", "header", "arrays", "message"),
     [
-        ("hasher", SETTINGS, {"words": WORDS}, "holds a hasher, not a vocabulary"),
-        ("vocabulary", SETTINGS, {}, "must hold words, max_keypoints, root, size"),
-        ("vocabulary", SETTINGS, {"words": WORDS, "idf": WORDS}, "holds idf"),
-        ("vocabulary", {"root": True}, {"words": WORDS}, "and holds root, words"),
-        ("vocabulary", SETTINGS, {"words": WORDS[:, :64]}, r"got shape \(2, 64\)"),
-        ("vocabulary", SETTINGS, {"words": WORDS[0]}, r"got shape \(128,\)"),
-        ("vocabulary", SETTINGS, {"words": WORDS * np.nan}, "word 0 is not"),
-        ("vocabulary", SETTINGS, {"words": WORDS > 0}, "real numbers: got bool"),
-        ("vocabulary", SETTINGS | {"size": 0}, {"words": WORDS}, "size must be at least 1"),
-        ("vocabulary", SETTINGS | {"size": "256"}, {"words": WORDS}, "size must be a whole"),
-        ("vocabulary", SETTINGS | {"root": 1}, {"words": WORDS}, "root must be True or False"),
+        ("hasher", SETTINGS, {"words": WORDS}, "hasher.*vocabulary"),
+        ("vocabulary", SETTINGS, {}, "words, max_keypoints, root, size"),
+        ("vocabulary", SETTINGS, {"words": WORDS, "idf": WORDS}, r"\bidf\b"),
+        ("vocabulary", {"root": True}, {"words": WORDS}, r"\broot, words\b"),
+        ("vocabulary", SETTINGS, {"words": WORDS[:, :64]}, r"\(2, 64\)"),
+        ("vocabulary", SETTINGS, {"words": WORDS[0]}, r"\(128,\)"),
+        ("vocabulary", SETTINGS, {"words": WORDS * np.nan}, r"\bword 0\b"),
+        ("vocabulary", SETTINGS, {"words": WORDS > 0}, r"\bbool\b"),
+        ("vocabulary", SETTINGS | {"size": 0}, {"words": WORDS}, r"\bsize\b.*\b1\b.*\b0\b"),
+        ("vocabulary", SETTINGS | {"size": "256"}, {"words": WORDS}, r"\bsize\b.*'256'"),
+        ("vocabulary", SETTINGS | {"root": 1}, {"words": WORDS}, r"\broot\b.*\b1\b"),
     ],
 )
 def test_a_whole_file_that_is_no_vocabulary_is_refused(tmp_path, kind, header, arrays, message):
@@ -458,20 +458,20 @@ GREY = np.zeros((3, 8, 8), np.uint8)
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        (GREY[:0], ValueError, r"at least one pixel: got shape \(0, 8, 8\)"),
-        (GREY[0], ValueError, r"\(8, 8\).* A single image is images\[None\]"),
-        (np.zeros((2, 3, 8, 8), np.uint8), ValueError, "channels in front"),
-        (np.zeros((2, 8, 8, 4), np.uint8), ValueError, r"got shape \(2, 8, 8, 4\)"),
-        (GREY.astype(np.float32), TypeError, "must be uint8, from 0 to 255: got float32"),
-        (np.full((1, 8, 8), np.nan), TypeError, "must be uint8, from 0 to 255: got float64"),
-        (GREY > 0, TypeError, "got bool"),
-        (np.array(["a.png"]), TypeError, "File names are to be a list"),
-        ([], ValueError, "got an empty list"),
-        (list(GREY), TypeError, r"a list with a ndarray.*np.stack"),
-        (["a.png", None], TypeError, "a list with a NoneType"),
-        (b"photos", TypeError, "got bytes"),
-        (None, TypeError, "got NoneType"),
-        (iter(["a.png"]), TypeError, "a sequence of paths.*got list_iterator"),
+        (GREY[:0], ValueError, r"\(0, 8, 8\)"),
+        (GREY[0], ValueError, r"\(8, 8\).*images\[None\]"),
+        (np.zeros((2, 3, 8, 8), np.uint8), ValueError, r"\(2, 3, 8, 8\)"),
+        (np.zeros((2, 8, 8, 4), np.uint8), ValueError, r"\(2, 8, 8, 4\)"),
+        (GREY.astype(np.float32), TypeError, r"\buint8\b.*\b0\b.*\b255\b.*\bfloat32\b"),
+        (np.full((1, 8, 8), np.nan), TypeError, r"\buint8\b.*\b0\b.*\b255\b.*\bfloat64\b"),
+        (GREY > 0, TypeError, r"\bbool\b"),
+        (np.array(["a.png"]), TypeError, r"<U5.*\blist\b"),
+        ([], ValueError, "empty"),
+        (list(GREY), TypeError, r"\bndarray\b.*np\.stack"),
+        (["a.png", None], TypeError, "NoneType"),
+        (b"photos", TypeError, r"\bbytes\b"),
+        (None, TypeError, "NoneType"),
+        (iter(["a.png"]), TypeError, "list_iterator"),
     ],
 )
 def test_what_is_no_set_of_images_is_refused_with_a_reason(vocabulary, wrong, error, message):
@@ -484,12 +484,12 @@ def test_what_is_no_set_of_images_is_refused_with_a_reason(vocabulary, wrong, er
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"n_words": 0}, ValueError, "n_words must be at least 1: got 0"),
-        ({"n_words": 2.0}, TypeError, "n_words must be a whole number: got 2.0"),
-        ({"max_keypoints": 0}, ValueError, "max_keypoints must be at least 1: got 0"),
-        ({"max_keypoints": None}, TypeError, "max_keypoints must be a whole number"),
-        ({"size": 0}, ValueError, "size must be at least 1: got 0"),
-        ({"root": "yes"}, TypeError, "root must be True or False: got 'yes'"),
+        ({"n_words": 0}, ValueError, r"\bn_words\b.*\b1\b.*\b0\b"),
+        ({"n_words": 2.0}, TypeError, r"\bn_words\b.*\b2\.0"),
+        ({"max_keypoints": 0}, ValueError, r"\bmax_keypoints\b.*\b1\b.*\b0\b"),
+        ({"max_keypoints": None}, TypeError, r"\bmax_keypoints\b.*\bNone\b"),
+        ({"size": 0}, ValueError, r"\bsize\b.*\b1\b.*\b0\b"),
+        ({"root": "yes"}, TypeError, r"\broot\b.*'yes'"),
         ({"random_state": "seed"}, ValueError, "seed"),
     ],
 )
@@ -501,9 +501,9 @@ def test_options_that_make_no_sense_are_refused(images, options, error, message)
 def test_fewer_descriptors_than_words_are_refused_with_their_numbers(images):
     found = len(np.unique(opencv_descriptors(images[0], 400, True), axis=0))
     twice = images[[0, 0]]
-    with pytest.raises(ValueError, match=f"n_words=500 needs .*: 2 images have {found}. Take more"):
+    with pytest.raises(ValueError, match=rf"n_words=500\b.*\b2 images\b.*\b{found}\b"):
         learn_vocabulary(twice, size=SIZE)
-    with pytest.raises(ValueError, match=r"n_words=1 needs .* 3 images have 0"):
+    with pytest.raises(ValueError, match=r"n_words=1\b.*\b3 images\b.*\b0\b"):
         learn_vocabulary(GREY, n_words=1)
     assert len(learn_vocabulary(twice, n_words=found, size=SIZE, random_state=0).words) == found
 
@@ -511,11 +511,11 @@ def test_fewer_descriptors_than_words_are_refused_with_their_numbers(images):
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        (np.ones((5, 64)), ValueError, r"\(n_words, 128\).*got shape \(5, 64\)"),
-        (np.ones((0, 128)), ValueError, r"at least one: got shape \(0, 128\)"),
-        (np.where(np.arange(3)[:, None] == 1, np.inf, np.ones((3, 128))), ValueError, "word 1 is"),
-        (np.full((1, 128), 1e300), ValueError, "word 0 is not"),
-        (np.full((1, 128), "a"), TypeError, "real numbers"),
+        (np.ones((5, 64)), ValueError, r"\(n_words, 128\).*\(5, 64\)"),
+        (np.ones((0, 128)), ValueError, r"\(0, 128\)"),
+        (np.where(np.arange(3)[:, None] == 1, np.inf, np.ones((3, 128))), ValueError, r"\bword 1\b"),
+        (np.full((1, 128), 1e300), ValueError, r"\bword 0\b"),
+        (np.full((1, 128), "a"), TypeError, "<U1"),
     ],
 )
 def test_words_that_cannot_be_are_refused(wrong, error, message):
@@ -524,14 +524,14 @@ def test_words_that_cannot_be_are_refused(wrong, error, message):
 
 
 def test_words_alone_are_no_vocabulary(images, vocabulary):
-    with pytest.raises(TypeError, match=r"must be a Vocabulary, .* got ndarray"):
+    with pytest.raises(TypeError, match=r"\bVocabulary\b.*\bndarray\b"):
         bag_of_words(images, vocabulary.words)
 
 
 def test_without_opencv_the_error_says_what_to_install(images, vocabulary, monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
     for call in (lambda: bag_of_words(images, vocabulary), lambda: learn_vocabulary(images)):
-        with pytest.raises(AntipodalError, match=r"OpenCV, .*pip install '\.\[images\]'"):
+        with pytest.raises(AntipodalError, match=r"OpenCV.*\[images\]"):
             call()
 
 
