@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 CHROMIUM = "/usr/bin/chromium"
+PATIENCE = 120_000  # milliseconds that only a page that hangs exceeds
 
 
 def install_chromium():
@@ -25,9 +26,10 @@ def install_chromium():
 @contextmanager
 def chromium():
     """Start it, and end it."""
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
     install_chromium()
+    expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -39,7 +41,7 @@ def tab(browser, **options):
     wrong = []
     context = browser.new_context(**options)
     page = context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(PATIENCE)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on(
         "console",

@@ -137,7 +137,7 @@ def test_a_well_formed_file_with_odd_content_is_refused(tmp_path, header, messag
 
 def test_a_checkpoint_is_not_a_model(tmp_path):
     write_model_file(tmp_path / "m", "checkpoint", {}, {})
-    with pytest.raises(AntipodalError, match="checkpoint.*hasher"):
+    with pytest.raises(AntipodalError, match=r"checkpoint.*hasher"):
         load(tmp_path / "m")
 
 
@@ -229,5 +229,5 @@ def test_the_length_of_the_codes_is_read_without_the_hasher(tmp_path, model_byte
         model_bits(path)
     for header in ({}, {"parameters": {}}, {"parameters": {"n_bits": "12"}}, {"parameters": []}):
         write_model_file(path, "hasher", header, {})
-        with pytest.raises(ModelFileError, match="n_bits|codes"):
+        with pytest.raises(ModelFileError, match=r"\bcodes\b"):
             model_bits(path)

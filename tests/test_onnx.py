@@ -211,7 +211,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, com
 
 def test_a_search_for_bits_is_no_arithmetic(tmp_path):
     hasher = LinfHash(16, descent=True, **SEED).fit(X[:300])
-    with pytest.raises(AntipodalError, match="LinfHash.*ONNX"):
+    with pytest.raises(AntipodalError, match=r"LinfHash.*ONNX"):
         hasher.to_onnx(tmp_path / "model.onnx")
 
 

@@ -206,5 +206,5 @@ def test_an_own_encoder_is_encoded_with_as_it_was_trained(encoder, front, tmp_pa
 
 
 def test_an_encoder_without_a_neuron_says_so():
-    with pytest.raises(NotImplementedError, match="Encoder.*neuron"):
+    with pytest.raises(NotImplementedError, match=r"Encoder.*neuron"):
         Encoder(4, 3)(torch.zeros(1, 4))

@@ -343,7 +343,8 @@ def test_parts_without_rows_are_passed_over(folder):
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        (table(), table().rename_columns(["id", "words", "vector"]), r"'word'.*a\.parquet.*b\.parquet"),
+        (table(), table().rename_columns(["id", "words", "vector"]),
+         r"'word'.*a\.parquet.*b\.parquet"),
         (table(), table(X.astype(np.float64)), r"'vector'.*float.*a\.parquet.*"
          r"double.*b\.parquet"),
         (pa.table({"v": [[1.0, 2.0]]}), pa.table({"v": [[1.0]]}), r"a\.parquet.*\b2\b.*"

@@ -77,9 +77,7 @@ def test_a_registered_hasher_is_made_saved_and_loaded(tmp_path):
 
 def test_a_model_of_a_class_that_is_not_known_says_what_to_register(tmp_path):
     Own(12).fit(X).save(tmp_path / "m")
-    with pytest.raises(
-        AntipodalError, match=r"'Own'.*'test_registry'.*register\(Own\)"
-    ):
+    with pytest.raises(AntipodalError, match=r"'Own'.*'test_registry'.*register\(Own\)"):
         load(tmp_path / "m")
 
 

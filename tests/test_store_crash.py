@@ -167,8 +167,12 @@ def test_closing_while_others_read_gives_them_an_answer_or_our_error(tmp_path):
     store = open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=8)
     store.upsert(np.arange(1000), np.zeros((1000, 1), np.uint8), [{"a": 1}] * 1000)
 
+    reading = threading.Barrier(5, timeout=120)
+
     def read():
         try:
+            store.count({"a": 1})
+            reading.wait()
             for number in range(1000):
                 store.count({"a": number % 30})
         except BaseException as error:
@@ -177,7 +181,7 @@ def test_closing_while_others_read_gives_them_an_answer_or_our_error(tmp_path):
     threads = [threading.Thread(target=read) for _ in range(4)]
     for thread in threads:
         thread.start()
-    time.sleep(0.1)
+    reading.wait()
     store.close()
     for thread in threads:
         thread.join()

@@ -299,7 +299,11 @@ def test_codes_of_another_length_or_model_are_refused(new_url):
         (lambda s, c: s.upsert([1, 1], c), ValueError, r"\bids\b.*\b1\b"),
         (lambda s, c: s.upsert([1], c), ValueError, r"\b1\b.*\b2\b"),
         (lambda s, c: s.upsert([0.5, 1], c), TypeError, r"\bids\b.*\bfloat64\b"),
-        (lambda s, c: s.upsert(np.array([2**63, 1], np.uint64), c), ValueError, r"\bids\b.*\b64 bits\b"),
+        (
+            lambda s, c: s.upsert(np.array([2**63, 1], np.uint64), c),
+            ValueError,
+            r"\bids\b.*\b64 bits\b",
+        ),
         (lambda s, c: s.upsert([[1, 2]], c), ValueError, r"\bids\b.*\(1, 2\)"),
         (lambda s, c: s.upsert([1, 2], c, [{}]), ValueError, r"\bmetadata\b.*\b1\b.*\b2\b"),
         (lambda s, c: s.upsert([1, 2], c, {"a": 1}), TypeError, r"\bmetadata\b.*\bdict\b"),
@@ -358,7 +362,7 @@ def test_a_store_that_is_opened_to_read_is_not_written_nor_made(engine, engines)
         assert store.count() == 2
     with pytest.raises(StoreError, match=r"\b16\b.*\b15\b"):
         open_store(url, n_bits=15, read_only=True)
-    with pytest.raises(StoreError, match="'one'.*'two'"):
+    with pytest.raises(StoreError, match=r"'one'.*'two'"):
         open_store(url, model="two", read_only=True)
 
 
@@ -569,7 +573,7 @@ def test_a_url_is_split_into_the_address_of_the_engine_and_our_options(url, targ
     [
         ("codes.db", r"codes\.db.*sqlite:///"),
         ("mysql://host/db", "sqlite:///codes.db, postgresql://"),
-        ("sqlite://codes.db", "sqlite:///.*\.db"),
+        ("sqlite://codes.db", r"sqlite:///.*\.db"),
         ("sqlite:///", "sqlite:///"),
         ("sqlite:///:memory:", "sqlite:///:memory:"),
         ("sqlite:///a.db?table=x", "'table'.*sqlite"),

@@ -513,7 +513,11 @@ def test_fewer_descriptors_than_words_are_refused_with_their_numbers(images):
     [
         (np.ones((5, 64)), ValueError, r"\(n_words, 128\).*\(5, 64\)"),
         (np.ones((0, 128)), ValueError, r"\(0, 128\)"),
-        (np.where(np.arange(3)[:, None] == 1, np.inf, np.ones((3, 128))), ValueError, r"\bword 1\b"),
+        (
+            np.where(np.arange(3)[:, None] == 1, np.inf, np.ones((3, 128))),
+            ValueError,
+            r"\bword 1\b",
+        ),
         (np.full((1, 128), 1e300), ValueError, r"\bword 0\b"),
         (np.full((1, 128), "a"), TypeError, "<U1"),
     ],
