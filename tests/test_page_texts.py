@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 from antipodal import ITQ, LSH, open_store, unpack
 from antipodal.service import Engine, create_app
 from browsers import tab
-from test_page import running
+from test_page import choose, running
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 from texts import library, vectors
@@ -97,7 +97,7 @@ def opened(page, address, fragment=""):
 
 def shown(page):
     said = page.locator("#results .result small").all_text_contents()
-    return [tuple(map(int, re.match(r"#(\d+) · (\d+)", text).groups())) for text in said]
+    return [tuple(map(int, re.match(r"#(\d+)\D+(\d+)", text).groups())) for text in said]
 
 
 def fragment(page):
@@ -107,7 +107,7 @@ def fragment(page):
 def test_texts_are_a_list_with_titles_texts_and_fields(page, address, texts):
     row = texts.row("json.loads")
     opened(page, address, f"#id={row}")
-    expect(page.get_by_role("radio", name="list")).to_be_checked()
+    expect(page.locator("[name=layout][value=list]")).to_be_checked()
     expect(page.locator("#query b")).to_have_text("json.loads")
     assert shown(page) == texts.nearest(row)[:24]
     for place, (item, _) in enumerate(texts.nearest(row)[:5]):
@@ -116,10 +116,10 @@ def test_texts_are_a_list_with_titles_texts_and_fields(page, address, texts):
         assert result.locator(".text").inner_text()[:40] == fields["text"][:40]
         for name in ("topic", "module", "words"):
             expect(result.locator(".fields")).to_contain_text(f"{name} {fields[name]}")
-    page.get_by_text("Fields shown").click()
+    page.locator("#choice > summary").click()
     page.get_by_role("checkbox", name="words").uncheck()
     expect(page.locator(".result .fields").first).not_to_contain_text("words")
-    page.get_by_text("grid", exact=True).click()
+    choose(page, "layout", "grid").click()
     expect(page.locator("#results")).to_have_class("results grid")
     first = texts.items[texts.nearest(row)[0][0]]["title"]  # labels are seen there too
     expect(page.locator(".result b").first).to_have_text(first)
@@ -130,7 +130,7 @@ def test_texts_are_a_list_with_titles_texts_and_fields(page, address, texts):
 
 def test_items_are_found_by_their_words(page, address, texts):
     opened(page, address)
-    page.get_by_label("Words of an item").fill("ZIP file")
+    page.locator("#words").fill("ZIP file")
     page.keyboard.press("Enter")
     expected = [
         item["title"]
@@ -141,8 +141,8 @@ def test_items_are_found_by_their_words(page, address, texts):
     ]
     assert len(expected) > 3
     n = min(len(expected), 24)
-    said = "The first 24 items" if n == 24 else f"{n} items"
-    expect(page.locator("#sample-said")).to_have_text(f"{said} with “ZIP file”:")
+    said = re.compile(rf"\b{n} items\b.*\bZIP file\b")
+    expect(page.locator("#sample-said")).to_have_text(said)
     assert page.locator(".sample b").all_text_contents() == expected[:24]
     page.locator(".sample button").nth(2).click()
     expect(page.locator("#query b")).to_have_text(expected[2])
@@ -159,7 +159,8 @@ def test_details_show_all_metadata_and_the_bits_that_differ(page, address, texts
         expect(dialog.locator("dl")).to_contain_text(str(value))
     differing = np.flatnonzero(texts.bits[item] != texts.bits[3]) + 1
     caption = dialog.locator("figcaption").inner_text()
-    assert f"{distance} of {BITS} differ: {', '.join(map(str, differing))}." in caption
+    assert f"{distance} of {BITS}" in caption
+    assert ", ".join(map(str, differing)) in caption
     assert dialog.locator(".bits .off").count() == distance
     ones = texts.bits[item].sum() + texts.bits[3].sum()
     assert dialog.locator(".bits .one").count() == ones
@@ -167,7 +168,7 @@ def test_details_show_all_metadata_and_the_bits_that_differ(page, address, texts
     expect(dialog).to_be_hidden()
     page.go_back()  # to where the details were open
     expect(dialog).to_be_visible()
-    page.get_by_role("button", name="Search by this item").click()
+    page.locator("#detail-search").click()
     expect(dialog).to_be_hidden()
     expect(page.locator("#query b")).to_have_text(texts.items[item]["title"])
     page.goto(f"{address}#id=3&item=3")
@@ -184,8 +185,7 @@ def test_ties_are_said_with_their_number_and_order(page, address, texts):
     distance = texts.nearest(row)[11][1]
     assert tied(row) > 2
     said = page.locator("#ties").inner_text()
-    assert re.search(rf"\b{tied(row)} (items at distance|at) {distance}\b", said)
-    assert said.endswith("in order of id.")
+    assert re.search(rf"\b{tied(row)}\b.*\b{distance}\b.*\bid\b", said)
 
 
 def test_back_and_a_link_bring_the_same_view_again(page, address, texts, browser):
@@ -194,13 +194,13 @@ def test_back_and_a_link_bring_the_same_view_again(page, address, texts, browser
     page.locator(".result .item").nth(2).click()
     third = first[2][0]
     expect(page.locator("#query b")).to_have_text(texts.items[third]["title"])
-    page.get_by_role("button", name="Next").click()
-    expect(page.locator("#status")).to_contain_text("25 to 48 of the nearest")
+    page.locator("#next").click()
+    expect(page.locator("#status")).to_contain_text(re.compile(r"\b25\b.*\b48\b"))
     assert shown(page) == texts.nearest(third)[24:48]
     page.locator("#filter > summary").click()
-    page.get_by_role("button", name="Add a condition").click()
-    page.get_by_label("Field", exact=True).select_option("topic")
-    page.get_by_label("Value of topic").fill("formats")
+    page.locator("#add-row").click()
+    page.locator("#rows select").first.select_option("topic")
+    page.locator("#rows [data-name=topic] input").fill("formats")
     page.keyboard.press("Enter")
     formats = [hit for hit in texts.nearest(third) if texts.items[hit[0]]["topic"] == "formats"]
     expect(page.locator("#status")).to_contain_text(f"of {len(formats)}")
@@ -209,9 +209,9 @@ def test_back_and_a_link_bring_the_same_view_again(page, address, texts, browser
     with tab(browser) as other:
         opened(other, page.url)
         assert shown(other) == formats[:24]
-        expect(other.get_by_label("Value of topic")).to_have_value("formats")
+        expect(other.locator("#rows [data-name=topic] input")).to_have_value("formats")
     page.go_back()
-    expect(page.locator("#status")).to_contain_text("25 to 48 of the nearest")
+    expect(page.locator("#status")).to_contain_text(re.compile(r"\b25\b.*\b48\b"))
     assert shown(page) == texts.nearest(third)[24:48]
     page.go_back()
     page.go_back()
@@ -221,64 +221,63 @@ def test_back_and_a_link_bring_the_same_view_again(page, address, texts, browser
 
 def test_a_long_vector_is_left_out_of_the_address_which_has_its_code(page, address, texts):
     opened(page, address)
-    page.get_by_text("vector", exact=True).click()
-    page.get_by_label("Numbers").fill(str(texts.X[7].tolist()))
-    page.get_by_role("button", name="Search", exact=True).click()
-    expect(page.locator("#query")).to_contain_text("Too long for an address")
+    choose(page, "by", "vector").click()
+    page.locator("#vector").fill(str(texts.X[7].tolist()))
+    page.locator("[data-by=vector] button").click()
+    expect(page.locator("#query")).to_contain_text("address")
     code = texts.codes[7].tobytes().hex()
     assert fragment(page)["code"] == code
     assert "vector" not in fragment(page)
     assert shown(page) == texts.nearest(7)[:24]
-    expect(page.get_by_role("checkbox", name="Rescore")).to_be_enabled()
+    expect(page.locator("#rescore")).to_be_enabled()
     page.reload()
-    expect(page.locator("#query b")).to_have_text(f"the code {code}")
+    expect(page.locator("#query b")).to_contain_text(code)
     assert shown(page) == texts.nearest(7)[:24]
-    expect(page.get_by_role("checkbox", name="Rescore")).to_be_disabled()
+    expect(page.locator("#rescore")).to_be_disabled()
 
 
 def test_rescoring_reorders_by_the_real_values_of_the_query(page, address, texts):
     opened(page, address)
-    page.get_by_text("vector", exact=True).click()
-    page.get_by_label("Numbers").fill(str(texts.X[7].tolist()))
-    page.get_by_role("button", name="Search", exact=True).click()
-    expect(page.locator("#query b")).to_have_text("a pasted vector")
+    choose(page, "by", "vector").click()
+    page.locator("#vector").fill(str(texts.X[7].tolist()))
+    page.locator("[data-by=vector] button").click()
+    expect(page.locator("#query b")).to_contain_text("vector")
     with page.expect_response("**/v1/search"):
-        page.get_by_role("checkbox", name="Rescore").check()
-    expect(page.locator("#status")).to_contain_text("by the query's real values")
+        page.locator("#rescore").check()
+    expect(page.locator(".result small").first).to_contain_text("score")
     values = texts.hasher.query(texts.X[7:8].astype(np.float32))[0]
     scores = (2.0 * texts.bits - 1) @ values
     nearest = {item for item, _ in texts.nearest(7)[:960]}
     best = sorted(nearest, key=lambda i: (-round(float(scores[i]), 4), i))[:24]
     assert [item for item, _ in shown(page)] == best
-    expect(page.locator(".result small").first).to_contain_text("score")
     assert re.search(r"up \d|down \d", page.locator("#results").inner_text())
 
 
 def test_the_filter_helps_and_says_what_is_wrong_at_its_field(page, address, texts):
     opened(page, address, "#id=5")
     page.locator("#filter > summary").click()
-    page.get_by_role("button", name="Add a condition").click()
-    names = page.get_by_label("Field", exact=True).locator("option").all_text_contents()
+    page.locator("#add-row").click()
+    names = page.locator("#rows select").first.locator("option").all_text_contents()
     assert set(names) == {"title", "text", "topic", "module", "words", "note.source"}
-    page.get_by_label("Field", exact=True).select_option("words")
-    value = page.get_by_label("Value of words")
+    page.locator("#rows select").first.select_option("words")
+    value = page.locator("#rows [data-name=words] input")
     words = [item["words"] for item in texts.items]
     expect(value).to_have_attribute("placeholder", f"{min(words)} to {max(words)}")
     value.fill("many")
     page.keyboard.press("Enter")
-    expect(page.locator(".row-wrong")).to_have_text("A number is needed: got “many”.")
+    expect(page.locator(".row-wrong")).to_contain_text("many")
     expect(value).to_have_attribute("aria-invalid", "true")
     value.fill("12")
-    page.get_by_label("Relation of words").select_option("at least")
+    page.locator("#rows [data-name=words] select").nth(1).select_option("gte")
     long = [hit for hit in texts.nearest(5) if texts.items[hit[0]]["words"] >= 12]
     expect(page.locator("#status")).to_contain_text(f"of {len(long)}")
     assert shown(page) == long[:24]
-    page.get_by_text("As JSON", exact=True).click()
-    field = page.get_by_label("Only items")
+    page.locator("#raw > summary").click()
+    field = page.locator("#where")
     expect(field).to_have_value('{"words":{"gte":12}}')
     field.fill('{"words": {"gte": true}}')
     page.keyboard.press("Enter")
-    expect(page.locator(".row-wrong")).to_contain_text('"gte" of "words" takes a number')
+    expect(page.locator(".row-wrong")).to_contain_text(re.compile('"gte".*"words"'))
     field.fill('{"or": [{"topic": "files"}, {"topic": "text"}]}')
     page.keyboard.press("Enter")
     expect(page.locator("#too-rich")).to_be_visible()
@@ -292,30 +291,31 @@ def test_two_lengths_are_compared_and_shared_neighbours_marked(page, address, te
     opened(page, address, f"#view=compare&id={row}&b=first-8")
     left, right = texts.nearest(row)[:12], texts.nearest(row, 8)[:12]
     shared = {i for i, _ in left} & {i for i, _ in right}
-    said = f"{len(shared)} of 12 neighbours of json.loads are shared"
+    said = re.compile(rf"\b{len(shared)} of 12\b.*json\.loads")
     expect(page.locator("#shared")).to_have_text(said)
     for side, hits, bits in (("a", left, BITS), ("b", right, 8)):
         listed = page.locator(f"#side-{side} li").all()
         assert len(listed) == 12
         for node, (item, distance) in zip(listed, hits, strict=True):
-            expect(node).to_contain_text(f"#{item} · {distance} of {bits} bits off")
+            expect(node).to_contain_text(re.compile(rf"#{item}\D+{distance} of {bits}\b"))
             expect(node).to_have_class("both" if item in shared else "alone")
     distance = right[-1][1]
     tied = sum(d == distance for _, d in texts.nearest(row, 8))
-    expect(page.locator("#side-b .said")).to_contain_text(f"of {tied} items at distance {distance}")
+    said = re.compile(rf"\b{tied} items\b.*\b{distance}\b")
+    expect(page.locator("#side-b .said")).to_contain_text(said)
 
 
 def test_two_models_are_compared_by_their_mounts(page, address, texts):
     opened(page, address, "#view=compare&id=5")
-    expect(
-        page.get_by_role("combobox", name="On the right").locator("option:checked")
-    ).to_have_text("second: LSH, 16 bits")
+    expect(page.locator("#way-b").locator("option:checked")).to_have_text(
+        re.compile(r"\bsecond\b.*\bLSH\b.*\b16\b")
+    )
     distances = np.bitwise_count(texts.other_codes ^ texts.other_codes[5]).sum(axis=1)
     order = sorted(range(len(distances)), key=lambda i: (distances[i], i))[:12]
     found = page.locator("#side-b small:not(.mark)").all_text_contents()
     assert [int(re.match(r"#(\d+)", text)[1]) for text in found] == order
-    page.get_by_role("combobox", name="On the right").select_option("the first 16 bits")
-    expect(page.locator("#side-b small").first).to_contain_text("of 16 bits off")
+    page.locator("#way-b").select_option("first-16")
+    expect(page.locator("#side-b small").first).to_contain_text("of 16")
     assert fragment(page)["b"] == "first-16"
 
 
@@ -323,7 +323,7 @@ def test_the_map_has_every_item_in_its_colour_and_a_click_searches(page, address
     opened(page, address, "#view=map&id=5")
     n = len(texts.items)
     expect(page.locator(".dot")).to_have_count(n)
-    expect(page.locator("#map-said")).to_contain_text(f"{n} of {n} items")
+    expect(page.locator("#map-said")).to_contain_text(f"{n} of {n}")
     assert page.locator("#colour").input_value() == "topic"
     colour = {}
     for name in sorted(TOPICS):
@@ -353,7 +353,7 @@ def test_on_a_phone_texts_fit_the_width_and_nothing_is_cut(browser, address, wid
     with tab(browser, viewport={"width": width, "height": 800}, has_touch=True) as page:
         opened(page, address, f"#view={view}&id=5")
         page.locator("#filter > summary").tap()
-        page.get_by_role("button", name="Add a condition").tap()
+        page.locator("#add-row").tap()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         cut = page.evaluate(
             """() => [...document.querySelectorAll(
