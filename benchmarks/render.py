@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
+import guide_tables
 import typer
 from hundred_million import table as scale_table
 from typer.cli import get_docs_for_click
@@ -30,6 +31,7 @@ PAGES = [
         ROOT / "docs" / f"{name}.md"
         for name in (
             "guide/audit",
+            "guide/supervised",
             "guide/reliability",
             "guide/scaling",
             "research/results",
@@ -54,11 +56,6 @@ ORDER = [
     "LinfHash", "ITQ", "SpectralHash", "LSH", "SignHash",
 ]  # fmt: skip
 
-
-# The rows of the table in README.md.
-SHORT = [
-    "DeepLinf", "DeepLinf:n_unlabelled=0", "NNHash", "ClassifierLSH", "ITQ", "Ceiling",
-]  # fmt: skip
 
 UNCOMPRESSED = {
     "Ceiling": "upper bound: uncompressed classifier probabilities",
@@ -335,37 +332,6 @@ def recipe(runs: list[Record]) -> str:
     return markdown(rows)
 
 
-def audited(settings: list[Record]) -> str:
-    """Return an audit, one row per code: recall by each search, with and without reranking."""
-    judged = "ndcg" in settings[0]
-    codes: dict[tuple[int, str], dict[str, Record]] = {}
-    for setting in settings:
-        codes.setdefault((setting["bytes"], setting["method"]), {})[setting["search"]] = setting
-    columns = {
-        "Hamming": ("hamming", "recall"), "Hamming, reranked ×4": ("hamming", "recall_x4"),
-        "asymmetric": ("asymmetric", "recall"),
-        "asymmetric, reranked ×4": ("asymmetric", "recall_x4"),
-    }  # fmt: skip
-    if judged:
-        columns |= {
-            "nDCG, Hamming": ("hamming", "ndcg"), "nDCG, Hamming ×4": ("hamming", "ndcg_x4"),
-            "nDCG, asymmetric": ("asymmetric", "ndcg"),
-        }  # fmt: skip
-    rows = [["bytes", "code", *columns]]
-    for (size, method), ways in sorted(codes.items()):
-        cells = []
-        for way, key in columns.values():
-            found = ways.get(way)
-            if found is None:
-                cells.append("–")
-            elif key == "recall":
-                cells.append(f"{found[key]:.3f} ± {found['recall_error']:.3f}")
-            else:
-                cells.append(f"{found[key]:.3f}")
-        rows.append([str(size), named(method) if ", " not in method else method, *cells])
-    return markdown(rows)
-
-
 # Labels of the codes in unlabelled.jsonl. The others are classes with their number of bits.
 FAISS = {
     "PQ48x8np": "PQ48x8 (Faiss)",
@@ -409,56 +375,14 @@ def running_time() -> str:
     return markdown(rows)
 
 
-NOT_SHOWN = {
-    "campaign", "part", "version", "date", "command", "seed", "size", "seconds", "failures",
-    "messages",
-}  # fmt: skip
-
-
-def campaigns() -> str:
-    """Return the last run of each part of each fault-injection test."""
-    last = {
-        (record["campaign"], record["part"]): record
-        for path in sorted(RESULTS.glob("campaign-*.jsonl"))
-        for record in read_records(path)
-    }
-    lines = [
-        "| test | operations | failures | date, version, duration | command |",
-        "|---|---|--:|---|---|",
-    ]
-    for (name, part), record in sorted(last.items()):
-        done = ", ".join(
-            f"{key} {_number(value)}" for key, value in record.items() if key not in NOT_SHOWN
-        )
-        when = f"{record['date'][:10]}, {record['version']}, {record['seconds'] / 60:.0f} min"
-        lines.append(
-            f"| {name}, {part} | {done} | {len(record['failures'])} | {when} "
-            f"| `{record['command']}` |"
-        )
-    return "\n".join(lines)
-
-
-def _number(value: object) -> str:
-    if isinstance(value, dict):
-        return "(" + ", ".join(f"{key} {_number(one)}" for key, one in value.items()) + ")"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
 TABLES = {
-    "campaigns": campaigns,
+    "audit-short": guide_tables.audit_short,
+    "audit-recall": guide_tables.audit_recall,
+    "audit-ndcg": guide_tables.audit_ndcg,
+    "fault-injection": guide_tables.fault_injection,
     "scale": lambda: scale_table(read_records(RESULTS / "hundred_million.jsonl")),
-    **{
-        f"audit-{name}": lambda name=name: audited(read_records(RESULTS / f"audit-{name}.jsonl"))
-        for name in ("scifact", "clinc150", "banking77", "cifar_effnet")
-    },
-    "audit-million": lambda: audited(
-        json.loads((RESULTS / "audit-million.json").read_text())["settings"]
-    ),
     "floats": against_vectors,
     "ten-sets": against_the_best,
-    "cifar10-short": lambda: by_length(
-        [r for method in SHORT for r in records("cifar10") if r["method"] == method]
-    ),
     "cifar10": lambda: by_length(records("cifar10"), new_items=True),
     "unlabelled-short": lambda: unlabelled(short=True),
     "unlabelled": lambda: unlabelled(short=False),

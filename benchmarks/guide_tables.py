@@ -1,0 +1,131 @@
+"""Tables of README and the user guide, from the records of audits and fault-injection tests."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from antipodal.benchmark.records import read_records
+
+RESULTS = Path(__file__).parent / "results"
+
+# Audited data sets, by the names of their records. All but the last have 384 dimensions.
+AUDITS = {
+    "SciFact": "scifact",
+    "CLINC150": "clinc150",
+    "banking77": "banking77",
+    "1,000,000 generated": "million",
+    "CIFAR-10, CNN features": "cifar_effnet",
+}
+OF_384 = list(AUDITS)[:4]
+# The codes of README at one bit per dimension, and the way in which each is searched.
+ONE_BIT = {
+    ("LinfHash.asymmetric", "asymmetric"): "**`LinfHash.asymmetric`**",
+    ("RaBitQ, 1 per feature", "asymmetric"): "RaBitQ (Faiss), 8 bytes more",
+    ("TurboQuant, 1 per feature", "asymmetric"): "TurboQuant (Faiss)",
+    ("PQ", "asymmetric"): "product quantization (Faiss)",
+    ("ITQ", "asymmetric"): "`ITQ`",
+    ("ITQ", "hamming"): "`ITQ`, binary queries",
+}
+
+
+def audit(name: str) -> list[dict[str, Any]]:
+    """Return the settings of an audit, one record per code and way of searching."""
+    if name == "million":
+        settings = json.loads((RESULTS / "audit-million.json").read_text())["settings"]
+    else:
+        settings = read_records(RESULTS / f"audit-{name}.jsonl")
+    return list(settings)
+
+
+def label(method: str) -> str:
+    """Return a code's name as it is shown: hashers in code type."""
+    return method.replace("per feature", "bit/dim") if ", " in method else f"`{method}`"
+
+
+def audit_short() -> str:
+    """Return recall@10 at one bit per dimension, before and after reranking."""
+    sets = {"SciFact": 48, "CLINC150": 48, "CIFAR-10, CNN features": 160}
+    lines = ["| code | " + " | ".join(f"{s}, {b} bytes" for s, b in sets.items()) + " |",
+             "|---|--:|--:|--:|"]  # fmt: skip
+    for (method, search), shown in ONE_BIT.items():
+        cells = []
+        for name, size in sets.items():
+            [found] = [
+                r for r in audit(AUDITS[name])
+                if (r["method"], r["search"]) == (method, search) and size <= r["bytes"] <= size + 8
+            ]  # fmt: skip
+            cells.append(f"{found['recall']:.3f} → {found['recall_x4']:.3f}")
+        lines.append(f"| {shown} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def audit_recall() -> str:
+    """Return recall@10 of every code of the 384-dimensional data sets."""
+    cells = {
+        (r["bytes"], r["method"], r["search"], name): r["recall"]
+        for name in OF_384 for r in audit(AUDITS[name])
+    }  # fmt: skip
+    lines = ["| bytes | code | search | " + " | ".join(OF_384) + " |", "|--:|---|---|" + "--:|" * 4]
+    for size, method, search in sorted({key[:3] for key in cells}):
+        if method == "SignHash:rotate=false" or method.startswith("LSH"):
+            continue  # never the best code, and close to the rotated signs
+        if method == "LinfHash.asymmetric" and search == "hamming":
+            continue  # these codes are for asymmetric search
+        found = [cells.get((size, method, search, name)) for name in OF_384]
+        values = " | ".join("–" if value is None else f"{value:.3f}" for value in found)
+        lines.append(f"| {size} | {label(method)} | {search} | {values} |")
+    return "\n".join(lines)
+
+
+def audit_ndcg() -> str:
+    """Return nDCG@10 of the judged claims of SciFact at 48 and 96 bytes."""
+    lines = ["| bytes | code | search | recall@10 | nDCG@10 | nDCG@10 after ×4 reranking |",
+             "|--:|---|---|--:|--:|--:|"]  # fmt: skip
+    for r in sorted(audit("scifact"), key=lambda r: (r["bytes"], -r["ndcg"])):
+        shown = r["method"] in ("LinfHash.asymmetric", "ITQ", "PQ") or ", " in r["method"]
+        if r["search"] == "asymmetric" and shown and 48 <= r["bytes"] <= 116:
+            reranked = f"{r['ndcg_x4']:.3f}" if r.get("ndcg_x4") is not None else "–"
+            lines.append(
+                f"| {r['bytes']} | {label(r['method'])} | {r['search']} | {r['recall']:.3f} "
+                f"| {r['ndcg']:.3f} | {reranked} |"
+            )
+    return "\n".join(lines)
+
+
+# Counts of the records that the table shows, and their names in it.
+COUNTS = {
+    "kills": "kills", "acknowledged": "acknowledged writes", "half there": "partial writes",
+    "operations": "operations", "points": "fault points", "states": "states",
+    "answers": "answers", "torn": "inconsistent answers", "refused": "refused", "used": "accepted",
+    "answers checked": "answers checked", "batches acknowledged": "acknowledged batches",
+    "kill it": "kills", "restore it": "restores", "switch model": "model swaps",
+}  # fmt: skip
+
+
+def fault_injection() -> str:
+    """Return the last run of each fault-injection test, the kinds of fuzzed input together."""
+    last = {
+        (record["campaign"], record["part"]): record
+        for path in sorted(RESULTS.glob("campaign-*.jsonl"))
+        for record in read_records(path)
+    }
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for (name, part), record in sorted(last.items()):
+        runs.setdefault("fuzz.py" if name == "fuzz" else f"{name}.py {part}", []).append(record)
+    lines = ["| test | counts | failures | version | minutes |", "|---|---|--:|---|--:|"]
+    for name, records in runs.items():
+        counts = []
+        for key, shown in COUNTS.items():
+            values = [r[key] for r in records if key in r]
+            if values:
+                first = values[0]
+                if isinstance(first, dict):
+                    shown, values = "requests", list(first.values())
+                counts.append(f"{sum(values):,} {shown}")
+        failures = sum(len(r["failures"]) for r in records)
+        minutes = sum(r["seconds"] for r in records) / 60
+        lines.append(
+            f"| `{name}` | {', '.join(counts)} | {failures} | {records[-1]['version']} "
+            f"| {minutes:.0f} |"
+        )
+    return "\n".join(lines)
