@@ -5,7 +5,6 @@ python benchmarks/render.py --check    # fail if a page differs from the records
 """
 
 import argparse
-import json
 import math
 import re
 import sys
