@@ -1,5 +1,6 @@
 """The way through the documentation: links lead somewhere, nothing is left out of the site."""
 
+import doctest
 import importlib.util
 import pkgutil
 import re
@@ -71,6 +72,17 @@ def test_names_that_a_page_uses_exist(page):
     for name in set(re.findall(r"\bantipodal(?:\.[A-Za-z_]\w*)+", page.read_text())):
         if not name.endswith((".npz", ".py")):
             assert pkgutil.resolve_name(name)
+
+
+WITH_EXAMPLES = [page for page in PAGES if ">>> " in page.read_text()]
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_interactive_examples_print_what_the_page_shows(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```python\n(>>> .*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, page.name, None, 0)
+    assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def on_site(written, name):
