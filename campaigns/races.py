@@ -29,6 +29,7 @@ from antipodal.storage.modelfile import read_model_file, write_model_file
 from campaign import Part, main
 
 WRITERS, READERS, THREADS = 3, 3, 2
+TURN = 100  # operations on one file before all processes turn to the next
 VERSIONS = 6  # of the model and of the index
 UMASK = 0o027
 LONGEST_PAUSE = 0.004  # seconds between two deletions
@@ -119,8 +120,7 @@ class Race:
 
     def write(self, draw: random.Random) -> None:
         """Save files until no operations remain."""
-        while self._take("saves"):
-            file = draw.choice(self._files)
+        while (file := self._take("saves")) is not None:
             try:
                 file.save(draw.randrange(VERSIONS))
             except Exception as error:
@@ -128,8 +128,7 @@ class Race:
 
     def read(self, draw: random.Random) -> None:
         """Load and check files until no operations remain."""
-        while self._take("loads"):
-            file = draw.choice(self._files)
+        while (file := self._take("loads")) is not None:
             try:
                 problem = file.check()
                 mode = stat.S_IMODE(os.stat(file.path).st_mode)
@@ -148,16 +147,18 @@ class Race:
 
     def delete(self, draw: random.Random) -> None:
         """Delete files at random moments until no operations remain."""
-        while self._take("deletions"):
+        while (file := self._take("deletions")) is not None:
             time.sleep(draw.uniform(0, LONGEST_PAUSE))
-            draw.choice(self._files).path.unlink(missing_ok=True)
+            file.path.unlink(missing_ok=True)
 
-    def _take(self, name: str) -> bool:
+    def _take(self, name: str) -> File | None:
+        """Count an operation and return its file. All processes turn to the next file together."""
         with self._remaining.get_lock():
+            if self._remaining.value == 0:
+                return None
             self._remaining.value -= 1
-            is_left = self._remaining.value >= 0
-            self.counts[name] += is_left
-            return bool(is_left)
+            self.counts[name] += 1
+            return self._files[self._remaining.value // TURN % len(self._files)]
 
 
 def run_process(
@@ -189,7 +190,9 @@ def race(size: int, seed: int, *, deletion: bool) -> dict[str, Any]:
     remaining, go = processes.Value("q", size), processes.Event()
     counts: Counter[str] = Counter()
     failures: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
+    # In memory syncs take no time, so that saves overlap more often.
+    in_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(dir=in_memory) as folder:
         before = os.umask(UMASK)
         try:
             files = make_files(Path(folder))
