@@ -152,12 +152,12 @@ def test_distances_hold_far_from_zero():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": 3}, "layers must be 1 or 2"),
-        ({"n_anchors": 1}, "n_anchors must be at least 2"),
-        ({"n_nearest": 0}, "n_nearest must be at least 1"),
-        ({"bandwidth": 0.0}, "bandwidth must be positive"),
-        ({"n_anchors": 20, "layers": 1}, r"needs 20 eigenvectors.*has 19 besides the constant"),
-        ({"n_anchors": 10}, r"needs 10 eigenvectors for 20 bits in 2 layer"),
+        ({"layers": 3}, r"\blayers\b.*\b3\b"),
+        ({"n_anchors": 1}, r"\bn_anchors\b.*\b2\b.*\b1\b"),
+        ({"n_nearest": 0}, r"\bn_nearest\b.*\b1\b.*\b0\b"),
+        ({"bandwidth": 0.0}, r"\bbandwidth\b.*\b0\.0\b"),
+        ({"n_anchors": 20, "layers": 1}, r"\b20 eigenvectors\b.*\b19\b"),
+        ({"n_anchors": 10}, r"\b10 eigenvectors\b.*\b20 bits\b.*\b2 layer"),
     ],
 )
 def test_senseless_options_and_too_few_anchors_are_refused(options, message):
@@ -166,7 +166,7 @@ def test_senseless_options_and_too_few_anchors_are_refused(options, message):
 
 
 def test_rows_that_are_all_equal_or_too_large_are_refused():
-    with pytest.raises(ValueError, match="graph of 1 anchors on 9 rows has 0"):
+    with pytest.raises(ValueError, match=r"\b1 anchors\b.*\b9 rows\b.*\b0\b"):
         AGH(2).fit(np.ones((9, 3)))
-    with pytest.raises(ValueError, match="too large for float32"):
+    with pytest.raises(ValueError, match="float32"):
         AGH(2).fit(X * 1e20)

@@ -1,6 +1,7 @@
 """Reading arrays: what is there comes back, what is damaged is named."""
 
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -27,9 +28,9 @@ def test_npy_files_are_mapped_and_npz_arrays_are_named(folder):
     for source in ("x.npy", "some.npz:X", "small.npz:X"):
         np.testing.assert_array_equal(read_array(source), ROWS)
     np.testing.assert_array_equal(read_array("small.npz"), ROWS)  # the only one needs no name
-    with pytest.raises(AntipodalError, match=r"several arrays \(X, y\).*some.npz:X"):
+    with pytest.raises(AntipodalError, match=r"\bX, y\b.*some\.npz:X"):
         read_array("some.npz")
-    with pytest.raises(AntipodalError, match=r"some.npz has no array 'Z': it holds X, y"):
+    with pytest.raises(AntipodalError, match=r"some\.npz.*'Z'.*\bX, y\b"):
         read_array("some.npz:Z")
 
 
@@ -38,7 +39,7 @@ def test_truncated_files_are_named(folder, file):
     data = (folder / file).read_bytes()
     for length in range(0, len(data) - 1, 5):
         (folder / file).write_bytes(data[:length])
-        with pytest.raises(AntipodalError, match=f"cannot read {file}"):
+        with pytest.raises(AntipodalError, match=re.escape(file)):
             read_array(file if file == "x.npy" else f"{file}:X")
 
 
@@ -47,27 +48,27 @@ def test_objects_are_not_unpickled(folder):
     np.save("o.npy", objects, allow_pickle=True)
     np.savez("o.npz", X=objects)
     for source in ("o.npy", "o.npz", "o.npz:X"):
-        with pytest.raises(AntipodalError, match=r"cannot read o.np[yz]: it holds Python objects"):
+        with pytest.raises(AntipodalError, match=r"\bo\.np[yz]\b.*\bpickle\b"):
             read_array(source)
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("nowhere.npy", "nowhere.npy: No such file or directory. Expected an array, as FILE.npy"),
-        ("nowhere.npz", "nowhere.npz: No such file or directory. Expected an .npz file"),
-        ("nowhere.npz:X", "nowhere.npz: No such file or directory. Expected an .npz file"),
-        ("folder", "folder: Is a directory"),
-        ("x.npz.d", "x.npz.d: Is a directory"),
-        ("folder.npz:X", "folder.npz: Is a directory"),
-        ("empty.npy", "empty.npy: it is empty"),
-        ("empty.npz:X", "empty.npz: it is empty"),
-        ("text.npy", "text.npy: not a NumPy file"),
-        ("text.npz", "text.npz: not a NumPy file"),
-        ("short.npy", "short.npy: it is truncated or damaged"),
-        ("zip.npy", "zip.npy: it is a zip file: if it holds arrays, its name must end in .npz"),
-        ("plain.npz:X", "plain.npz: it holds a single array"),
-        ("none.npz", "none.npz holds no array"),
+        ("nowhere.npy", r"nowhere\.npy.*No such file.*\.npy"),
+        ("nowhere.npz", r"nowhere\.npz.*No such file.*\.npz"),
+        ("nowhere.npz:X", r"nowhere\.npz.*No such file.*\.npz"),
+        ("folder", r"\bfolder\b.*directory"),
+        ("x.npz.d", r"x\.npz\.d\b.*directory"),
+        ("folder.npz:X", r"folder\.npz.*directory"),
+        ("empty.npy", r"empty\.npy.*\bempty\b"),
+        ("empty.npz:X", r"empty\.npz.*\bempty\b"),
+        ("text.npy", r"text\.npy.*NumPy"),
+        ("text.npz", r"text\.npz.*NumPy"),
+        ("short.npy", r"short\.npy.*truncated"),
+        ("zip.npy", r"zip\.npy.*\bzip\b.*\.npz"),
+        ("plain.npz:X", r"plain\.npz.*\.npy"),
+        ("none.npz", r"none\.npz\b"),
     ],
 )
 def test_what_is_not_an_array_is_named_and_says_what_was_expected(folder, source, message):
@@ -83,7 +84,7 @@ def test_what_is_not_an_array_is_named_and_says_what_was_expected(folder, source
     np.savez("none.npz")
     with pytest.raises(AntipodalError) as raised:
         read_array(source)
-    assert message in str(raised.value)
+    assert re.search(message, str(raised.value))
 
 
 def test_a_named_pipe_is_read_whole(folder):

@@ -130,24 +130,24 @@ def test_a_store_gives_the_same_answer(tmp_path):
         with store.snapshot() as now:  # what an engine does that cannot score
             found = Snapshot._best(now, z.astype(float), 9, None)
         np.testing.assert_array_equal(found.ids, index.search(vectors=z, k=9).ids)
-        with pytest.raises(ValueError, match="vectors must have 40 values per row"):
+        with pytest.raises(ValueError, match=r"\bvectors\b.*\b40\b.*\(6, 39\)"):
             store.search(vectors=z[:, :39])
 
 
 def test_what_cannot_be_searched_by_is_refused():
     index, hasher, X = make_index()
     z = hasher.query(X[:4])
-    with pytest.raises(ValueError, match="got neither"):
+    with pytest.raises(ValueError, match=r"\bcodes\b.*\bvectors\b.*neither"):
         index.search(k=3)
-    with pytest.raises(ValueError, match=r"got both\. To order the nearest codes"):
+    with pytest.raises(ValueError, match=r"\bcodes\b.*\bvectors\b.*both"):
         index.search(hasher.encode(X[:4]), 3, vectors=z)
-    with pytest.raises(ValueError, match=r"40 values per row, one per bit: got shape \(4, 20\)"):
+    with pytest.raises(ValueError, match=r"\bvectors\b.*\b40\b.*\(4, 20\)"):
         index.search(vectors=X[:4], k=3)
-    with pytest.raises(ValueError, match="one row per query: got shape"):
+    with pytest.raises(ValueError, match=r"\bvectors\b.*\(40,\)"):
         index.search(vectors=z[0], k=3)
-    with pytest.raises(TypeError, match="vectors must be real numbers: got bool"):
+    with pytest.raises(TypeError, match=r"\bvectors\b.*\bbool\b"):
         index.search(vectors=z > 0, k=3)
-    with pytest.raises(ValueError, match="vectors must be finite"):
+    with pytest.raises(ValueError, match=r"\bvectors\b.*\bNaN\b"):
         index.search(vectors=np.where(z > 0, np.nan, z), k=3)
     assert index.search(vectors=z[:0], k=3).ids.shape == (0, 3)
     assert HammingIndex(40).search(vectors=z, k=3).scores.shape == (4, 0)

@@ -272,13 +272,13 @@ def test_a_saved_model_knows_its_centres_and_training_resumes(kind, tmp_path):
     fit(tmp_path / "state")
     np.testing.assert_array_equal(fit(tmp_path / "state").encode(X), hasher.encode(X))
     own = {"cosine_margin": 0.1} if kind is OrthoHash else {"quantization_weight": 0.5}
-    with pytest.raises(AntipodalError, match="checkpoint of other data or settings"):
+    with pytest.raises(AntipodalError, match=r"\bstate\b.*\bcheckpoint\b"):
         fit(tmp_path / "state", **own)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pairs_are_refused_for_they_name_no_classes(kind):
-    with pytest.raises(ValueError, match=f"{kind.__name__} does not learn from pairs.*labels"):
+    with pytest.raises(ValueError, match=rf"\b{kind.__name__}\b.*\bpairs\b.*\blabels\b"):
         kind(8).fit_pairs(X[:20], [[0, 1], [1, 2]], [1, 0])
 
 
@@ -294,20 +294,20 @@ def test_pairs_are_refused_for_they_name_no_classes(kind):
     ],
 )
 def test_settings_of_pairs_are_refused(kind, name, value):
-    with pytest.raises(ValueError, match=f"has a loss of its own.*leave {name} at"):
+    with pytest.raises(ValueError, match=rf"\b{kind.__name__}\b.*\b{name}\b"):
         kind(8, **{name: value}).fit(X[:50], Y[:50])
 
 
 @pytest.mark.parametrize(
     ("hasher", "message"),
     [
-        (OrthoHash(8, nested=(4,)), r"OrthoHash has codes of one length.*got \(4,\)"),
-        (OrthoHash(8, scale=0.0), "scale must be positive and finite, or None: got 0.0"),
-        (OrthoHash(8, scale=float("inf")), "scale must be positive and finite"),
-        (OrthoHash(8, cosine_margin=-0.1), r"cosine_margin must be in \[0, 1\): got -0.1"),
-        (OrthoHash(8, cosine_margin=1.0), r"cosine_margin must be in \[0, 1\)"),
-        (CSQ(8, quantization_weight=-1.0), "quantization_weight must not be negative: got -1.0"),
-        (CSQ(8, quantization_weight=float("nan")), "quantization_weight must not be negative"),
+        (OrthoHash(8, nested=(4,)), r"\bOrthoHash\b.*\(4,\)"),
+        (OrthoHash(8, scale=0.0), r"\bscale\b.*\b0\.0\b"),
+        (OrthoHash(8, scale=float("inf")), r"\bscale\b.*\binf\b"),
+        (OrthoHash(8, cosine_margin=-0.1), r"\bcosine_margin\b.*\[0, 1\).*-0\.1\b"),
+        (OrthoHash(8, cosine_margin=1.0), r"\bcosine_margin\b.*\[0, 1\).*\b1\.0\b"),
+        (CSQ(8, quantization_weight=-1.0), r"\bquantization_weight\b.*-1\.0\b"),
+        (CSQ(8, quantization_weight=float("nan")), r"\bquantization_weight\b.*\bnan\b"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(hasher, message):

@@ -87,7 +87,7 @@ def test_one_hot_codes_tell_all_classes_apart_at_any_length_that_can(n_bits):
 
 
 def test_too_few_bits_for_the_classes_are_refused():
-    with pytest.raises(ValueError, match=r"3 bit.* make 8 codes, and y has 10 classes"):
+    with pytest.raises(ValueError, match=r"\b3 bit.*\b8 codes\b.*\b10 classes\b"):
         OneHotHash(3).fit(X[TRAIN], Y[TRAIN])
 
 
@@ -138,10 +138,12 @@ def test_a_class_with_one_row_and_a_concept_that_all_rows_have_can_be_learned():
 
 @pytest.mark.parametrize("kind", [OneHotHash, ClassifierLSH])
 def test_labels_and_sensible_settings_are_required(kind, lsh):
-    with pytest.raises(ValueError, match="requires y to be passed, but the target y is None"):
+    with pytest.raises(ValueError, match=r"\by\b.*\bNone\b"):
         kind(8).fit(X)
     for setting in ({"C": 0.0}, {"gamma": -1.0}):
-        with pytest.raises(ValueError, match=f"{next(iter(setting))} must be positive"):
+        with pytest.raises(
+            ValueError, match=rf"\b{next(iter(setting))}\b.*{next(iter(setting.values()))}"
+        ):
             kind(8, **setting).fit(X, Y)
-    with pytest.raises(ValueError, match="NaN, infinity"):
+    with pytest.raises(ValueError, match="NaN"):
         lsh.class_probabilities(np.full((1, 64), np.inf))

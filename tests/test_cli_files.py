@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -139,31 +140,37 @@ def test_index_takes_ids_and_metadata_from_columns_and_resumes(folder):
         np.testing.assert_array_equal(items.codes, folder)
         assert items.metadata == [{"digit": int(y), "word": WORDS[y]} for y in Y]
         store.delete(np.arange(100, 200) * 2)
-    assert "already" in said(*index)
+    assert re.search(r"\bitems\.db\b.*\b0, 2, 4\b.*--resume\b", said(*index))
     record = json.loads(run(*index, "--resume").stdout)
     assert (record["added"], record["unchanged"], record["items"]) == (100, 200, 300)
     changed = pa.table({"id": np.arange(300) * 2, "code": [c.tobytes() for c in folder],
                         "digit": Y + 1, "word": WORDS[Y]})  # fmt: skip
     parquet.write_table(changed, "c.parquet")
-    assert "other" in said(*index, "--resume")
+    message = said(*index, "--resume")
+    assert re.search(r"\bitems\.db\b.*\b0, 2, 4\b.*--replace\b", message)
+    assert "--resume" not in message
     assert json.loads(run(*index, "--resume", "--replace").stdout)["replaced"] == 300
 
 
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (("--id-column", "no"), 1, "has no column 'no': it has id, code, digit, word"),
-        (("--metadata-columns", "digit,no"), 1, "has no column 'no'"),
-        (("--id-column", "word"), 1, "ids must be integers"),
-        (("--id-column", "digit"), 1, "comes more than once"),
-        (("--id-column", "id", "--ids", "y.npy"), 2, "--ids or --id-column, not both"),
-        (("--metadata-columns", "id", "--metadata", "y.npy"), 2, "--metadata or --metadata-col"),
+        (("--id-column", "no"), 1, r"\bc\.parquet\b.*'no'.*\bid, code, digit, word\b"),
+        (("--metadata-columns", "digit,no"), 1, r"\bc\.parquet\b.*'no'"),
+        (("--id-column", "word"), 1, r"\bids\b.*<U5"),
+        (("--id-column", "digit"), 1, r"\bids\b.*\b0\b"),
+        (("--id-column", "id", "--ids", "y.npy"), 2, r"--ids\b.*--id-column\b"),
+        (
+            ("--metadata-columns", "id", "--metadata", "y.npy"),
+            2,
+            r"--metadata .*--metadata-columns\b",
+        ),
     ],
 )
 def test_a_wrong_column_leaves_no_store(folder, options, code, message):
     before = sorted(os.listdir())
     index = ("index", "c.parquet:code", "--store", "sqlite:///items.db", "--bits", 16)
-    assert message in said(*index, *options, code=code)
+    assert re.search(message, said(*index, *options, code=code))
     assert sorted(os.listdir()) == before
 
 
@@ -172,7 +179,7 @@ def test_metadata_that_no_store_keeps_are_named_by_their_row(folder):
     codes = [code.tobytes() for code in folder]
     parquet.write_table(pa.table({"code": codes, "value": values}), "c.parquet", row_group_size=70)
     index = ("index", "c.parquet", "--store", "sqlite:///n.db", "--metadata-columns", "value")
-    assert "c.parquet, row 299: numbers must be finite" in said(*index)
+    assert re.search(r"\bc\.parquet\b.*\brow 299\b.*\binf\b", said(*index))
     assert not os.path.exists("n.db")
 
 
@@ -189,7 +196,7 @@ def test_search_takes_queries_and_vectors_of_any_file(folder):
     with open("codes.jsonl", "w") as file:
         file.writelines(json.dumps({"code": code}) + "\n" for code in folder.tolist())
     assert run("search", "codes.jsonl", "--index", "i", "--json").stdout == coded
-    assert "give --model to encode" in said("search", "X.parquet", "--index", "i")
+    assert re.search(r"\bX\.parquet\b.*--model\b", said("search", "X.parquet", "--index", "i"))
 
 
 def test_bench_reads_features_and_labels_of_any_file(folder):
@@ -215,33 +222,28 @@ def test_bench_reads_features_and_labels_of_any_file(folder):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("fit", "X.parquet", "--labels-column", "no", "-o", "n"), 1, "has no column 'no'"),
-        (("fit", "X.csv:digit", "--labels-column", "digit", "-o", "n"), 1, "'digit' must be of li"),
-        (("fit", "X.npy", "--labels", "y.npy", "--labels-column", "y", "-o", "n"), 2, "not both"),
-        (("fit", "X.npy", "--labels-column", "y", "-o", "n"), 1, "has no column 'y': it has none"),
-        (("fit", "X.npy", "--labels", "gaps.npy", "-o", "n"), 1, "3 of 300 are missing"),
-        (("fit", "X.npy", "--labels", "gaps.parquet", "-o", "n"), 1, "missing in row 100"),
+        (("fit", "X.parquet", "--labels-column", "no", "-o", "n"), 1, r"\bX\.parquet\b.*'no'"),
+        (("fit", "X.csv:digit", "--labels-column", "digit", "-o", "n"), 1, r"X\.csv\b.*'digit'"),
         (
-            (
-                "evaluate",
-                "zeros.npy",
-                "zeros.npy",
-                "--query-labels",
-                "gaps.npy",
-                "--database-labels",
-                "y.npy",
-                "--bits",
-                8,
-            ),
-            1,
-            "query_labels must be given for every row: 3 of 300 are missing",
+            ("fit", "X.npy", "--labels", "y.npy", "--labels-column", "y", "-o", "n"),
+            2,
+            "--labels-column",
         ),
-        (("encode", "m", "X.csv", "-o", "n.npy"), 1, "X.csv has 65 features per row, and m was"),
-        (("encode", "m", "X.parquet:word", "-o", "n.npy"), 1, "'word' must be of lists of numbers"),
-        (("index", "X.parquet", "-o", "n"), 1, "must hold packed codes, uint8"),
+        (("fit", "X.npy", "--labels-column", "y", "-o", "n"), 1, r"\bX\.npy\b.*'y'"),
+        (("fit", "X.npy", "--labels", "gaps.npy", "-o", "n"), 1, r"\b3 of 300\b"),
+        (("fit", "X.npy", "--labels", "gaps.parquet", "-o", "n"), 1, r"\brow 100\b"),
+        (
+            ("evaluate", "zeros.npy", "zeros.npy", "--query-labels", "gaps.npy",
+             "--database-labels", "y.npy", "--bits", 8),
+            1,
+            r"\bquery_labels\b.*\b3 of 300\b",
+        ),
+        (("encode", "m", "X.csv", "-o", "n.npy"), 1, r"X\.csv\b.*\b65\b.*\bm\b.*\b64\b"),
+        (("encode", "m", "X.parquet:word", "-o", "n.npy"), 1, r"\bX\.parquet\b.*'word'"),
+        (("index", "X.parquet", "-o", "n"), 1, r"\bX\.parquet\b.*\buint8\b.*\bfloat32\b"),
     ],
 )
 def test_what_cannot_be_is_said_and_nothing_is_written(folder, arguments, code, message):
     before = sorted(os.listdir())
-    assert message in said(*arguments, code=code)
+    assert re.search(message, said(*arguments, code=code))
     assert sorted(os.listdir()) == before

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from antipodal import LSH, open_store, unpack
 from antipodal.cli import app, indexing
-from antipodal.errors import AntipodalError
+from antipodal.errors import AntipodalError, StoreError
 from antipodal.index import HammingIndex
+from antipodal.storage.modelfile import model_identity
 from antipodal.stores.sqlite import SqliteStore
 
 RNG = np.random.default_rng(0)
@@ -132,7 +133,7 @@ def test_real_queries_are_compared_with_all_codes(files):
     found = [record["scores"] for record in lines(run(*asked, "--asymmetric", "--json"))]
     np.testing.assert_allclose(found, scores, atol=1e-4)
     wrong = run(*asked, "--asymmetric", "--radius", 2, code=2)
-    assert "for the k nearest" in " ".join(wrong.stderr.replace("│", " ").split())
+    assert "--asymmetric" in wrong.stderr
 
 
 def items_of(url):
@@ -176,7 +177,7 @@ def test_an_id_that_is_there_is_an_error_that_changes_nothing(files, store, monk
     ids[299] = 5  # in the last of three batches
     np.save(folder / "ids2.npy", ids)
     message = failed("index", folder / "codes.npy", "--store", store, "--ids", folder / "ids2.npy")
-    assert "has items with ids 5 already: nothing was stored. --replace replaces them" in message
+    assert re.search(r"\bitems\.db\b.*\b5\b.*--replace\b.*--resume\b", message)
     assert items_of(store) == before
 
 
@@ -221,9 +222,9 @@ def test_resuming_over_items_that_differ_is_an_error_unless_they_are_to_be_repla
     with open_store(url, n_bits=12) as store:
         store.upsert([7, 8], codes[[7, 9]], [{"parity": True, "name": "item 7"}, {}])
     options = ("index", folder / "codes.npy", "--store", url, "--bits", 12, "--json")
-    assert "ids 8 already with other codes" in failed(*options, "--resume")
+    assert re.search(r"\bids 8\b.*--replace\b", failed(*options, "--resume"))
     metadata = ("--metadata", folder / "meta.jsonl")  # in which 1 stands, which is not true
-    assert "ids 7, 8 already with other" in failed(*options, *metadata, "--resume")
+    assert re.search(r"\bids 7, 8\b.*--replace\b", failed(*options, *metadata, "--resume"))
     assert len(items_of(url)) == 2
     (record,) = lines(run(*options, "--resume", "--replace"))
     assert (record["added"], record["replaced"], record["unchanged"]) == (298, 1, 1)
@@ -235,17 +236,17 @@ def test_resuming_over_items_that_differ_is_an_error_unless_they_are_to_be_repla
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"codes.npy": np.zeros((300, 2), np.float32)}, "must hold packed codes, uint8"),
-        ({"codes.npy": np.full((300, 2), 255, np.uint8)}, "zeros in the last 4 bits"),
-        ({"codes.npy": np.zeros((300, 3), np.uint8)}, "2 bytes per row: .*codes.npy has 3"),
-        ({"ids.npy": np.zeros(300, np.float64)}, "ids must be integers"),
-        ({"ids.npy": np.arange(300) % 299}, "0 comes more than once"),
-        ({"ids.npy": np.arange(299)}, "an id for each of 300 codes"),
-        ({"ids.npy": None}, "cannot read"),
-        ({"meta.jsonl": "{}\n" * 299}, "metadata for each of 300 codes, a line: got 299"),
-        ({"meta.jsonl": "{}\n" * 301}, "metadata for each of 300 codes, a line: got 301"),
-        ({"meta.jsonl": "{}\n" * 299 + '{"a": NaN}\n'}, "line 300: numbers must be finite"),
-        ({"model": "no model"}, "is not an antipodal file"),
+        ({"codes.npy": np.zeros((300, 2), np.float32)}, r"codes\.npy\b.*\buint8\b.*\bfloat32\b"),
+        ({"codes.npy": np.full((300, 2), 255, np.uint8)}, r"\b12 bits\b.*\b4 bits\b.*\bn_bits\b"),
+        ({"codes.npy": np.zeros((300, 3), np.uint8)}, r"\b2 bytes\b.*codes\.npy\b.*\b3\b"),
+        ({"ids.npy": np.zeros(300, np.float64)}, r"\bids\b.*\bfloat64\b"),
+        ({"ids.npy": np.arange(300) % 299}, r"\bids\b.*\b0\b"),
+        ({"ids.npy": np.arange(299)}, r"ids\.npy\b.*\b300\b.*\(299,\)"),
+        ({"ids.npy": None}, r"ids\.npy\b.*No such file"),
+        ({"meta.jsonl": "{}\n" * 299}, r"\bmetadata\b.*\b300\b.*\b299\b"),
+        ({"meta.jsonl": "{}\n" * 301}, r"\bmetadata\b.*\b300\b.*\b301\b"),
+        ({"meta.jsonl": "{}\n" * 299 + '{"a": NaN}\n'}, r"meta\.jsonl\b.*\bline 300\b.*\bnan\b"),
+        ({"model": "no model"}, r"/model\b.*\bbytes\b"),
     ],
 )
 def test_a_failed_index_leaves_no_store(files, change, problem):
@@ -298,12 +299,12 @@ def test_the_store_may_be_named_by_the_environment_and_its_value_is_not_printed(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("X.npy", "--store", "STORE"), "holds float32, not codes.*give --model to encode them"),
-        (("X.npy", "--index", "FILE"), "holds float32, not codes.*give --model to encode them"),
-        (("wide.npy", "--store", "STORE"), r"12 bits, 2 bytes per row: .*shape \(4, 3\)"),
-        (("codes.npy", "--store", "sqlite:///no.db"), "no store at no.db.*`antipodal index CODES"),
-        (("codes.npy", "--store", "no.db"), "no.db does not name.*write sqlite:///no.db"),
-        (("codes.npy", "--store", "sqlit:///no.db"), "Did you mean sqlite://"),
+        (("X.npy", "--store", "STORE"), r"\bX\.npy\b.*\bfloat32\b.*\buint8\b.*--model\b"),
+        (("X.npy", "--index", "FILE"), r"\bX\.npy\b.*\bfloat32\b.*\buint8\b.*--model\b"),
+        (("wide.npy", "--store", "STORE"), r"\b12 bits\b.*\b2 bytes\b.*\bwide\.npy\b.*\(4, 3\)"),
+        (("codes.npy", "--store", "sqlite:///no.db"), r"\bno\.db\b.*`antipodal index\b"),
+        (("codes.npy", "--store", "no.db"), r"\bno\.db\b.*\bsqlite:///no\.db\b"),
+        (("codes.npy", "--store", "sqlit:///no.db"), r"\bsqlite://"),
     ],
 )
 def test_a_search_that_cannot_be_says_what_to_do(files, store, monkeypatch, arguments, problem):
@@ -322,10 +323,9 @@ def test_codes_of_another_width_are_not_put_into_a_store(files, store):
     np.save(folder / "wide.npy", np.zeros((4, 3), np.uint8))
     before = items_of(store)
     message = failed("index", folder / "wide.npy", "--store", store)
-    assert "codes of 12 bits" in message
-    assert "have 2 bytes per row" in message
+    assert re.search(r"\b12 bits\b.*\b2 bytes\b.*\bwide\.npy\b.*\b3\b", message)
     message = failed("index", folder / "wide.npy", "--store", store, "--bits", 24)
-    assert "keeps codes of 12 bits, these have 24" in message
+    assert re.search(r"\b12\b.*\b24\b", message)
     assert items_of(store) == before
 
 
@@ -346,39 +346,46 @@ def test_codes_of_another_model_are_refused(files, store):
     folder, _ = files
     LSH(12, random_state=1).fit(X).save(folder / "other")
     LSH(16, random_state=1).fit(X).save(folder / "longer")
-    for model, problem in (("other", "another model"), ("longer", "another model")):
+    for model in ("other", "longer"):
         done = CliRunner().invoke(
             app, ["search", f"{folder}/X.npy", "--store", store, "--model", f"{folder}/{model}"]
         )
-        assert problem in str(done.exception)
+        assert isinstance(done.exception, AntipodalError)
+        assert re.search(rf"\bitems\.db\b.*\bmodel\b.*/{model}\b", str(done.exception))
     done = CliRunner().invoke(
         app, ["index", f"{folder}/codes.npy", "--store", store, "--model", f"{folder}/other"]
     )
-    assert "cannot be opened for model" in str(done.exception)
+    assert isinstance(done.exception, StoreError)
+    identities = [model_identity(folder / name) for name in ("model", "other")]
+    assert all(identity in str(done.exception) for identity in identities)
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("index", "codes.npy"), "give --store URL or --out FILE"),
-        (("index", "codes.npy", "--out", "i", "--resume"), "are for stores"),
-        (("index", "codes.npy", "--out", "i", "--replace"), "are for stores"),
-        (("index", "codes.npy", "--store", "sqlite:///s", "--drop-metadata"), "for --replace"),
-        (("index", "codes.npy", "--store", "sqlite:///s", "--stats"), "are for index files"),
-        (("search", "X.npy"), "give --store URL or --index FILE"),
-        (("search", "X.npy", "--index", "i", "--where", "{}"), "are for stores"),
-        (("search", "X.npy", "--store", "sqlite:///s", "--where", "{"), "must be JSON"),
-        (("search", "X.npy", "--store", "sqlite:///s", "--rescore", "project"), "needs --model"),
+        (("index", "codes.npy"), r"--store\b.*--out\b"),
+        (("index", "codes.npy", "--out", "i", "--resume"), r"--resume\b.*\bstores\b"),
+        (("index", "codes.npy", "--out", "i", "--replace"), r"--replace\b.*\bstores\b"),
+        (
+            ("index", "codes.npy", "--store", "sqlite:///s", "--drop-metadata"),
+            r"--drop-metadata\b.*--replace\b",
+        ),
+        (("index", "codes.npy", "--store", "sqlite:///s", "--stats"), r"--stats\b.*\bindex\b"),
+        (("search", "X.npy"), r"--store\b.*--index\b"),
+        (("search", "X.npy", "--index", "i", "--where", "{}"), r"--where\b.*\bstores\b"),
+        (("search", "X.npy", "--store", "sqlite:///s", "--where", "{"), r"--where\b.*\bJSON\b"),
+        (
+            ("search", "X.npy", "--store", "sqlite:///s", "--rescore", "project"),
+            r"--rescore\b.*--model\b",
+        ),
     ],
 )
 def test_bad_usage_is_said_and_exits_with_2(arguments, problem):
     done = run(*arguments, code=2)
-    assert problem in " ".join(done.stderr.replace("│", " ").split())
+    assert re.search(problem, " ".join(done.stderr.replace("│", " ").split()))
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"), [("[1]", "must be a JSON object"), ("{", "is not JSON")]
-)
+@pytest.mark.parametrize(("line", "problem"), [("[1]", r"\bJSON\b.*\[1\]"), ("{", r"\bJSON\b")])
 def test_a_bad_line_of_metadata_is_named_and_nothing_is_stored(files, line, problem):
     folder, _ = files
     good = (folder / "meta.jsonl").read_text().splitlines()
@@ -390,7 +397,7 @@ def test_a_bad_line_of_metadata_is_named_and_nothing_is_stored(files, line, prob
          "--metadata", f"{folder}/meta.jsonl"],
     )  # fmt: skip
     assert "meta.jsonl, line 251" in str(done.exception)
-    assert problem in str(done.exception)
+    assert re.search(problem, str(done.exception))
     assert not (folder / "items.db").exists()
 
 
@@ -402,7 +409,8 @@ def test_an_index_file_refuses_queries_of_another_model(files):
     LSH(12, random_state=1).fit(X).save(folder / "other")
     asked = ("search", folder / "X.npy", "--index", index, "--model", folder / "other")
     done = run(*asked, code=1)
-    assert "keeps codes of another model" in str(done.exception)
+    assert isinstance(done.exception, AntipodalError)
+    assert re.search(r"\bitems\.index\b.*\bmodel\b.*/other\b", str(done.exception))
     assert run("search", folder / "codes.npy", "--index", index).stdout  # codes have no model
     HammingIndex(12).save(index)
     run(*asked)  # an index that does not say

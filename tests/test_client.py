@@ -103,8 +103,8 @@ def test_what_may_be_repeated_is_sent_again_until_it_is_answered(name, pauses):
         assert 2 <= pauses[0] <= 3  # as the service asked
         assert 0.2 <= pauses[1] <= 0.3
     for failures, words in (
-        ([BUSY] * 3, "too many requests are waiting"),
-        ([None] * 3, "cannot reach"),
+        ([BUSY] * 3, BUSY[1]["detail"]),
+        ([None] * 3, r"http://127\.0\.0\.1:\d+/at"),
     ):
         with scripted(*failures) as (client, requests):
             with pytest.raises(StoreError, match=words):
@@ -113,7 +113,9 @@ def test_what_may_be_repeated_is_sent_again_until_it_is_answered(name, pauses):
 
 
 @pytest.mark.parametrize("name", ["delete", "add"])
-@pytest.mark.parametrize(("failure", "words"), [(BUSY, "too many"), (None, "cannot reach")])
+@pytest.mark.parametrize(
+    ("failure", "words"), [(BUSY, BUSY[1]["detail"]), (None, r"http://127\.0\.0\.1:\d+/at")]
+)
 def test_what_would_be_answered_otherwise_is_not_sent_again(name, failure, words):
     with scripted(failure, OK[name]) as (client, requests):
         with pytest.raises(StoreError, match=words):
@@ -124,7 +126,7 @@ def test_what_would_be_answered_otherwise_is_not_sent_again(name, failure, words
 def test_a_service_that_is_not_there_is_tried_again_and_named(pauses):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    with pytest.raises(StoreError, match=rf"cannot reach {url}: .*Connection refused") as error:
+    with pytest.raises(StoreError, match=rf"{url}.*Connection refused") as error:
         Client(url, KEY, retries=3)
     assert len(pauses) == 3
     assert KEY not in str(error.value)
@@ -139,7 +141,7 @@ def test_a_service_that_is_not_there_is_tried_again_and_named(pauses):
 def test_a_service_that_takes_too_long_is_not_asked_again(pauses):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(StoreError, match=f"{url} did not answer within 0.1 s"):
+        with pytest.raises(StoreError, match=rf"{url}.*\b0\.1 s\b"):
             Client(url, timeout=0.1)
     assert not pauses
 
@@ -147,19 +149,19 @@ def test_a_service_that_takes_too_long_is_not_asked_again(pauses):
 @pytest.mark.parametrize(
     ("answer", "kind", "words"),
     [
-        ((401, {"detail": "a key is needed"}, {}), StoreError, "/at: a key is needed"),
+        ((401, {"detail": "a key is needed"}, {}), StoreError, r"/at\b.*a key is needed"),
         ((403, {"detail": "this key may read"}, {}), StoreError, "this key may read"),
         ((404, {"detail": "Not Found"}, {}), StoreError, "Not Found"),
-        ((405, {"detail": "Method Not Allowed"}, {}), StoreError, "it is read-only"),
+        ((405, {"detail": "Method Not Allowed"}, {}), StoreError, "read-only"),
         ((409, {"detail": "has items"}, {}), IdsTakenError, "has items"),
         ((413, {"detail": "at most 10 bytes"}, {}), StoreError, "at most 10 bytes"),
         ((422, {"detail": "k must be at most"}, {}), ValueError, "k must be at most"),
         ((503, {"detail": "may still be done"}, {}), StoreError, "may still be done"),
         ((500, {"detail": "internal error"}, {}), StoreError, "internal error"),
-        ((302, b"", {"Location": "http://127.0.0.1:9/"}), StoreError, "answered 302"),
-        ((200, b"<html>", {}), StoreError, "Is the address right"),
-        ((200, [], {}), StoreError, "Is the address right"),
-        ((502, b"<html>", {}), StoreError, "answered 502"),
+        ((302, b"", {"Location": "http://127.0.0.1:9/"}), StoreError, r"\b302\b"),
+        ((200, b"<html>", {}), StoreError, r"/at\b.*\b200\b"),
+        ((200, [], {}), StoreError, r"/at\b.*\b200\b"),
+        ((502, b"<html>", {}), StoreError, r"\b502\b"),
     ],
 )
 def test_what_a_service_says_is_an_error_that_names_it(answer, kind, words):
@@ -183,12 +185,12 @@ def test_the_key_is_sent_and_shown_to_nobody():
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("127.0.0.1:8000", "a service is at http"),
-        ("ftp://host", "a service is at http"),
-        ("http://", "a service is at http"),
-        ("http://host:port", "a service is at http"),
-        ("http://:s3cret-key@host", "give the key as key="),
-        ("http://host?key=s3cret", "give the key as key="),
+        ("127.0.0.1:8000", r"\bhttps?://"),
+        ("ftp://host", r"\bhttps?://"),
+        ("http://", r"\bhttps?://"),
+        ("http://host:port", r"\bhttps?://"),
+        ("http://:s3cret-key@host", r"\bkey="),
+        ("http://host?key=s3cret", r"\bkey="),
     ],
 )
 def test_a_url_that_is_none_of_a_service_is_explained_and_not_quoted(url, words):
@@ -199,11 +201,11 @@ def test_a_url_that_is_none_of_a_service_is_explained_and_not_quoted(url, words)
 
 def test_bad_arguments_are_named():
     for key in ("", "two words", "line\nbreak", "schlüssel"):
-        with pytest.raises(ValueError, match="a key must be printable"):
+        with pytest.raises(ValueError, match=r"\bkey\b"):
             Client("http://127.0.0.1:9", key)
-    with pytest.raises(ValueError, match="timeout must be more than 0"):
+    with pytest.raises(ValueError, match=r"\btimeout\b.*\b0\b"):
         Client("http://127.0.0.1:9", timeout=0)
-    with pytest.raises(ValueError, match="retries must be at least 0"):
+    with pytest.raises(ValueError, match=r"\bretries\b.*\b0\b.*-1\b"):
         Client("http://127.0.0.1:9", retries=-1)
 
 
@@ -227,12 +229,12 @@ def test_ids_that_another_writer_takes_between_two_parts_are_no_clean_refusal():
     taken = (409, {"detail": "has items with ids 4 already"}, {})
     with (
         scripted(nobody, nobody, nobody, OK["add"], taken) as (client, _),
-        pytest.raises(StoreError, match="3 items before them are stored"),
+        pytest.raises(StoreError, match=r"\b3 items\b"),
     ):
         client.add(CODES, range(8))
     there = (200, {"items": [{"id": 1, "code": "0000", "metadata": {}}]}, {})
     with scripted(there, nobody, nobody) as (client, requests):
-        with pytest.raises(IdsTakenError, match="has items with ids 1 already"):
+        with pytest.raises(IdsTakenError, match=r"\bids 1\b"):
             client.add(CODES, range(8))
         assert {method for method, *_ in requests} == {"POST"}
 

@@ -47,11 +47,11 @@ def test_booleans_are_bits_too():
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        ([[0.5, -0.5]], TypeError, "comparing them with zero"),
-        ([[1, -1]], ValueError, "signs ±1"),
-        ([[129]], ValueError, "packed already"),
-        ([1, 0], ValueError, "a row per sample"),
-        (np.zeros((3, 0), np.uint8), ValueError, "at least one bit"),
+        ([[0.5, -0.5]], TypeError, r"\bfloat64\b"),
+        ([[1, -1]], ValueError, "±1"),
+        ([[129]], ValueError, r"\bpacked\b"),
+        ([1, 0], ValueError, r"\(2,\)"),
+        (np.zeros((3, 0), np.uint8), ValueError, r"\(3, 0\)"),
     ],
 )
 def test_what_cannot_be_bits_is_named(value, error, message):
@@ -62,10 +62,10 @@ def test_what_cannot_be_bits_is_named(value, error, message):
 @pytest.mark.parametrize(
     ("codes", "n_bits", "error", "message"),
     [
-        (np.zeros((2, 2), np.uint8), 17, ValueError, "17 bits must have 3 bytes per row"),
-        (np.zeros((2, 2), np.uint8), 0, ValueError, "n_bits must be at least 1"),
-        (np.zeros((2, 2), np.int64), 16, TypeError, "uint8: got int64"),
-        (np.full((2, 2), 255, np.uint8), 15, ValueError, "Is n_bits too small"),
+        (np.zeros((2, 2), np.uint8), 17, ValueError, r"\b17 bits\b.*\b3 bytes\b.*\(2, 2\)"),
+        (np.zeros((2, 2), np.uint8), 0, ValueError, r"\bn_bits\b.*\b1\b.*\b0\b"),
+        (np.zeros((2, 2), np.int64), 16, TypeError, r"\buint8\b.*\bint64\b"),
+        (np.full((2, 2), 255, np.uint8), 15, ValueError, r"\b15 bits\b.*\bn_bits\b"),
     ],
 )
 def test_what_cannot_be_codes_is_named(codes, n_bits, error, message):

@@ -182,19 +182,19 @@ TWO = Dataset("two", None, np.repeat([4, 9], 6))
 @pytest.mark.parametrize(
     ("dataset", "protocol", "options", "message"),
     [
-        (TWO, "paper", {}, "class 4 has too few rows: 6, and 300 are needed"),
-        (TWO, "paper", {"n_train": 5, "n_query": 2}, "5 to train, 2 queries"),
-        (TWO, "unseen", {}, "at least 3 classes"),
-        (TWO, "training", {}, "protocol must be 'paper' or 'unseen': got 'training'"),
-        (TWO, "paper", {"n_train": 0}, "n_train must be at least 1: got 0"),
-        (TWO, "paper", {"n_query": 0}, "n_query must be at least 1"),
-        (TWO, "paper", {"seed": -1}, "seed must be at least 0: got -1"),
-        (digits(), "unseen", {}, "class . has too few rows"),
-        (digits(), "unseen", {"n_train": 5, "n_query": 183}, "queries, 1 to find"),
-        (MULTI, "paper", {}, "21 most frequent concepts, and there are 6: pass n_concepts"),
-        (MULTI, "paper", {"n_concepts": 6}, "concept 4 has too few rows"),
-        (MULTI, "paper", {"n_concepts": 3, "n_train": 999, "n_query": 5}, "n_train is 999"),
-        (MULTI, "unseen", {}, "one label per row"),
+        (TWO, "paper", {}, r"\bclass 4\b.*\b6\b.*\b300\b"),
+        (TWO, "paper", {"n_train": 5, "n_query": 2}, r"\bclass 4\b.*\b6\b.*\b7\b.*\b5\b.*\b2\b"),
+        (TWO, "unseen", {}, r"\b3 classes\b.*\b2\b"),
+        (TWO, "training", {}, r"\bprotocol\b.*'paper'.*'unseen'.*'training'"),
+        (TWO, "paper", {"n_train": 0}, r"\bn_train\b.*\b1\b.*\b0\b"),
+        (TWO, "paper", {"n_query": 0}, r"\bn_query\b.*\b1\b.*\b0\b"),
+        (TWO, "paper", {"seed": -1}, r"\bseed\b.*\b0\b.*-1\b"),
+        (digits(), "unseen", {}, r"\bclass \d\b.*\b200\b.*\bn_train\b"),
+        (digits(), "unseen", {"n_train": 5, "n_query": 183}, r"\bclass \d\b.*\b183\b.*\b1\b"),
+        (MULTI, "paper", {}, r"\b21\b.*\b6\b.*\bn_concepts\b"),
+        (MULTI, "paper", {"n_concepts": 6}, r"\bconcept 4\b"),
+        (MULTI, "paper", {"n_concepts": 3, "n_train": 999, "n_query": 5}, r"\bn_train\b.*\b999\b"),
+        (MULTI, "unseen", {}, r"\bunseen\b.*\blabel\b"),
     ],
 )
 def test_a_split_that_cannot_be_drawn_says_why(dataset, protocol, options, message):
@@ -204,10 +204,10 @@ def test_a_split_that_cannot_be_drawn_says_why(dataset, protocol, options, messa
 
 def test_pairs_that_do_not_exist_are_refused():
     alone = np.eye(2, dtype=bool).repeat(2, axis=0)
-    with pytest.raises(ValueError, match="no similar pairs"):
+    with pytest.raises(ValueError, match=r"\bsimilar pairs\b"):
         Dataset("d", None, alone).split("paper", 0, n_query=1, n_concepts=2)
     everywhere = np.ones((30, 2), bool)
-    with pytest.raises(ValueError, match="too few dissimilar pairs"):
+    with pytest.raises(ValueError, match=r"\bdissimilar pairs\b"):
         Dataset("d", None, everywhere).split("paper", 0, n_query=1, n_concepts=2, n_pairs=9)
 
 
@@ -242,24 +242,24 @@ GOOD = {"train": [0, 1, 5], "query": [2, 3], "database": [0, 1, 4]}
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"query": [1, 2]}, "query and train must have no row in common: both have row 1"),
-        ({"query": [3, 4]}, "query and database must have no row in common: both have row 4"),
-        ({"train": [-1, 1]}, "train must be numbers from 0: got -1"),
-        ({"train": [1, 0]}, "ascending"),
-        ({"train": [1, 1]}, "without repeats"),
-        ({"train": [1.0, 5.0]}, "int64"),
-        ({"train": [[0, 1]]}, r"\(1, 2\)"),
-        ({"query": np.empty(0, int)}, "query is empty"),
-        ({"train": [0, 10]}, "names row 10, and the dataset has 10 rows"),
-        ({"pairs": [[0, 1]]}, "given together"),
-        ({"pairs": [[0, 3]], "similar": [True]}, "0 to 2: got values from 0 to 3"),
-        ({"pairs": [[0, -1]], "similar": [True]}, "got values from -1"),
-        ({"pairs": [[1, 1]], "similar": [True]}, "two different rows"),
-        ({"pairs": [[0, 1]], "similar": [1]}, "similar must be bool"),
-        ({"pairs": [[0, 1]], "similar": [True, False]}, r"bool \(1,\): got bool \(2,\)"),
-        ({"pairs": [0, 1], "similar": [True, True]}, r"\(P, 2\)"),
-        ({"concepts": [3, 1]}, "concepts must be ascending"),
-        ({"more": [1]}, "holds database, more, query, train"),
+        ({"query": [1, 2]}, r"\bquery\b.*\btrain\b.*\brow 1\b"),
+        ({"query": [3, 4]}, r"\bquery\b.*\bdatabase\b.*\brow 4\b"),
+        ({"train": [-1, 1]}, r"\btrain\b.*\b0\b.*-1\b"),
+        ({"train": [1, 0]}, r"\btrain\b.*\bascending\b"),
+        ({"train": [1, 1]}, r"\btrain\b.*\bascending\b"),
+        ({"train": [1.0, 5.0]}, r"\btrain\b.*\bint64\b"),
+        ({"train": [[0, 1]]}, r"\btrain\b.*\(1, 2\)"),
+        ({"query": np.empty(0, int)}, r"\bquery\b.*\bempty\b"),
+        ({"train": [0, 10]}, r"\brow 10\b.*\b10 rows\b"),
+        ({"pairs": [[0, 1]]}, r"\bpairs\b.*\bsimilar\b"),
+        ({"pairs": [[0, 3]], "similar": [True]}, r"\bpairs\b.*\b2\b.*\b3\b"),
+        ({"pairs": [[0, -1]], "similar": [True]}, r"\bpairs\b.*-1\b"),
+        ({"pairs": [[1, 1]], "similar": [True]}, r"\bpairs\b.*\brows\b"),
+        ({"pairs": [[0, 1]], "similar": [1]}, r"\bsimilar\b.*\bbool\b.*\bint64\b"),
+        ({"pairs": [[0, 1]], "similar": [True, False]}, r"\bsimilar\b.*\(1,\).*\(2,\)"),
+        ({"pairs": [0, 1], "similar": [True, True]}, r"\bpairs\b.*\(P, 2\)"),
+        ({"concepts": [3, 1]}, r"\bconcepts\b.*\bascending\b"),
+        ({"more": [1]}, r"\bdatabase, more, query, train\b"),
     ],
 )
 def test_a_bad_split_is_refused_by_name(tmp_path, change, message):
@@ -271,19 +271,19 @@ def test_a_bad_split_is_refused_by_name(tmp_path, change, message):
 
 def test_a_file_that_is_no_split_is_refused(tmp_path):
     path = tmp_path / "s.npz"
-    with pytest.raises(AntipodalError, match=r"cannot read .*No such file"):
+    with pytest.raises(AntipodalError, match=r"\bs\.npz\b.*No such file"):
         Split.load(path)
     np.savez(path, train=[1])
-    with pytest.raises(AntipodalError, match="must hold train, query and database"):
+    with pytest.raises(AntipodalError, match=r"\bs\.npz\b.*\bquery\b.*\bdatabase\b"):
         Split.load(path)
     np.savez(path, **GOOD)
     data = path.read_bytes()
     for damaged in (b"", b"text", data[:-30], data[: len(data) // 2]):
         path.write_bytes(damaged)
-        with pytest.raises(AntipodalError, match=r"Expected an \.npz file of arrays"):
+        with pytest.raises(AntipodalError, match=r"\bs\.npz\b.*\.npz\b.*\barrays\b"):
             Split.load(path)
     np.savez(path, **{**GOOD, "train": np.array([Trap("x")], object)})
-    with pytest.raises(AntipodalError, match="it holds Python objects"):
+    with pytest.raises(AntipodalError, match=r"\bs\.npz\b.*\bpickle\b"):
         Split.load(path)
 
 
@@ -293,15 +293,15 @@ def test_a_file_that_is_no_split_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("features", "labels", "images", "message"),
     [
-        (np.ones((3, 2)), np.arange(4), None, "3 features, 4 labels"),
-        (None, np.arange(4), np.ones((3, 2, 2), np.uint8), "3 images, 4 labels"),
-        (np.ones(4), np.arange(4), None, "features must be numbers"),
-        (np.full((4, 1), "a"), np.arange(4), None, "features must be numbers"),
-        (None, np.ones(4), None, "labels must be integers"),
-        (None, np.ones((4, 2), int), None, "or booleans"),
-        (None, np.empty(0, int), None, "at least one"),
-        (None, np.arange(4), np.ones((4, 2, 2)), "images must be uint8"),
-        (None, np.arange(4), np.ones((4, 2, 2, 4), np.uint8), "images must be uint8"),
+        (np.ones((3, 2)), np.arange(4), None, r"\b3 features\b.*\b4 labels\b"),
+        (None, np.arange(4), np.ones((3, 2, 2), np.uint8), r"\b3 images\b.*\b4 labels\b"),
+        (np.ones(4), np.arange(4), None, r"\bfeatures\b.*\(4,\)"),
+        (np.full((4, 1), "a"), np.arange(4), None, r"\bfeatures\b.*<U1"),
+        (None, np.ones(4), None, r"\blabels\b.*\bfloat64\b"),
+        (None, np.ones((4, 2), int), None, r"\blabels\b.*\bint64\b.*\(4, 2\)"),
+        (None, np.empty(0, int), None, r"\blabels?\b.*\(0,\)"),
+        (None, np.arange(4), np.ones((4, 2, 2)), r"\bimages\b.*\buint8\b.*\bfloat64\b"),
+        (None, np.arange(4), np.ones((4, 2, 2, 4), np.uint8), r"\bimages\b.*\(4, 2, 2, 4\)"),
     ],
 )
 def test_a_dataset_that_does_not_fit_together_is_refused(features, labels, images, message):
@@ -323,12 +323,12 @@ def test_data_is_looked_for_where_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.delenv("ANTIPODAL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for load in (cifar10, nus_wide, idx):
-        with pytest.raises(AntipodalError, match="set the environment variable ANTIPODAL_DATA"):
+        with pytest.raises(AntipodalError, match="ANTIPODAL_DATA"):
             load()
-        with pytest.raises(AntipodalError, match="absent is not a directory"):
+        with pytest.raises(AntipodalError, match=r"/absent\b.*\bdirectory\b"):
             load(tmp_path / "absent")
     monkeypatch.setenv("ANTIPODAL_DATA", str(tmp_path / "gone"))
-    with pytest.raises(AntipodalError, match=r"gone \(from ANTIPODAL_DATA\) is not a directory"):
+    with pytest.raises(AntipodalError, match=r"/gone\b.*\bANTIPODAL_DATA\b.*\bdirectory\b"):
         cifar10()
     write_idx(tmp_path)
     monkeypatch.setenv("ANTIPODAL_DATA", str(tmp_path))
@@ -427,26 +427,30 @@ def test_cifar10_comes_in_order_with_channels_last(tmp_path, layout, inside):
 @pytest.mark.usefixtures("_two_images_a_batch")
 def test_a_damaged_binary_batch_is_named(tmp_path):
     folder = tmp_path / "cifar-10-batches-bin"
-    with pytest.raises(AntipodalError, match=r"no CIFAR-10: .*official page"):
+    with pytest.raises(AntipodalError, match=r"\bCIFAR-10\b.*\bhttps://"):
         cifar10(tmp_path)
     write_binary(folder)
     path = folder / "data_batch_3.bin"
     good = path.read_bytes()
     for bad in (good[:-1], good + b"\0", b""):
         path.write_bytes(bad)
-        with pytest.raises(AntipodalError, match=r"data_batch_3\.bin .* 6,146 bytes.*official"):
+        with pytest.raises(
+            AntipodalError, match=r"\bdata_batch_3\.bin\b.*\b6,146 bytes\b.*\bhttps://"
+        ):
             cifar10(tmp_path)
     path.write_bytes(b"\x0a" + good[1:])
-    with pytest.raises(AntipodalError, match=r"data_batch_3\.bin .*labels must be 0 to 9.* 10;"):
+    with pytest.raises(
+        AntipodalError, match=r"\bdata_batch_3\.bin\b.*\blabels\b.*\b0\b.*\b9\b.*\b10\b"
+    ):
         cifar10(tmp_path)
     path.unlink()
-    with pytest.raises(AntipodalError, match=r"data_batch_3\.bin: No such file.*official page"):
+    with pytest.raises(AntipodalError, match=r"\bdata_batch_3\.bin\b.*No such file.*\bhttps://"):
         cifar10(tmp_path)
 
 
 def test_an_official_batch_has_30_730_000_bytes(tmp_path):
     write_binary(tmp_path / "b")
-    with pytest.raises(AntipodalError, match="should have 30,730,000 bytes, and has 6,146"):
+    with pytest.raises(AntipodalError, match=r"\b30,730,000 bytes\b.*\b6,146\b"):
         cifar10(tmp_path / "b")
 
 
@@ -465,9 +469,10 @@ def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path)
         b"cbuiltins\neval\n(S'1'\ntR.",
         b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.dumps\x93.",
     ]
+    forbidden = "(open|system|decode|load|eval|dumps)"  # the functions that they would call
     for content in crafted:
         (folder / "test_batch").write_bytes(content)
-        with pytest.raises(AntipodalError, match=r"test_batch .*it asks for .*official page"):
+        with pytest.raises(AntipodalError, match=rf"\btest_batch\b.*\b{forbidden}\b"):
             cifar10(tmp_path)
     assert not trace.exists()
 
@@ -497,7 +502,7 @@ def test_a_pickle_of_something_else_is_refused(tmp_path):
         with pytest.raises(AntipodalError, match="test_batch"):
             cifar10(tmp_path)
     (folder / "test_batch").unlink()
-    with pytest.raises(AntipodalError, match="test_batch: No such file"):
+    with pytest.raises(AntipodalError, match=r"\btest_batch\b.*No such file"):
         cifar10(tmp_path)
 
 
@@ -562,23 +567,23 @@ LISTED = "ConceptsList/Concepts81.txt"
 @pytest.mark.parametrize(
     ("file", "line", "text", "message"),
     [
-        (BOW, 3, b"1 2 3", "BoW_int.dat, line 4: 500 numbers expected, found 3"),
-        (BOW, 3, b"1 " * 501, "BoW_int.dat, line 4: 500 numbers expected, found 501"),
-        (BOW, 3, b"1 " * 499 + b"65536", "BoW_int.dat, line 4: .*0 to 65535, found 65536"),
-        (BOW, 7, b"1 " * 499 + b"9" * 30, "BoW_int.dat, line 8: .*0 to 65535"),
-        (BOW, 3, b"1 " * 499 + b"-1", "BoW_int.dat, line 4: there must be only digits"),
-        (BOW, 3, b"1 " * 499 + b"1.5", "BoW_int.dat, line 4: there must be only digits"),
-        (BOW, 3, b"1 " * 499 + b"\0", "BoW_int.dat, line 4: there must be only digits"),
-        (BOW, 3, b"", "BoW_int.dat has 6 rows, and the label files have 7"),
-        (BOW, 4, b"1 " * 500, "BoW_int.dat has 8 rows, and the label files have 7"),
-        (SUN, 2, b"2", "Labels_sun_set.txt, line 3: numbers must be 0 to 1, found 2"),
-        (SUN, 2, b"0 1", "Labels_sun_set.txt, line 3: 1 number expected, found 2"),
-        (SUN, 2, b"yes", "Labels_sun_set.txt, line 3: there must be only digits"),
-        (SUN, 2, b"", "Labels_sun_set.txt has 6 rows, and Labels_zebra.txt has 7"),
-        (LISTED, 1, b"", "each of the 2 concepts .* has 3; .*Labels_airport.txt"),
-        (LISTED, 1, b"port", "only one of the two knows Labels_airport.txt, Labels_port.txt"),
-        (LISTED, 3, b"zebra", "each of the 4 concepts"),
-        (LISTED, 1, b"\xff", "cannot read .*Concepts81.txt"),
+        (BOW, 3, b"1 2 3", r"BoW_int\.dat\b.*\bline 4\b.*\b500\b.*\b3\b"),
+        (BOW, 3, b"1 " * 501, r"BoW_int\.dat\b.*\bline 4\b.*\b500\b.*\b501\b"),
+        (BOW, 3, b"1 " * 499 + b"65536", r"BoW_int\.dat\b.*\bline 4\b.*\b65535\b.*\b65536\b"),
+        (BOW, 7, b"1 " * 499 + b"9" * 30, r"BoW_int\.dat\b.*\bline 8\b.*\b65535\b"),
+        (BOW, 3, b"1 " * 499 + b"-1", r"BoW_int\.dat\b.*\bline 4\b.*\bdigits\b"),
+        (BOW, 3, b"1 " * 499 + b"1.5", r"BoW_int\.dat\b.*\bline 4\b.*\bdigits\b"),
+        (BOW, 3, b"1 " * 499 + b"\0", r"BoW_int\.dat\b.*\bline 4\b.*\bdigits\b"),
+        (BOW, 3, b"", r"BoW_int\.dat\b.*\b6 rows\b.*\b7\b"),
+        (BOW, 4, b"1 " * 500, r"BoW_int\.dat\b.*\b8 rows\b.*\b7\b"),
+        (SUN, 2, b"2", r"Labels_sun_set\.txt\b.*\bline 3\b.*\b1\b.*\b2\b"),
+        (SUN, 2, b"0 1", r"Labels_sun_set\.txt\b.*\bline 3\b.*\b1 number\b.*\b2\b"),
+        (SUN, 2, b"yes", r"Labels_sun_set\.txt\b.*\bline 3\b.*\bdigits\b"),
+        (SUN, 2, b"", r"Labels_sun_set\.txt\b.*\b6 rows\b.*Labels_zebra\.txt\b.*\b7\b"),
+        (LISTED, 1, b"", r"\b2 concepts\b.*\b3\b.*\bLabels_airport\.txt\b"),
+        (LISTED, 1, b"port", r"\bLabels_airport\.txt, Labels_port\.txt\b"),
+        (LISTED, 3, b"zebra", r"\b4 concepts\b"),
+        (LISTED, 1, b"\xff", r"\bConcepts81\.txt\b"),
     ],
 )
 def test_what_is_wrong_in_nus_wide_is_named(nus, monkeypatch, block, file, line, text, message):
@@ -593,7 +598,7 @@ def test_what_is_wrong_in_nus_wide_is_named(nus, monkeypatch, block, file, line,
 @pytest.mark.parametrize("file", [BOW, SUN, LISTED])
 def test_what_is_missing_or_empty_in_nus_wide_is_named(nus, file):
     (nus / file).write_bytes(b"\n")
-    with pytest.raises(AntipodalError, match=r"has 0|the 0 concepts"):
+    with pytest.raises(AntipodalError, match=r"\b0 rows\b|\b0 concepts\b"):
         nus_wide(nus)
     (nus / file).unlink()
     with pytest.raises(AntipodalError, match=os.path.basename(file)):
@@ -638,15 +643,31 @@ def test_idx_files_are_read_training_rows_first(tmp_path, compress):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("train-images-idx3-ubyte", idx_bytes(IDX_IMAGES[:3])[:-1], "needs 36 values, .*only 35"),
-        ("train-images-idx3-ubyte", idx_bytes(IDX_IMAGES[:3]) + b"0", "it has more"),
-        ("train-images-idx3-ubyte", idx_bytes(IDX_IMAGES[:2]), "train has 2 images and 3 labels"),
-        ("train-images-idx3-ubyte", idx_bytes(IDX_LABELS), "begin with 00 00 08 03, .* 08 01"),
-        ("t10k-images-idx3-ubyte", idx_bytes(IDX_IMAGES[3:, 1:]), "in size, 4 × 3 and 3 × 3"),
-        ("t10k-labels-idx1-ubyte", b"", "begins with nothing"),
-        ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0", "not an IDX file"),
-        ("t10k-images-idx3-ubyte", b"\0\0\x08\x03" + b"\xff" * 12, "truncated or damaged"),
-        ("t10k-images-idx3-ubyte", None, "neither t10k-images-idx3-ubyte nor .*gz"),
+        ("train-images-idx3-ubyte", idx_bytes(IDX_IMAGES[:3])[:-1], r"\b36\b.*\b35\b"),
+        (
+            "train-images-idx3-ubyte",
+            idx_bytes(IDX_IMAGES[:3]) + b"0",
+            r"\btrain-images-idx3-ubyte\b.*\b36\b",
+        ),
+        (
+            "train-images-idx3-ubyte",
+            idx_bytes(IDX_IMAGES[:2]),
+            r"\btrain\b.*\b2 images\b.*\b3 labels\b",
+        ),
+        ("train-images-idx3-ubyte", idx_bytes(IDX_LABELS), r"\b00 00 08 03\b.*\b08 01\b"),
+        ("t10k-images-idx3-ubyte", idx_bytes(IDX_IMAGES[3:, 1:]), r"\b4 × 3\b.*\b3 × 3\b"),
+        ("t10k-labels-idx1-ubyte", b"", r"\bt10k-labels-idx1-ubyte\b.*\b08 01\b"),
+        ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0", r"\bt10k-labels-idx1-ubyte\b.*\bIDX\b"),
+        (
+            "t10k-images-idx3-ubyte",
+            b"\0\0\x08\x03" + b"\xff" * 12,
+            r"\bt10k-images-idx3-ubyte\b.*\btruncated\b",
+        ),
+        (
+            "t10k-images-idx3-ubyte",
+            None,
+            r"\bt10k-images-idx3-ubyte\b.*\bt10k-images-idx3-ubyte\.gz\b",
+        ),
     ],
 )
 def test_a_damaged_idx_file_is_named(tmp_path, compress, name, data, message):
@@ -717,16 +738,16 @@ def test_a_capital_y_stands_in_for_a_missing_small_one(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"X": X}, "has no column 'y': it has X"),
-        ({"y": CLASSES}, "has no column of vectors: it has y of int64"),
-        ({}, "holds no array"),
-        ({"X": X[:5], "y": CLASSES}, "5 vectors and 6 values"),
-        ({"X": X[0], "y": CLASSES}, "'X' must be of lists of numbers"),
-        ({"X": X, "y": X[:, 0]}, "labels must be integers"),
-        ({"X": X, "y": np.full(6, np.nan)}, "6 of 6 are missing"),
-        ({"X": X, "y": Y + 1}, "or booleans"),
-        ({"X": X, "y": Y[:, :, None]}, "labels must be integers"),
-        ({"X": X, "y": np.array([None] * 6)}, "it holds Python objects"),
+        ({"X": X}, r"'y'.*\bX\b"),
+        ({"y": CLASSES}, r"\bvectors\b.*\by\b.*\bint64\b"),
+        ({}, r"\barray\b"),
+        ({"X": X[:5], "y": CLASSES}, r"\b5 vectors\b.*\b6\b"),
+        ({"X": X[0], "y": CLASSES}, r"'X'.*\bnumbers\b"),
+        ({"X": X, "y": X[:, 0]}, r"\blabels\b.*\bintegers\b"),
+        ({"X": X, "y": np.full(6, np.nan)}, r"\blabels\b.*\b6 of 6\b"),
+        ({"X": X, "y": Y + 1}, r"\blabels\b.*\bbooleans\b"),
+        ({"X": X, "y": Y[:, :, None]}, r"\blabels\b.*\bintegers\b"),
+        ({"X": X, "y": np.array([None] * 6)}, r"\bpickle\b"),
     ],
 )
 def test_arrays_that_are_no_dataset_are_refused(tmp_path, content, message):
@@ -737,23 +758,23 @@ def test_arrays_that_are_no_dataset_are_refused(tmp_path, content, message):
 
 
 def test_a_file_that_holds_no_arrays_is_refused(tmp_path):
-    with pytest.raises(AntipodalError, match=r"gone\.npz: No such file"):
+    with pytest.raises(AntipodalError, match=r"\bgone\.npz\b.*No such file"):
         arrays(tmp_path / "gone.npz")
-    with pytest.raises(AntipodalError, match=r"gone\.npy: No such file"):
+    with pytest.raises(AntipodalError, match=r"\bgone\.npy\b.*No such file"):
         arrays(tmp_path / "gone.npy", labels="y.npy")
     np.save(tmp_path / "rows.npy", X)
-    with pytest.raises(ValueError, match=r"rows.npy has no columns: .* a file of labels"):
+    with pytest.raises(ValueError, match=r"\brows\.npy\b.*\blabels\b"):
         arrays(tmp_path / "rows.npy")
     (tmp_path / "data.xls").write_bytes(b"something")
-    with pytest.raises(AntipodalError, match=r"data\.xls: neither its name .* end in \.npy"):
+    with pytest.raises(AntipodalError, match=r"\bdata\.xls\b.*\.npy\b"):
         arrays(tmp_path / "data.xls")
     path, trace = tmp_path / "a.npz", tmp_path / "trace"
     for bad in (b"", b"text", pickle.dumps(Trap(trace))):
         path.write_bytes(bad)
-        with pytest.raises(AntipodalError, match=r"a\.npz: .*Expected an .npz file"):
+        with pytest.raises(AntipodalError, match=r"\ba\.npz\b.*\.npz\b"):
             arrays(path)
     np.savez(path, X=X, y=np.array([Trap(trace)] * 6))
-    with pytest.raises(AntipodalError, match=r"a\.npz: .*Expected an .npz file"):
+    with pytest.raises(AntipodalError, match=r"\ba\.npz\b.*\.npz\b"):
         arrays(path)
     assert not trace.exists()
 
@@ -842,35 +863,35 @@ ROWS = X.tolist()
 @pytest.mark.parametrize(
     ("vectors", "labels", "message"),
     [
-        (pa.array([*ROWS[:5], [1.0, 2.0]]), CLASSES, "equal length: row 0 has 4 .* row 5 has 2"),
-        (pa.array([*ROWS[:5], None], LIST), CLASSES, "'vector' must have no gaps: .* row 5"),
-        (pa.array([*ROWS[:5], None], FIXED), CLASSES, "'vector' must have no gaps: .* row 5"),
+        (pa.array([*ROWS[:5], [1.0, 2.0]]), CLASSES, r"\brow 0\b.*\b4\b.*\brow 5\b.*\b2\b"),
+        (pa.array([*ROWS[:5], None], LIST), CLASSES, r"'vector'.*\brow 5\b"),
+        (pa.array([*ROWS[:5], None], FIXED), CLASSES, r"'vector'.*\brow 5\b"),
         (
             pa.array([*ROWS[:5], [1, 2, None, 4]], LIST),
             CLASSES,
-            "'vector' must have no gaps: .* row 5",
+            r"'vector'.*\brow 5\b",
         ),
         (
             pa.array([*ROWS[:5], [1, 2, None, 4]], FIXED),
             CLASSES,
-            "'vector' must have no gaps: .* row 5",
+            r"'vector'.*\brow 5\b",
         ),
         (
             pa.array(X[:, 0]),
             CLASSES,
-            "'vector' must be of lists .*, and is of float",
+            r"'vector'.*\bfloat",
         ),
-        (pa.array([["a"]] * 6), CLASSES, "must be of lists of numbers .* is of list<.*: string>"),
-        (pa.array([], LIST), pa.array([], pa.int64()), "it has no rows"),
-        (pa.array(ROWS), [1, 2, None, 1, 2, 1], "'label' must have no gaps: .* row 2"),
-        (pa.array(ROWS), ["a", None, None, "b", "a", "b"], "'label' must have no gaps: .* row 1"),
-        (pa.array(ROWS), [0.5] * 6, "labels must be integers"),
-        (pa.array(ROWS), [[1], [1, 0], [1], [0], [1], [1]], "row 0 has 1 values, row 1 has 2"),
-        (pa.array(ROWS), [[1, 2]] * 6, "or booleans"),
+        (pa.array([["a"]] * 6), CLASSES, r"'vector'.*\blist<.*: string>"),
+        (pa.array([], LIST), pa.array([], pa.int64()), r"\brows\b"),
+        (pa.array(ROWS), [1, 2, None, 1, 2, 1], r"'label'.*\brow 2\b"),
+        (pa.array(ROWS), ["a", None, None, "b", "a", "b"], r"'label'.*\brow 1\b"),
+        (pa.array(ROWS), [0.5] * 6, r"\blabels\b.*\bintegers\b"),
+        (pa.array(ROWS), [[1], [1, 0], [1], [0], [1], [1]], r"\brow 0\b.*\b1\b.*\brow 1\b.*\b2\b"),
+        (pa.array(ROWS), [[1, 2]] * 6, r"\blabels\b.*\bbooleans\b"),
         (
             pa.array(ROWS),
             [{"a": 1}] * 6,
-            "numbers, words or lists, not of struct",
+            r"'label'.*\bstruct\b",
         ),
     ],
 )
@@ -883,18 +904,18 @@ def test_parquet_columns_that_are_no_dataset_are_refused(tmp_path, vectors, labe
 
 def test_a_parquet_file_that_is_missing_or_damaged_is_named(tmp_path):
     path = tmp_path / "a.parquet"
-    with pytest.raises(AntipodalError, match=r"cannot read .*a\.parquet"):
+    with pytest.raises(AntipodalError, match=r"/a\.parquet\b"):
         read_parquet(path)
     write_parquet(path, pa.array(ROWS), CLASSES)
     np.testing.assert_array_equal(arrays(path).labels, CLASSES)  # what else could be what
-    with pytest.raises(AntipodalError, match="has no column 'X': it has id, vector, label"):
+    with pytest.raises(AntipodalError, match=r"'X'.*\bid, vector, label\b"):
         arrays(path, features="X")
-    with pytest.raises(AntipodalError, match="has no column 'y': it has id, vector, label"):
+    with pytest.raises(AntipodalError, match=r"'y'.*\bid, vector, label\b"):
         arrays(f"{path}:vector", labels="y")
     good = path.read_bytes()
     for bad in (b"", b"text", good[:-1], good[: len(good) // 2]):
         path.write_bytes(bad)
-        with pytest.raises(AntipodalError, match=r"cannot read .*a\.parquet"):
+        with pytest.raises(AntipodalError, match=r"/a\.parquet\b"):
             read_parquet(path)
 
 
@@ -907,7 +928,7 @@ def test_a_parquet_file_with_checksums_tells_a_flipped_bit(tmp_path):
     damaged = bytearray(path.read_bytes())
     damaged[damaged.index(X[2].tobytes())] ^= 1
     path.write_bytes(damaged)
-    with pytest.raises(AntipodalError, match=r"cannot read .*a\.parquet: .*(CRC|checksum)"):
+    with pytest.raises(AntipodalError, match=r"/a\.parquet\b.*(CRC|checksum)"):
         read_parquet(path)
 
 
@@ -918,5 +939,5 @@ def test_the_mirror_of_a_dataset_is_a_permutation_of_its_features():
         gist(data.images[:, :, ::-1], orientations=(4,), grid=2),
         atol=1e-5,
     )
-    with pytest.raises(ValueError, match="mirror must be a permutation"):
+    with pytest.raises(ValueError, match=r"\bmirror\b.*\bpermutation\b"):
         replace(data, mirror=data.mirror[:-1])

@@ -1,6 +1,7 @@
 """Bits flipped until rows are rebuilt best, and the dictionary fitted to them."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -183,12 +184,12 @@ def test_the_shortest_prefix_is_the_code_of_that_length_and_more_bits_find_more(
 
 def test_other_prefixes_and_lengths_that_cannot_be_nested_are_refused():
     hasher = LinfHash.asymmetric(40, nested=(16,), random_state=0).fit(DIGITS)
-    with pytest.raises(ValueError, match=r"one of the lengths 16: got 20\. Name it in nested"):
+    with pytest.raises(ValueError, match=r"\b16\b.*\b20\b.*\bnested\b"):
         hasher.prefix(20)
-    with pytest.raises(ValueError, match=r"one of the lengths \(none\): got 16"):
+    with pytest.raises(ValueError, match=r"\b16\b.*\bnested\b"):
         LinfHash(40, random_state=0).fit(DIGITS).prefix(16)
     for nested in ((40,), (16, 8), (0,)):
-        with pytest.raises(ValueError, match="nested must be lengths in ascending order"):
+        with pytest.raises(ValueError, match=rf"\bnested\b.*{re.escape(str(nested))}"):
             LinfHash.asymmetric(40, nested=nested).fit(DIGITS)
-    with pytest.raises(ValueError, match="nested lengths need descent=True"):
+    with pytest.raises(ValueError, match=r"\bnested\b.*\bdescent=True\b"):
         LinfHash(40, nested=(16,)).fit(DIGITS)

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import resource
 import shutil
 import signal
@@ -94,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data[start:])
         if mode == "hang":
             self.wfile.flush()
-            self.server.gate.wait(20)
+            self.server.gate.wait(120)
 
     def log_message(self, *args):
         pass
@@ -193,8 +194,7 @@ def test_a_cut_connection_is_resumed_where_it_ended(server, tmp_path):
         assert ARCHIVE.startswith(part)
         assert HALF - fetching._CHUNK < len(part) <= HALF
         message = str(caught.value)
-        assert f"cut after {len(part):,} of {len(ARCHIVE):,} bytes" in message
-        assert "next attempt goes on from there" in message
+        assert re.search(rf"\b{len(part):,}\b.*\b{len(ARCHIVE):,} bytes\b", message)
         assert server.starts == starts
         starts.append(len(part))
     server.mode = "good"
@@ -229,10 +229,10 @@ def test_after_a_range_that_the_server_cannot_give_the_next_attempt_starts_over(
 ):
     use_archive(monkeypatch, server.url, ARCHIVE + b"more")  # the table knows a longer file
     lay_part(tmp_path, ARCHIVE)
-    with pytest.raises(AntipodalError, match="the server says 416"):
+    with pytest.raises(AntipodalError, match=r"/a\.tar\.gz\b.*\b416\b"):
         download("cifar10", tmp_path)
     assert os.listdir(tmp_path) == []
-    with pytest.raises(AntipodalError, match=r"it should have .* and the server has"):
+    with pytest.raises(AntipodalError, match=rf"\b{len(ARCHIVE) + 4:,}\b.*\b{len(ARCHIVE):,}\b"):
         download("cifar10", tmp_path)
     assert server.starts == [0]
     assert os.listdir(tmp_path) == []
@@ -242,7 +242,7 @@ def test_a_server_that_sends_more_than_there_is_is_stopped(server, tmp_path):
     server.mode = "no length"
     server.files["/a.tar.gz"] = ARCHIVE + bytes(10 * fetching._CHUNK)
     told = []
-    with pytest.raises(AntipodalError, match=r"it should have .* and the server has more"):
+    with pytest.raises(AntipodalError, match=rf"/a\.tar\.gz\b.*\b{len(ARCHIVE):,}\b"):
         download("cifar10", tmp_path, progress=lambda *n: told.append(n))
     assert max(told) <= (len(ARCHIVE), len(ARCHIVE))
     assert os.listdir(tmp_path) == []
@@ -267,9 +267,7 @@ def test_a_wrong_checksum_is_refused_and_nothing_of_it_kept(server, tmp_path, pa
         lay_part(tmp_path, part)
     else:
         server.files["/a.tar.gz"] = ARCHIVE[:-1] + bytes([ARCHIVE[-1] ^ 1])
-    with pytest.raises(
-        AntipodalError, match=r"checksum is not the published one, MD5 [0-9a-f]{32}"
-    ):
+    with pytest.raises(AntipodalError, match=r"\bchecksum\b.*\bMD5 [0-9a-f]{32}\b"):
         download("cifar10", tmp_path)
     assert os.listdir(tmp_path) == []
     server.files["/a.tar.gz"] = ARCHIVE
@@ -278,7 +276,7 @@ def test_a_wrong_checksum_is_refused_and_nothing_of_it_kept(server, tmp_path, pa
 
 def test_another_file_under_the_address_is_refused(server, tmp_path):
     server.files["/a.tar.gz"] = b"<html>Please log in</html>"
-    with pytest.raises(AntipodalError, match=r"bytes, and the server has 26"):
+    with pytest.raises(AntipodalError, match=rf"\b{len(ARCHIVE):,}\b.*\b26\b"):
         download("cifar10", tmp_path)
     assert os.listdir(tmp_path) == []
 
@@ -288,11 +286,9 @@ def no_such_host(*args):
 
 
 def test_what_cannot_be_reached_says_what_to_do_by_hand(server, tmp_path, monkeypatch):
-    by_hand = (
-        rf"/a\.tar\.gz: .*{{}}.* by hand and unpack it in .*{tmp_path.name}.*data_batch_1\.bin"
-    )
+    by_hand = rf"/a\.tar\.gz\b.*{{}}.*{tmp_path.name}.*\bdata_batch_1\.bin\b"
     server.files.clear()
-    with pytest.raises(AntipodalError, match=by_hand.format("the server says 404 Not Found")):
+    with pytest.raises(AntipodalError, match=by_hand.format(r"\b404\b")):
         download("cifar10", tmp_path)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as closed:
         port = closed.server_port
@@ -311,7 +307,7 @@ def test_a_server_that_falls_silent_is_given_up(server, tmp_path, monkeypatch):
     monkeypatch.setattr(fetching, "_TIMEOUT", 0.2)
     use_archive(monkeypatch, server.url, ARCHIVE + b"the rest")
     monkeypatch.setattr(Handler, "send_header", lambda *args: None)  # no length either
-    with pytest.raises(AntipodalError, match="timed out, the connection was cut after"):
+    with pytest.raises(AntipodalError, match=rf"\b{len(ARCHIVE) + 8:,} bytes\b"):
         download("cifar10", tmp_path)
     server.gate.set()
     part = left_part(tmp_path)
@@ -353,7 +349,7 @@ def test_members_that_nobody_asked_for_are_not_unpacked(server, tmp_path, monkey
 def test_an_archive_that_lacks_a_member_leaves_no_folder(server, tmp_path, monkeypatch, archive):
     server.files["/a.tar.gz"] = archive
     use_archive(monkeypatch, server.url, archive)
-    with pytest.raises(AntipodalError, match=r"cannot unpack .*a\.tar\.gz"):
+    with pytest.raises(AntipodalError, match=r"\ba\.tar\.gz\b"):
         download("cifar10", tmp_path)
     assert not (tmp_path / FOLDER).exists()
 
@@ -400,7 +396,7 @@ def test_two_downloads_at_once_wait_for_each_other(server, tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert results == [tmp_path / FOLDER] * 4
     assert server.starts == [0]
     assert_whole(tmp_path / FOLDER)
@@ -449,7 +445,7 @@ def test_only_the_missing_and_the_damaged_idx_files_are_fetched(server, mnist, t
 
 def test_an_idx_file_that_cannot_be_had_says_where_to_put_it(server, mnist, tmp_path):
     del server.files["/t10k-labels-idx1-ubyte.gz"]
-    with pytest.raises(AntipodalError, match=r"t10k-labels-idx1-ubyte\.gz: .* put it in .*/mnist$"):
+    with pytest.raises(AntipodalError, match=r"/t10k-labels-idx1-ubyte\.gz\b.*/mnist\b"):
         download("mnist", tmp_path)
     assert len(os.listdir(tmp_path / "mnist")) == 3
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(
@@ -486,9 +482,9 @@ def test_loaders_look_where_download_puts_things_and_say_what_is_missing(
     monkeypatch.setattr(import_module("antipodal.datasets.cifar10"), "_PER_BATCH", 2)
     cache = tmp_path / "antipodal"
     for load, help in [
-        (cifar10, r"`antipodal datasets cifar10` downloads it, or .*official page"),
-        (idx, r"`antipodal datasets mnist` and `antipodal datasets fashion-mnist` download"),
-        (nus_wide, "asks for registration, .* Low_Level_Features, .* must lie there"),
+        (cifar10, r"`antipodal datasets cifar10`.*\bhttps://"),
+        (idx, r"`antipodal datasets mnist`.*`antipodal datasets fashion-mnist`"),
+        (nus_wide, r"\bNUS-WIDE\b.*\bLow_Level_Features\b"),
     ]:
         for _ in range(2):
             with pytest.raises(AntipodalError, match=help) as caught:
@@ -499,13 +495,13 @@ def test_loaders_look_where_download_puts_things_and_say_what_is_missing(
     download("cifar10")
     download("mnist")
     assert len(cifar10()) == 12
-    with pytest.raises(AntipodalError, match=f"pass {cache}/mnist, which has"):
+    with pytest.raises(AntipodalError, match=rf"{cache}/mnist\b"):
         idx()
 
 
 def test_a_directory_that_cannot_be_written_is_named(server, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(AntipodalError, match=r"cannot write .*file/data: Not a directory"):
+    with pytest.raises(AntipodalError, match=r"/file/data\b.*Not a directory"):
         download("cifar10", tmp_path / "file" / "data")
 
 
@@ -513,7 +509,7 @@ def test_a_disk_that_takes_no_more_is_named_and_the_download_goes_on_later(serve
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (HALF, limits[1]))
     try:
-        with pytest.raises(AntipodalError, match=f"cannot write {tmp_path}: File too large"):
+        with pytest.raises(AntipodalError, match=f"{tmp_path}.*{os.strerror(errno.EFBIG)}"):
             download("cifar10", tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -530,7 +526,7 @@ def test_what_was_downloaded_before_the_disk_was_full_is_not_downloaded_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfileobj", full)
-        with pytest.raises(AntipodalError, match=r"cannot write .*: No space left on device"):
+        with pytest.raises(AntipodalError, match=f"{tmp_path}.*{os.strerror(errno.ENOSPC)}"):
             download("cifar10", tmp_path)
     server.files.clear()
     assert_whole(download("cifar10", tmp_path))
@@ -543,7 +539,7 @@ def test_nothing_is_printed_of_a_download(server, tmp_path, capfd):
 
 
 def test_a_name_that_is_not_offered_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="one of cifar10, fashion-mnist, mnist: got 'nus-wide'"):
+    with pytest.raises(ValueError, match=r"\bcifar10, fashion-mnist, mnist\b.*'nus-wide'"):
         download("nus-wide", tmp_path)
 
 

@@ -223,7 +223,7 @@ def test_a_new_name_that_cannot_be_synced_is_no_success(tmp_path, monkeypatch, e
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", fail_for_folders)
-    refusal = pytest.raises(AntipodalError, match=r"cannot write .*file: Input/output error")
+    refusal = pytest.raises(AntipodalError, match=r"/file\b.*Input/output error")
     with refusal if is_told else nullcontext():
         write(tmp_path / "file")
     assert os.listdir(tmp_path) == ["file"]
@@ -239,12 +239,12 @@ def test_a_name_as_long_as_the_system_allows_can_be_written(tmp_path):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("missing/file", "cannot write .*missing/file: there is no folder .*missing"),
-        ("folder", "cannot write .*folder: it is a folder"),
-        ("file/below", "cannot write .*file/below: Not a directory"),
-        ("dangling", "cannot write .*dangling: there is no folder .*nowhere"),
-        ("loop", "cannot write .*loop: Too many levels"),
-        ("x" * 300, "cannot write .*xxx: File name too long"),
+        ("missing/file", r"/missing/file\b.*/missing\b"),
+        ("folder", r"/folder\b"),
+        ("file/below", r"/file/below\b.*Not a directory"),
+        ("dangling", r"/dangling\b.*\bnowhere\b"),
+        ("loop", f"/loop.*{os.strerror(errno.ELOOP)}"),
+        ("x" * 300, f"/xxx.*{os.strerror(errno.ENAMETOOLONG)}"),
     ],
 )
 def test_what_cannot_be_written_is_known_before_and_leaves_nothing(tmp_path, path, message):
@@ -274,7 +274,7 @@ def test_files_and_folders_without_permission_are_refused(tmp_path, monkeypatch)
 
         monkeypatch.setattr(os, "open", refuse)
     for refused in (check_writable, write):
-        with pytest.raises(AntipodalError, match="no permission to change the file"):
+        with pytest.raises(AntipodalError, match=r"/file\b.*\bpermission\b"):
             refused(path)
     assert path.read_bytes() == b"old"
 
@@ -285,7 +285,7 @@ def test_a_folder_is_made_before_the_work_or_refused(tmp_path):
     assert not list(folder.iterdir())
     (tmp_path / "file").touch()
     for path in ("file", "file/below"):
-        with pytest.raises(AntipodalError, match=f"cannot write .*{path}"):
+        with pytest.raises(AntipodalError, match=rf"/{path}\b"):
             make_folder(tmp_path / path)
 
 

@@ -109,7 +109,7 @@ def test_unlabelled_rows_of_parquet_are_drawn_without_unpacking_the_file(tmp_pat
 
 def test_too_few_samples_are_refused():
     for kind in ("ITQ", "AGH", "DeepLinf", "PSH", "OneHotHash"):
-        with pytest.raises(ValueError, match="n_samples must be at least 2: got 1"):
+        with pytest.raises(ValueError, match=r"\bn_samples\b.*\b2\b.*\b1\b"):
             HASHERS[kind](8, n_samples=1).fit(X, Y)
 
 
@@ -136,11 +136,11 @@ def test_a_refit_keeps_and_saves_nothing_of_the_fit_before(tmp_path):
 def test_rows_that_fit_refuses_leave_the_hasher_as_it_was():
     hasher = ITQ(8, random_state=0).fit(X)
     codes = hasher.encode(X)
-    with pytest.raises(ValueError, match="first in row 2"):
+    with pytest.raises(ValueError, match=r"\bNaN\b.*\brow 2\b"):
         hasher.fit(np.where(np.arange(9)[:, None] == 2, np.inf, X[:9, :8]))
     np.testing.assert_array_equal(hasher.encode(X), codes)
     assert hasher.n_features_in_ == 64
-    with pytest.raises(ValueError, match="first in row 0"):
+    with pytest.raises(ValueError, match=r"\bNaN\b.*\brow 0\b"):
         hasher.set_params(n_bits=4).fit(X * np.nan)
-    with pytest.raises(ValueError, match="n_bits was changed from 8 to 4"):
+    with pytest.raises(ValueError, match=r"\bn_bits\b.*\b8\b.*\b4\b"):
         hasher.encode(X)

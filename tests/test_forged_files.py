@@ -123,10 +123,10 @@ def test_a_header_that_is_nested_too_deep_is_refused(tmp_path):
     _, arrays = read_model_file(path, "hasher")
     metadata = {"format": "antipodal", "version": "1", "kind": "hasher", "header": "[" * 5000}
     write_safetensors(path, metadata, arrays)
-    with pytest.raises(AntipodalError, match="model has no header"):
+    with pytest.raises(AntipodalError, match=r"/model\b.*\bheader\b"):
         load(path)
     path.write_bytes(b'{"a": ' + b"[" * 5000 + b"\n")
-    with pytest.raises(AntipodalError, match="model, line 1 is not a JSON object"):
+    with pytest.raises(AntipodalError, match=r"/model\b.*\bline 1\b.*\bJSON\b"):
         read_records(path)
 
 
@@ -218,7 +218,7 @@ def test_a_forged_version_of_a_store_is_refused(tmp_path, version):
         connection.execute("DELETE FROM changes")
         connection.execute("INSERT INTO changes VALUES (?, 1, x'')", (version,))
     connection.close()
-    with pytest.raises(AntipodalError, match=r"codes\.db .* version"):
+    with pytest.raises(AntipodalError, match=r"/codes\.db\b.*\bversion"):
         open_store(f"sqlite:///{path}")
 
 
@@ -237,7 +237,7 @@ def test_a_store_that_has_more_than_its_tables_is_refused(tmp_path, more):
     with sqlite3.connect(path) as connection:
         connection.execute(more)
     connection.close()
-    with pytest.raises(AntipodalError, match=r"codes\.db .*not those of a store"):
+    with pytest.raises(AntipodalError, match=r"/codes\.db\b.*\btables\b"):
         open_store(f"sqlite:///{path}")
 
 
@@ -250,7 +250,7 @@ def test_a_damaged_store_is_not_left_open(tmp_path):
     data[28:32] = bytes([255] * 4)  # how many pages it has
     data[100] = 0  # the kind of the first page
     path.write_bytes(data)
-    with pytest.raises(AntipodalError, match=r"codes\.db is damaged") as raised:
+    with pytest.raises(AntipodalError, match=r"/codes\.db\b") as raised:
         open_store(f"sqlite:///{path}")
     links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
     assert not [link for link in links if os.path.realpath(link) == str(path)], raised
@@ -301,7 +301,7 @@ def test_bits_behind_the_last_of_a_code_are_refused(tmp_path, n_bits, byte):
     if byte is None:
         assert len(HammingIndex.load(path)) == 5
         return
-    with pytest.raises(AntipodalError, match=r"index .*bits behind the"):
+    with pytest.raises(AntipodalError, match=rf"/index\b.*\b{n_bits}\b"):
         HammingIndex.load(path)
 
 
@@ -353,5 +353,5 @@ def test_an_array_that_claims_more_than_its_file_has_is_refused(tmp_path, shape)
 def test_a_bad_line_of_json_is_named(tmp_path, line, what):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a":[1,2]}\n' + line + b"\n")
-    with pytest.raises(AntipodalError, match=rf"rows\.jsonl, line 2 .*{what}"):
+    with pytest.raises(AntipodalError, match=rf"\brows\.jsonl\b.*\bline 2\b.*{what}"):
         list(open_vectors(str(path)).blocks(10))

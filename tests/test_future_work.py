@@ -71,9 +71,9 @@ def test_the_sparse_unit_minimises_what_it_says():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shrinkage": -0.1}, "shrinkage must not be negative"),
-        ({"shrinkage": 0.1, "init": "ksvd"}, "init must be 'random' with shrinkage"),
-        ({"loss": "triplet", "pairs": "sampled"}, "make no triplets"),
+        ({"shrinkage": -0.1}, r"\bshrinkage\b.*-0\.1\b"),
+        ({"shrinkage": 0.1, "init": "ksvd"}, r"\binit\b.*'random'.*\bshrinkage\b"),
+        ({"loss": "triplet", "pairs": "sampled"}, r"\bpairs\b.*\btriplets\b"),
     ],
 )
 def test_settings_that_cannot_work_are_named(options, message):
@@ -82,5 +82,5 @@ def test_settings_that_cannot_work_are_named(options, message):
 
 
 def test_pairs_make_no_triplets():
-    with pytest.raises(ValueError, match="no triplets"):
+    with pytest.raises(ValueError, match=r"\bpairs\b.*\btriplets\b"):
         DeepLinf(8, loss="triplet").fit_pairs(X[:9], [[0, 1], [1, 2]], [1, 0])

@@ -1,6 +1,7 @@
 """What commands say when something is wrong: one line, an exit code, nothing left behind."""
 
 import os
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -78,88 +79,86 @@ LABELS = ("--query-labels", "y.npy", "--database-labels", "y.npy")
     ("arguments", "code", "message"),
     [
         # settings
-        ((*FIT, "--set", "n_epochs=abc"), 2, "n_epochs must be a whole number, or None: got 'abc'"),
-        ((*FIT, "--set", "n_stages=1.5"), 2, "n_stages must be a whole number: got 1.5"),
-        ((*FIT, "--set", "tied=maybe"), 2, "tied must be True or False: got 'maybe'"),
-        ((*FIT, "--set", "n_bits=12"), 2, "'n_bits=12' is not a setting, use --bits"),
-        ((*FIT, "--set", "random_state=1"), 2, "'random_state=1' is not a setting, use --seed"),
-        ((*FIT, "--set", "device=foo"), 1, "device must be 'auto', 'cpu', or another"),
-        ((*FIT, "--set", "device=meta"), 1, "got 'meta'"),
-        ((*FIT, "--set", "bound=0"), 1, "bound must be positive"),
-        ((*FIT, "--set", "x=1"), 2, "expected a setting NAME=VALUE with NAME one of batch_size"),
-        ((*FIT, "--unlabelled", "nowhere.npy"), 1, "cannot read nowhere.npy: No such file"),
-        ((*FIT, "--unlabelled", "y.npy"), 1, "must have a row per item and a column per feature"),
+        ((*FIT, "--set", "n_epochs=abc"), 2, r"\bn_epochs\b.*'abc'"),
+        ((*FIT, "--set", "n_stages=1.5"), 2, r"\bn_stages\b.*\b1\.5\b"),
+        ((*FIT, "--set", "tied=maybe"), 2, r"\btied\b.*'maybe'"),
+        ((*FIT, "--set", "n_bits=12"), 2, r"\bn_bits\b.*--bits\b"),
+        ((*FIT, "--set", "random_state=1"), 2, r"\brandom_state\b.*--seed\b"),
+        ((*FIT, "--set", "device=foo"), 1, r"\bdevice\b.*'cpu'.*'foo'"),
+        ((*FIT, "--set", "device=meta"), 1, r"\bdevice\b.*'meta'"),
+        ((*FIT, "--set", "bound=0"), 1, r"\bbound\b.*\b0\b"),
+        ((*FIT, "--set", "x=1"), 2, r"\bNAME=VALUE\b.*\bbatch_size\b"),
+        ((*FIT, "--unlabelled", "nowhere.npy"), 1, r"nowhere\.npy\b.*No such file"),
+        ((*FIT, "--unlabelled", "y.npy"), 1, r"\by\.npy\b.*\(60,\)"),
         (
             (*FIT, "--set", "n_unlabelled=0", "--unlabelled", "X.npy"), 2,
-            "does not learn from rows without labels: leave --unlabelled out",
+            r"\bDeepLinf\b.*--unlabelled\b",
         ),
-        (("fit", "X.npy", *ITQ, "--set", "n_iter=abc"), 2, "n_iter must be a whole number"),
-        ((*FIT, "--bits", 0), 2, "'--bits'"),
+        (("fit", "X.npy", *ITQ, "--set", "n_iter=abc"), 2, r"\bn_iter\b.*'abc'"),
+        ((*FIT, "--bits", 0), 2, r"--bits\b.*\b1\b"),
         # what a method learns from
-        (("fit", "X.npy", "-o", "n"), 2, "learns from --labels or from"),
-        (("fit", "X.npy", "--method", "KSH", "-o", "n"), 2, "KSH learns from --labels"),
-        (("fit", "X.npy", "--method", "Nothing", "-o", "n"), 2, "choose from DeepLinf"),
-        (("fit", "X.npy", *ITQ, "--pairs", "pairs.npy"), 2, "ITQ does not learn from pairs"),
-        (("fit", "X.npy", *ITQ, "--checkpoint", "c"), 2, "no training to resume"),
-        (("fit", "X.npy", "--pairs", "pairs.npy", "-o", "n", *TINY), 1, "three columns"),
-        ((*FIT, "--labels", "short.npy"), 1, "60 rows, 3 labels"),
-        ((*FIT, "--labels", "one.npy"), 1, "at least two classes"),
+        (("fit", "X.npy", "-o", "n"), 2, r"--labels\b.*--pairs\b"),
+        (("fit", "X.npy", "--method", "KSH", "-o", "n"), 2, r"\bKSH\b.*--labels\b"),
+        (("fit", "X.npy", "--method", "Nothing", "-o", "n"), 2, r"'Nothing'.*\bDeepLinf\b"),
+        (("fit", "X.npy", *ITQ, "--pairs", "pairs.npy"), 2, r"\bITQ\b.*\bpairs\b"),
+        (("fit", "X.npy", *ITQ, "--checkpoint", "c"), 2, r"\bITQ\b.*--checkpoint\b"),
+        (("fit", "X.npy", "--pairs", "pairs.npy", "-o", "n", *TINY), 1, r"\bpairs\.npy\b.*\(4, 2\)"),
+        ((*FIT, "--labels", "short.npy"), 1, r"\b60\b.*\b3\b"),
+        ((*FIT, "--labels", "one.npy"), 1, r"\bclasses\b.*\[0\]"),
         # arrays
-        (("fit", "no.npy", *ITQ), 1, "cannot read no.npy: No such file or directory"),
-        ((*FIT, "--labels", "no.npy"), 1, "cannot read no.npy: No such file or directory"),
-        ((*FIT, "--labels", "all.npz"), 1, "several arrays (X, y): name one of them, as all.npz:X"),
-        (("fit", "all.npz:Z", *ITQ), 1, "all.npz has no column 'Z': it has X, y"),
-        (("fit", "objects.npy", *ITQ), 1, "objects.npy: it holds Python objects"),
-        (("fit", "folder", *ITQ), 1, "cannot read folder: there is no file in this folder"),
-        (("fit", "x.npz.d", *ITQ), 1, "cannot read x.npz.d: there is no file in this folder"),
-        (("fit", "empty", *ITQ), 1, "cannot read empty: it is empty"),
-        (("fit", "text.npy", *ITQ), 1, "cannot read text.npy: not a NumPy file"),
-        (("fit", "truncated.npy", *ITQ), 1, "truncated.npy: it is truncated or damaged"),
-        (("fit", "y.npy", *ITQ), 1, "y.npy must have a row per item and a column per feature: got"),
-        (("fit", "nan.npy", *ITQ), 1, "first in row 7: features must be finite"),
-        (("fit", "none.npy", *ITQ), 1, "minimum of 2 is required"),
-        (("fit", "postgresql://u:pw@h/db", *ITQ), 1, "cannot read …: No such file or directory"),
-        (("encode", "postgresql://u:pw@h/db", "X.npy", "-o", "n"), 1, "cannot read …: No such fil"),
+        (("fit", "no.npy", *ITQ), 1, r"\bno\.npy\b.*No such file"),
+        ((*FIT, "--labels", "no.npy"), 1, r"\bno\.npy\b.*No such file"),
+        ((*FIT, "--labels", "all.npz"), 1, r"\bX, y\b.*\ball\.npz:X\b"),
+        (("fit", "all.npz:Z", *ITQ), 1, r"\ball\.npz\b.*'Z'.*\bX, y\b"),
+        (("fit", "objects.npy", *ITQ), 1, r"\bobjects\.npy\b.*\bpickle\b"),
+        (("fit", "folder", *ITQ), 1, r"\bfolder\b"),
+        (("fit", "x.npz.d", *ITQ), 1, r"\bx\.npz\.d\b"),
+        (("fit", "empty", *ITQ), 1, r"\bempty\b.*\bempty\b.*\.npy\b"),
+        (("fit", "text.npy", *ITQ), 1, r"\btext\.npy\b.*\bNumPy\b"),
+        (("fit", "truncated.npy", *ITQ), 1, r"\btruncated\.npy\b.*\btruncated\b"),
+        (("fit", "y.npy", *ITQ), 1, r"\by\.npy\b.*\(60,\)"),
+        (("fit", "nan.npy", *ITQ), 1, r"\bNaN\b.*\brow 7\b"),
+        (("fit", "none.npy", *ITQ), 1, r"\(0, 8\).*\b2\b.*\bITQ\b"),
+        (("fit", "postgresql://u:pw@h/db", *ITQ), 1, r"….*No such file"),
+        (("encode", "postgresql://u:pw@h/db", "X.npy", "-o", "n"), 1, r"….*No such file"),
         # where results go
-        (("fit", "X.npy", *ITQ, "-o", "postgresql://u:pw@h/db"), 1, "cannot write …: there is no"),
-        (("fit", "X.npy", *ITQ, "-o", "no/n"), 1, "cannot write no/n: there is no folder"),
-        (("fit", "X.npy", *ITQ, "-o", "folder"), 1, "cannot write folder: it is a folder"),
-        (("fit", "X.npy", *ITQ, "-o", "m/n"), 1, "cannot write m/n: Not a directory"),
-        ((*FIT, "--checkpoint", "no/c"), 1, "cannot write no/c: there is no folder"),
-        (("encode", "m", "X.npy", "-o", "no/n"), 1, "cannot write no/n: there is no folder"),
-        ((*EVALUATE, *LABELS, "--html", "no/n"), 1, "cannot write no/n: there is no folder"),
-        (("index", "codes.npy", "-o", "no/n"), 1, "cannot write no/n: there is no folder"),
-        (("demo", "--out", "m"), 1, "cannot write m: File exists"),
-        (("bench", "digits", "--out", "folder"), 1, "cannot write folder: Is a directory"),
-        (("bench", "digits", "--out", "m/n"), 1, "cannot write m: File exists"),
+        (("fit", "X.npy", *ITQ, "-o", "postgresql://u:pw@h/db"), 1, r"….*/messages\d+/…"),
+        (("fit", "X.npy", *ITQ, "-o", "no/n"), 1, r"\bno/n\b.*/no\b"),
+        (("fit", "X.npy", *ITQ, "-o", "folder"), 1, r"\bfolder\b"),
+        (("fit", "X.npy", *ITQ, "-o", "m/n"), 1, r"\bm/n\b.*Not a directory"),
+        ((*FIT, "--checkpoint", "no/c"), 1, r"\bno/c\b.*/no\b"),
+        (("encode", "m", "X.npy", "-o", "no/n"), 1, r"\bno/n\b.*/no\b"),
+        ((*EVALUATE, *LABELS, "--html", "no/n"), 1, r"\bno/n\b.*/no\b"),
+        (("index", "codes.npy", "-o", "no/n"), 1, r"\bno/n\b.*/no\b"),
+        (("demo", "--out", "m"), 1, r"\bm\b.*File exists"),
+        (("bench", "digits", "--out", "folder"), 1, r"\bfolder\b.*Is a directory"),
+        (("bench", "digits", "--out", "m/n"), 1, r"\bm\b.*File exists"),
         # models
-        (("encode", "no", "X.npy", "-o", "n"), 1, "cannot read no: No such file or directory. Exp"),
-        (("encode", "empty", "X.npy", "-o", "n"), 1, "cannot read empty: it is empty. Expected a"),
-        (("encode", "X.npy", "X.npy", "-o", "n"), 1, "X.npy is not an antipodal file, but some"),
-        (("encode", "folder", "X.npy", "-o", "n"), 1, "cannot read folder: Is a directory"),
-        (("encode", "m", "y.npy", "-o", "n"), 1, "y.npy must have a row per item"),
-        (("encode", "m", "wide.npy", "-o", "n"), 1, "has 11 features per row, and m was learned"),
-        (("encode", "m", "wide.npy", "-o", "n"), 1, "learned from 8"),
-        (("encode", "m", "late.npy", "-o", "n"), 1, "first in row 4500"),
-        (("encode", "m", "words.npy", "-o", "n"), 1, "words.npy must hold numbers: got <U1"),
+        (("encode", "no", "X.npy", "-o", "n"), 1, r"\bno\b.*No such file"),
+        (("encode", "empty", "X.npy", "-o", "n"), 1, r"\bempty\b.*\bempty\b.*\bhasher\b"),
+        (("encode", "X.npy", "X.npy", "-o", "n"), 1, r"\bX\.npy\b.*\bhasher\b"),
+        (("encode", "folder", "X.npy", "-o", "n"), 1, r"\bfolder\b.*Is a directory"),
+        (("encode", "m", "y.npy", "-o", "n"), 1, r"\by\.npy\b.*\(60,\)"),
+        (("encode", "m", "wide.npy", "-o", "n"), 1, r"\bwide\.npy\b.*\b11\b.*\bm\b.*\b8\b"),
+        (("encode", "m", "late.npy", "-o", "n"), 1, r"\bNaN\b.*\brow 4500\b"),
+        (("encode", "m", "words.npy", "-o", "n"), 1, r"\bwords\.npy\b.*<U1"),
         # benchmarks
-        (("bench", "cifar10"), 1, "no data directory: pass --data DIR, or set the environment"),
-        (("bench", "cifar10", "--data", "no"), 1, "no is not a directory"),
+        (("bench", "cifar10"), 1, r"--data\b.*\bANTIPODAL_DATA\b"),
+        (("bench", "cifar10", "--data", "no"), 1, r": no\b.*\bdirectory\b"),
         (("bench", "arrays", "rare.npz", "--methods", "LSH", "--bits", 8, "--out", "records"), 1,
-         "class 0 has too few rows: 2, and 300 are needed (200 to train, 100 queries). Pass a "
-         "smaller --train or --queries"),
-        (("bench", "digits", "--methods", "LSH:n_bits=12"), 2, "use --bits"),
-        (("bench", "arrays"), 2, "needs a FILE"),
+         r"\bclass 0\b.*\b2\b.*\b300\b.*\b200\b.*\b100\b.*--train\b.*--queries\b"),
+        (("bench", "digits", "--methods", "LSH:n_bits=12"), 2, r"\bn_bits\b.*--bits\b"),
+        (("bench", "arrays"), 2, r"\barrays\b.*\bFILE\b"),
         # the rest
-        (("encode", "m"), 2, "Missing argument"),
-        (("nonsense",), 2, "No such command"),
+        (("encode", "m"), 2, "'features'"),
+        (("nonsense",), 2, "'nonsense'"),
     ],
 )  # fmt: skip
 def test_bad_data_exits_with_1_and_bad_usage_with_2(run, files, arguments, code, message):
     before = set(files.iterdir())
     got, _, said = run(*arguments)
     assert got == code, said
-    assert message in " ".join(said.replace("│", " ").split())
+    assert re.search(message, " ".join(said.replace("│", " ").split())), said
     assert "Traceback" not in said
     if code == 1:
         assert len(said.splitlines()) == 1
@@ -191,7 +190,7 @@ def slow(monkeypatch):
 def test_what_cannot_be_written_is_said_before_anything_is_read(run, slow, arguments):
     code, _, said = run(*arguments)
     assert code in (1, 2)
-    assert "cannot write no/" in said or "n_epochs must be" in said
+    assert re.search(r"\bno/[nc]\b|\bn_epochs\b", said)
 
 
 def test_an_array_that_is_alone_in_its_file_needs_no_name(run, tmp_path):
@@ -211,7 +210,7 @@ def test_settings_are_read_as_json_or_python_has_them(run, tmp_path):
 def test_labels_that_a_method_does_not_use_are_said_to_be_unused(run, tmp_path):
     code, _, said = run("fit", "X.npy", *ITQ, "--labels", "y.npy", "-o", tmp_path / "with")
     assert code == 0
-    assert said == "ITQ does not learn from labels: y.npy is not used\n"
+    assert re.fullmatch(r".*\bITQ\b.*\by\.npy\b.*\n", said)
     code, _, said = run("fit", "X.npy", *ITQ, "-o", tmp_path / "without")
     assert said == ""
     assert (load(tmp_path / "with").encode(X) == load(tmp_path / "without").encode(X)).all()
@@ -220,7 +219,7 @@ def test_labels_that_a_method_does_not_use_are_said_to_be_unused(run, tmp_path):
 def test_no_rows_have_no_codes(run, tmp_path):
     code, said, _ = run("encode", "m", "none.npy", "-o", tmp_path / "c.npy")
     assert code == 0
-    assert "0 codes of 8 bits" in said
+    assert re.search(r"\b0 codes\b.*\b8 bits\b", said)
     assert np.load(tmp_path / "c.npy").shape == (0, 1)
 
 
@@ -236,9 +235,9 @@ def test_signed_and_unsigned_labels_are_scored_alike(run, files, tmp_path):
 @pytest.mark.parametrize(
     ("checkpoint", "epoch", "message"),
     [
-        (None, 1, "and nothing was kept. With --checkpoint FILE the same command goes on where"),
-        ("state", 1, "before there was a state to keep in state"),
-        ("state", 11, "the state of the training is in state: the same command goes on from there"),
+        (None, 1, r"--checkpoint\b"),
+        ("kept.state", 1, r"\bkept\.state\b"),
+        ("kept.state", 11, r"\bkept\.state\b"),
     ],
 )
 def test_an_interrupted_fit_says_where_its_state_is(
@@ -261,7 +260,8 @@ def test_an_interrupted_fit_says_where_its_state_is(
         code, _, said = run(*arguments)
     assert code == 130
     assert said.count("\n") == 1
-    assert message in said
+    assert re.search(message, said)
+    assert (tmp_path / "kept.state").exists() == (epoch == 11)
     assert not (tmp_path / "m").exists()
     if epoch == 11:
         code, _, said = run(*arguments)
@@ -274,14 +274,14 @@ def test_an_interrupted_fit_says_where_its_state_is(
     [
         (KeyboardInterrupt(), 130, ""),
         (BrokenPipeError(32, "Broken pipe"), 1, ""),
-        (OSError("something odd"), 1, "antipodal: something odd\n"),
-        (OSError(), 1, "antipodal: OSError\n"),
-        (OSError(5, "Input/output error"), 1, "antipodal: Input/output error\n"),
-        (PermissionError(13, "Permission denied", "f"), 1, "antipodal: f: Permission denied\n"),
-        (MemoryError(), 1, "antipodal: not enough memory\n"),
-        (MemoryError("7 GiB"), 1, "antipodal: not enough memory: 7 GiB\n"),
-        (RuntimeError("can't allocate memory: 9"), 1, "antipodal: not enough memory: can't allo"),
-        (ValueError("two\n lines"), 1, "antipodal: two lines\n"),
+        (OSError("something odd"), 1, r"something odd\n"),
+        (OSError(), 1, r"OSError\n"),
+        (OSError(5, "Input/output error"), 1, r"Input/output error\n"),
+        (PermissionError(13, "Permission denied", "f"), 1, r"f: Permission denied\n"),
+        (MemoryError(), 1, r"\bmemory\b"),
+        (MemoryError("7 GiB"), 1, r"\bmemory\b.*\b7 GiB\n"),
+        (RuntimeError("can't allocate memory: 9"), 1, r"\bmemory\b.*allocate memory: 9\n"),
+        (ValueError("two\n lines"), 1, r"two lines\n"),
     ],
 )
 def test_what_happens_to_a_machine_is_one_line(run, monkeypatch, error, code, message):
@@ -291,7 +291,7 @@ def test_what_happens_to_a_machine_is_one_line(run, monkeypatch, error, code, me
     monkeypatch.setattr("antipodal.reading.open_vectors", fails)
     got, _, said = run("fit", "X.npy", *ITQ)
     assert got == code
-    assert said.startswith(message) if message else said == ""
+    assert re.match(f"antipodal: .*{message}", said) if message else said == ""
     assert said.count("\n") == bool(message)
 
 
