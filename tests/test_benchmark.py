@@ -1,6 +1,7 @@
 """A benchmark's records are what one would compute by hand, and are computed once."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -184,7 +185,7 @@ def test_without_new_items_there_is_no_score_of_them():
 
 
 def test_only_features_that_are_known_in_the_mirror_can_be_mirrored():
-    with pytest.raises(ValueError, match="in the mirror"):
+    with pytest.raises(ValueError, match=r"\bdigits\b.*\bmirror"):
         Benchmark(DIGITS, mirrored=True)
 
 
@@ -269,9 +270,9 @@ def test_a_given_split_is_used_for_every_seed():
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("Nothing", "unknown method 'Nothing': choose from .*DeepLinf"),
-        ("ITQ:colour=red", "NAME one of n_iter"),
-        ("ITQ:n_iter", "expected a setting NAME=VALUE"),
+        ("Nothing", r"'Nothing'.*\bDeepLinf\b"),
+        ("ITQ:colour=red", r"\bNAME\b.*\bn_iter\b"),
+        ("ITQ:n_iter", r"\bNAME=VALUE\b"),
     ],
 )
 def test_a_method_that_is_misspelt_is_refused_before_anything_runs(method, message):
@@ -312,7 +313,7 @@ def test_the_papers_tables_hold_together():
 
 def test_a_dataset_without_features_is_refused():
     images = np.zeros((4, 8, 8), np.uint8)
-    with pytest.raises(ValueError, match="has no features"):
+    with pytest.raises(ValueError, match=r"\bimages\b.*\bfeatures\b"):
         Benchmark(datasets.Dataset("images", None, np.arange(4), images))
 
 
@@ -329,16 +330,16 @@ def test_a_dataset_is_named_after_what_was_made_of_it(tmp_path):
     np.testing.assert_array_equal(rare.labels, data.labels[:, sorted(kept)])
     np.savez(tmp_path / "one.npz", X=data.features, y=np.arange(600) % 3)
     for arguments, options, message in (
-        (("nothing",), {}, "name must be one of"),
-        (("digits",), {"features": "words"}, "features must be"),
-        (("arrays",), {}, "pass its path"),
-        (("arrays", tmp_path / "c.npz"), {"features": "gist"}, "c has no images"),
+        (("nothing",), {}, r"\bname\b.*'nothing'"),
+        (("digits",), {"features": "words"}, r"\bfeatures\b.*'words'"),
+        (("arrays",), {}, r"\barrays\b.*\bpath\b"),
+        (("arrays", tmp_path / "c.npz"), {"features": "gist"}, r"\bc\b.*\bimages\b"),
         (
             ("multilabel", tmp_path / "one.npz"),
             {},
-            "one label per row: use `antipodal bench arrays",
+            r"`antipodal bench arrays\b",
         ),
-        (("digits",), {"skip_concepts": 1}, "no more concepts"),
+        (("digits",), {"skip_concepts": 1}, r"\bskip_concepts\b|\b1\b.*\bconcepts\b"),
     ):
         with pytest.raises(ValueError, match=message):
             load_dataset(*arguments, **options)
@@ -381,11 +382,11 @@ def test_the_command_prints_a_record_a_cell_and_keeps_them(tmp_path):
     cells = {(r["method"], r["bits"], r["seed"]) for r in printed}
     assert cells == {(m, b, s) for m in ("LSH", "ITQ:n_iter=2") for b in (8, 16) for s in (0, 1)}
     assert all(r.keys() >= KEYS for r in printed)
-    assert "8/8, 0 s left" in done.stderr
+    assert "8/8" in done.stderr
     kept = read_records(tmp_path / "antipodal-bench-digits.jsonl")
     assert kept == printed
     again = bench(*QUICK, "--seeds", "0-2", cwd=tmp_path)
-    assert "8 of 12 cells are in" in again.stderr
+    assert re.search(r"\b8\b.*\b12\b.*\bantipodal-bench-digits\.jsonl\b", again.stderr)
     assert "4/4" in again.stderr
     assert read_records(tmp_path / "antipodal-bench-digits.jsonl")[:8] == kept
     assert "mAP" in again.stdout
@@ -404,7 +405,7 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
     first = read_records(tmp_path / "r.jsonl")
     assert [r["method"] for r in first] == ["LSH"]
     done = bench("digits", "--methods", "LSH", *options, cwd=tmp_path)
-    assert "1 of 1 cells are in" in done.stderr
+    assert re.search(r"\b1\b.*\b1\b.*\br\.jsonl\b", done.stderr)
     assert json.loads(done.stdout) == first[0]
     assert read_records(tmp_path / "r.jsonl") == first
 
@@ -427,19 +428,23 @@ def test_multilabel_files_run_the_protocol_of_nus_wide_under_their_own_name(tmp_
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("digits", "--bits", "8,x"), 2, "expected whole numbers"),
-        (("digits", "--bits", "0"), 2, "expected numbers from 1"),
-        (("digits", "--methods", "Nothing"), 2, "unknown method"),
-        (("digits", "--methods", ","), 2, "give at least one"),
+        (("digits", "--bits", "8,x"), 2, r"--bits\b.*\b8,x\b"),
+        (("digits", "--bits", "0"), 2, r"--bits\b.*\b0\b.*\b1\b"),
+        (("digits", "--methods", "Nothing"), 2, r"'Nothing'.*\bDeepLinf\b"),
+        (("digits", "--methods", ","), 2, r"--methods\b"),
         (("nothing",), 2, "nothing"),
-        (("arrays",), 2, "needs a FILE"),
-        (("digits", "x.npz"), 2, "takes no FILE"),
-        (("arrays", "x.npz", "--features", "gist"), 2, "arrays has none"),
-        (("arrays", "missing.npz"), 1, "cannot read missing.npz"),
-        (("cifar10", "--data", "."), 1, "has no CIFAR-10"),
-        (("digits", "--train", "500", "--methods", "LSH"), 1, "too few rows"),
-        (("digits", "--skip-concepts", "1"), 1, "no more concepts"),
-        (("digits", "--methods", "ITQ", "--bits", "65", "--queries", "9"), 1, "n_bits ≤ features"),
+        (("arrays",), 2, r"\barrays\b.*\bFILE\b"),
+        (("digits", "x.npz"), 2, r"\bdigits\b.*\bFILE\b"),
+        (("arrays", "x.npz", "--features", "gist"), 2, r"--features\b.*\barrays\b"),
+        (("arrays", "missing.npz"), 1, r"\bmissing\.npz\b.*No such file"),
+        (("cifar10", "--data", "."), 1, r"\bCIFAR-10\b"),
+        (("digits", "--train", "500", "--methods", "LSH"), 1, r"\bclass \d\b.*\b500\b"),
+        (("digits", "--skip-concepts", "1"), 1, r"\bconcepts\b"),
+        (
+            ("digits", "--methods", "ITQ", "--bits", "65", "--queries", "9"),
+            1,
+            r"\bn_bits\b.*\bfeatures\b.*\b65\b",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_said(tmp_path, arguments, code, message):
@@ -447,7 +452,7 @@ def test_what_cannot_be_run_is_said(tmp_path, arguments, code, message):
         arguments = (*arguments, "--train", "20")
     done = bench(*arguments, cwd=tmp_path)
     assert done.returncode == code, done.stderr
-    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert re.search(message, " ".join(done.stderr.replace("│", " ").split())), done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -455,5 +460,5 @@ def test_a_foreign_file_of_records_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("my notes\n")
     done = bench(*QUICK, "--out", "notes.txt", cwd=tmp_path)
     assert done.returncode == 1
-    assert "is not a JSON object" in done.stderr
+    assert re.search(r"\bnotes\.txt\b.*\bline 1\b.*\bJSON\b", done.stderr)
     assert (tmp_path / "notes.txt").read_text() == "my notes\n"

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -134,11 +135,11 @@ def test_columns_are_chosen_and_vectors_may_be_several_columns_of_numbers(work):
 def test_a_second_run_goes_on_only_where_it_is_the_same_and_asked_to(work):
     encode(columns=["id"])
     before = contents("out")
-    refused("holds codes of this model already: resume", columns=["id"])
-    refused("holds files with model .* name another folder", model="other.antipodal", resume=True)
-    refused("holds files with model", model="other.antipodal", columns=["id"])
-    refused(r"holds files with columns \['id'\], and these would have None", resume=True)
-    refused("a.parquet, which is not among the files", source="in/sub", columns=["id"], resume=True)
+    refused(r"\bout\b.*\bresume", columns=["id"])
+    refused(r"\bout\b.*\bmodel\b", model="other.antipodal", resume=True)
+    refused(r"\bout\b.*\bmodel\b", model="other.antipodal", columns=["id"])
+    refused(r"\bout\b.*\bcolumns \['id'\].*\bNone\b", resume=True)
+    refused(r"\ba\.parquet\b", source="in/sub", columns=["id"], resume=True)
     assert encode(columns=["id"], resume=True) == (4, 5703, 0, 0)
     assert contents("out") == before
 
@@ -163,7 +164,7 @@ def test_bad_rows_are_named_and_the_other_files_are_kept(work):
     bad[7, 0] = np.nan
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(bad.ravel()), WIDTH)
     pq.write_table(pa.table({"v": vectors}), "in/sub/d.parquet")
-    refused(r"cannot encode .*in/sub/d.parquet, in the 10 rows from row 0 on: .* row 7")
+    refused(r"\bin/sub/d\.parquet\b.*\b10 rows\b.*\brow 0\b.*\brow 7\b")
     assert not Path("out/sub/d.parquet").exists()
     assert not Path("out/_manifest.json").exists()
     Path("in/sub/d.parquet").write_bytes(good)
@@ -190,13 +191,13 @@ def test_a_line_that_was_not_written_to_its_end_does_not_count(work):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": "nowhere"}, "cannot read nowhere"),
-        ({"source": "in:title"}, "must be of lists of numbers"),
-        ({"columns": ["nothing"]}, "has no column 'nothing'"),
-        ({"target": "in"}, "another folder than their source"),
-        ({"target": "full"}, r"must be empty .* it holds 'file'"),
-        ({"source": "coded.parquet", "column": "v"}, "has a column 'code' already"),
-        ({"source": "rows.npy"}, "is a NumPy array. Name a file for the codes"),
+        ({"source": "nowhere"}, r"\bnowhere\b.*No such file"),
+        ({"source": "in:title"}, r"'title'"),
+        ({"columns": ["nothing"]}, r"\.parquet\b.*'nothing'"),
+        ({"target": "in"}, r"\bin\b.*\bsource\b"),
+        ({"target": "full"}, r"\bfull\b.*'file'"),
+        ({"source": "coded.parquet", "column": "v"}, r"\bcoded\.parquet\b.*'code'"),
+        ({"source": "rows.npy"}, r"\brows\.npy\b.*\bNumPy\b"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(work, options, message):
@@ -210,15 +211,15 @@ def test_what_cannot_be_is_refused_before_anything_is_written(work, options, mes
 
 
 def test_wrong_engines_are_wrong_arguments(work):
-    with pytest.raises(ValueError, match="engine must be"):
+    with pytest.raises(ValueError, match=r"\bengine\b.*'spark'"):
         encode(engine="spark")
-    with pytest.raises(ValueError, match="address is that of a Ray cluster"):
+    with pytest.raises(ValueError, match=r"\baddress\b.*\bRay\b"):
         encode(address="auto")
 
 
 def test_two_runs_do_not_write_to_one_folder(work):
     with manifest.Manifest(Path("out"), {}).held():
-        refused("another run is writing to")
+        refused(r"\bout\b")
 
 
 def test_the_command_encodes_folders_and_says_what_is_wrong(work):
@@ -232,7 +233,7 @@ def test_the_command_encodes_folders_and_says_what_is_wrong(work):
     assert (record["files"], record["rows"], record["files_encoded"]) == (4, 5703, 4)
     assert pq.read_table("out/a.parquet").column_names == ["id", "title", "code"]
     done = run("in:v", "--out", "out", "--columns", "id,title", "--resume")
-    assert "out: 5,703 rows in 4 files, 0 encoded now" in done.stdout
+    assert re.search(r"\bout\b.*\b5,703 rows\b.*\b4 files\b.*\b0\b", done.stdout)
     run("in:v", "--out", "codes.npy", "--resume", code=2)
     run("in:v", "--out", "new/", "--address", "auto", code=2)
     run("in:v", "--out", "codes.npy")

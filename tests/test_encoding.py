@@ -116,7 +116,7 @@ def test_a_generator_of_blocks_that_is_given_up_does_not_spoil_the_next(counted)
 def test_names_of_features_are_still_compared():
     hasher = LSH(8, random_state=0).fit(X)
     hasher.feature_names_in_ = np.array([f"f{i}" for i in range(64)], object)
-    with pytest.warns(UserWarning, match="does not have valid feature names"):
+    with pytest.warns(UserWarning, match="feature names"):
         hasher.encode(X)
 
 
@@ -139,7 +139,7 @@ def test_a_parameter_that_encoding_reads_cannot_change_after_fit(hasher, name, v
     hasher.encode(X[:1])
     before = getattr(hasher, name)
     hasher.set_params(**{name: value})
-    message = f"{name} was changed from {before!r} to {value!r} after fit: fit again"
+    message = rf"\b{name}\b.*\b{before!r}\b.*\b{value!r}\b"
     for call in (
         hasher.encode,
         hasher.transform,
@@ -151,7 +151,7 @@ def test_a_parameter_that_encoding_reads_cannot_change_after_fit(hasher, name, v
     assert hasher.fit(X, Y).transform(X[:1]).shape == (1, hasher.n_bits)
     hasher.save(tmp_path / "m")
     loaded = load(tmp_path / "m").set_params(**{name: before})
-    with pytest.raises(ValueError, match=f"{name} was changed from {value!r} to {before!r}"):
+    with pytest.raises(ValueError, match=rf"\b{name}\b.*\b{value!r}\b.*\b{before!r}\b"):
         loaded.encode(X)
 
 
@@ -179,7 +179,7 @@ def test_a_file_whose_numbers_contradict_its_arrays_is_refused(hasher, name, val
     load(tmp_path / "m")
     part[name] = value
     write_model_file(tmp_path / "m", "hasher", header, arrays)
-    with pytest.raises(AntipodalError, match=f"does not describe a {type(hasher).__name__}"):
+    with pytest.raises(AntipodalError, match=rf"/m\b.*\b{type(hasher).__name__}\b"):
         load(tmp_path / "m")
 
 
@@ -187,7 +187,7 @@ def test_the_row_of_a_number_too_large_for_float32_is_named():
     hasher = LSH(8, random_state=0).fit(X)
     rows = X.astype(np.float64)
     rows[5, 3] = 1e300
-    with pytest.raises(ValueError, match="too large for float32, first in row 5"):
+    with pytest.raises(ValueError, match=r"\bfloat32\b.*\brow 5\b"):
         hasher.encode(rows)
 
 
@@ -195,7 +195,7 @@ def test_a_row_whose_projection_overflows_is_named():
     hasher = LSH(8, random_state=0).fit(X)
     rows = X.copy()
     rows[6] = 3e38
-    with pytest.raises(ValueError, match="projection of row 6 of X is not finite"):
+    with pytest.raises(ValueError, match=r"\bprojection\b.*\brow 6\b"):
         hasher.encode(rows)
 
 
@@ -204,5 +204,5 @@ def test_class_probabilities_name_the_bad_row():
     for bad in (np.nan, np.inf):
         rows = np.concatenate([X] * 25)  # more than a block
         rows[4500, 7] = bad
-        with pytest.raises(ValueError, match="first in row 4500"):
+        with pytest.raises(ValueError, match=r"\bNaN\b.*\brow 4500\b"):
             hasher.class_probabilities(rows)

@@ -162,12 +162,12 @@ def test_a_damaged_or_foreign_file_is_computed_again_and_replaced(data, calls):
 
 def test_a_folder_that_cannot_be_written_is_named_and_the_features_come_all_the_same(data):
     (data.directory / ".antipodal").write_text("in the way")
-    with pytest.warns(UserWarning, match=r"cannot keep .*\.antipodal.* again next time") as seen:
+    with pytest.warns(UserWarning, match=r"/\.antipodal\b") as seen:
         described = data.with_gist(**SMALL)
     np.testing.assert_allclose(described.features, EXPECTED, atol=1e-6)
     assert str(data.directory) in str(seen[0].message)
     assert seen[0].filename == __file__
-    with pytest.warns(UserWarning, match="cannot keep"):
+    with pytest.warns(UserWarning, match=r"/gone\b"):
         replace(data, directory=data.directory / "gone").with_gist(**SMALL)
 
 
@@ -196,12 +196,12 @@ def test_a_full_disk_leaves_no_half_file(data, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"orientations": "42"}, TypeError, "orientations must be a number for each scale"),
-        ({"orientations": 8}, TypeError, "orientations must be a number for each scale"),
-        ({"orientations": (4, 2.0)}, TypeError, "each of orientations"),
-        ({"grid": 2.0}, TypeError, "grid must be a whole number"),
-        ({"grid": 17}, ValueError, "a pixel for each cell"),
-        ({"border": -1}, ValueError, "border must be at least 0"),
+        ({"orientations": "42"}, TypeError, r"\borientations\b"),
+        ({"orientations": 8}, TypeError, r"\borientations\b"),
+        ({"orientations": (4, 2.0)}, TypeError, r"\borientations\b.*\b2\.0\b"),
+        ({"grid": 2.0}, TypeError, r"\bgrid\b.*\b2\.0\b"),
+        ({"grid": 17}, ValueError, r"\b17 × 17\b.*\b16 × 20\b"),
+        ({"border": -1}, ValueError, r"\bborder\b.*\b0\b.*-1\b"),
     ],
 )
 def test_wrong_parameters_are_refused_whether_or_not_a_file_is_there(data, options, error, message):
@@ -213,7 +213,7 @@ def test_wrong_parameters_are_refused_whether_or_not_a_file_is_there(data, optio
 
 
 def test_a_dataset_without_images_is_refused():
-    with pytest.raises(ValueError, match="GIST describes images, and the dataset 'mine' has none"):
+    with pytest.raises(ValueError, match=r"\bGIST\b.*'mine'"):
         Dataset("mine", np.ones((3, 2)), np.arange(3)).with_gist()
 
 
