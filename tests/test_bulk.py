@@ -194,7 +194,7 @@ def test_a_line_that_was_not_written_to_its_end_does_not_count(work):
         ({"source": "nowhere"}, r"\bnowhere\b.*No such file"),
         ({"source": "in:title"}, r"'title'"),
         ({"columns": ["nothing"]}, r"\.parquet\b.*'nothing'"),
-        ({"target": "in"}, r"\bin\b.*\bsource\b"),
+        ({"target": "in"}, r"\bin/a\.parquet\b.*/in\b"),
         ({"target": "full"}, r"\bfull\b.*'file'"),
         ({"source": "coded.parquet", "column": "v"}, r"\bcoded\.parquet\b.*'code'"),
         ({"source": "rows.npy"}, r"\brows\.npy\b.*\bNumPy\b"),
