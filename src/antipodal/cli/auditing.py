@@ -8,8 +8,8 @@ import typer
 
 from antipodal.cli.app import TABLE, AsJson, Seed, app, print_json, print_table, say_next
 from antipodal.cli.describing import command_line, describer, model_text
+from antipodal.cli.outputs import HTML, Force, check_output
 from antipodal.cli.progress import bar
-from antipodal.storage.files import check_writable
 
 if TYPE_CHECKING:
     from antipodal.auditing import Audit
@@ -59,6 +59,7 @@ def audit(
         Path | None, typer.Option(help="Also write a report with charts, one file.")
     ] = None,
     seed: Seed = 0,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure what codes of vectors keep of their true neighbours: no labels are needed."""
@@ -69,7 +70,7 @@ def audit(
     from antipodal.reading import open_vectors, read_column
 
     if html is not None:
-        check_writable(html)
+        check_output(html, HTML, force)
     elif metadata is not None or metadata_columns is not None:
         raise typer.BadParameter("metadata are for the report: give --html too")
     if metadata is not None and metadata_columns is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from antipodal.cli.app import AsJson, app, print_json, print_table, say_next
+from antipodal.cli.outputs import RECORDS, check_output
 from antipodal.cli.progress import bar
 from antipodal.errors import AntipodalError
 from antipodal.storage.files import make_folder
@@ -160,6 +161,7 @@ def bench(
     if out is None or not out.exists():
         make_folder("." if out is None else out.parent)
     else:
+        check_output(out, RECORDS, force=None)
         with appending(out):  # nothing yet: see that it can be, and that no other run has it
             pass
     if figures is not None:

@@ -8,7 +8,7 @@ import typer
 
 from antipodal.cli.app import TABLE, TABLES, AsJson, Bits, app, print_json, print_table
 from antipodal.cli.describing import command_line, describer, model_text
-from antipodal.storage.files import check_writable
+from antipodal.cli.outputs import HTML, Force, check_output
 
 
 @app.command(
@@ -63,6 +63,7 @@ def evaluate(
         str | None,
         typer.Option(help="Or columns of both files of codes, such as title,thumbnail."),
     ] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Score how well codes retrieve: mAP under every tie order, balls, bit health."""
@@ -82,7 +83,7 @@ def evaluate(
             "give --query-labels and --database-labels, --labels-column, or --neighbours"
         )
     if html is not None:
-        check_writable(html)
+        check_output(html, HTML, force)
     elif any((model, query_metadata, database_metadata, metadata_columns)):
         raise typer.BadParameter("--model and metadata are for the report: give --html too")
     if metadata_columns is not None and (query_metadata or database_metadata):

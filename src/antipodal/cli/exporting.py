@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from antipodal.cli.app import AsJson, app, print_json
-from antipodal.storage.files import check_writable
+from antipodal.cli.outputs import ONNX, Force, check_output
 
 
 @app.command(epilog="Example: antipodal export model.antipodal --onnx model.onnx")
@@ -18,13 +18,14 @@ def export(
     licence: Annotated[
         str | None, typer.Option(help="Of the data it was learned from, for its metadata.")
     ] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a model for runtimes without Python: features in, packed codes out."""
     from antipodal.hashers import load
     from antipodal.storage.modelfile import model_identity
 
-    check_writable(onnx)
+    check_output(onnx, ONNX, force)
     hasher, identity = load(model), model_identity(model)
     hasher.to_onnx(onnx, identity=identity, licence=licence)
     if as_json:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from antipodal.cli import outputs
+from antipodal.cli.outputs import signature_kind
 from antipodal.errors import AntipodalError, missing_extra
 
 Facts = dict[str, Any]
@@ -24,7 +26,7 @@ def describe(path: Path) -> Facts:
         return {"file": str(path), **_folder(path)}
     try:
         with path.open("rb") as file:
-            start = file.read(64)
+            start = file.read(100)
     except OSError as error:
         raise AntipodalError(f"cannot read {path}: {error.strerror or error}") from error
     if not start:
@@ -33,14 +35,12 @@ def describe(path: Path) -> Facts:
 
 
 def _reader(path: Path, start: bytes) -> Callable[[Path], Facts]:
-    for beginning, reader in _BEGINNINGS.items():
-        if start.startswith(beginning):
-            return reader
-    if start[8:9] == b"{":  # behind the length of a safetensors header
-        return _model_file
-    if start[2:13] == b"\x12\x09antipodal" or path.suffix == ".onnx":
-        return _onnx
-    raise AntipodalError(f"{path} is not a file that antipodal writes, or its beginning is damaged")
+    try:
+        return _READERS[signature_kind(path, start)]
+    except KeyError:
+        raise AntipodalError(
+            f"{path} is not a file that antipodal writes, or its beginning is damaged"
+        ) from None
 
 
 def _model_file(path: Path) -> Facts:
@@ -237,12 +237,14 @@ def _report(path: Path) -> Facts:
     return {"kind": "report", "antipodal": said[1], "title": title[1]}
 
 
-_BEGINNINGS: dict[bytes, Callable[[Path], Facts]] = {
-    b"antipidx": _index,
-    b"SQLite format 3\0": _store,
-    b"\x93NUMPY": _array,
-    b"PK": _split,
-    b"PAR1": _parquet,
-    b"{": _records,
-    b"<!DOCTYPE html>": _report,
+_READERS: dict[str, Callable[[Path], Facts]] = {
+    outputs.MODEL: _model_file,
+    outputs.INDEX: _index,
+    outputs.STORE: _store,
+    outputs.ARRAY: _array,
+    outputs.ARCHIVE: _split,
+    outputs.PARQUET: _parquet,
+    outputs.ONNX: _onnx,
+    outputs.RECORDS: _records,
+    outputs.HTML: _report,
 }

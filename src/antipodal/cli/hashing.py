@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from antipodal.cli.app import TABLE, TABLES, AsJson, Bits, Seed, app, print_json, say_next
+from antipodal.cli.outputs import ARRAY, MODEL, Force, check_output
 from antipodal.cli.progress import bar, training_progress
 from antipodal.errors import AntipodalError, missing_extra
 from antipodal.storage.files import check_writable
@@ -54,6 +55,7 @@ def fit(
     checkpoint: Annotated[
         Path | None, typer.Option(help="Keep the training's state here, and resume from it.")
     ] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Learn a hasher from features and labels (or pairs), and save it."""
@@ -85,7 +87,7 @@ def fit(
         raise typer.BadParameter(f"{method} learns from --labels: give them")
     if checkpoint is not None and not trained:
         raise typer.BadParameter(f"{method} has no training to resume: leave --checkpoint out")
-    check_writable(model)  # now: it should not show after hours
+    check_output(model, MODEL, force)  # now, not after hours of training
     if checkpoint is not None:
         check_writable(checkpoint)
     if has_labels and not hasher.uses_labels:
@@ -179,6 +181,7 @@ def encode(
     address: Annotated[
         str | None, typer.Option(help="Of a Ray cluster that is running, such as auto.")
     ] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn features into packed binary codes, a block of rows at a time.
@@ -197,7 +200,7 @@ def encode(
             "--columns, --resume, --engine and --address are for codes that go to a folder: "
             f"--out {out}/"
         )
-    _encode_array(model, features, Path(out), as_json)
+    _encode_array(model, features, Path(out), force, as_json)
 
 
 def _encode_folder(
@@ -234,14 +237,14 @@ def _encode_folder(
         say_next("index", f"{out}:code", "--store", "sqlite:///items.db", "--model", str(model))
 
 
-def _encode_array(model: Path, features: str, out: Path, as_json: bool) -> None:
+def _encode_array(model: Path, features: str, out: Path, force: bool, as_json: bool) -> None:
     from antipodal.codes import code_width
     from antipodal.hashers import load
     from antipodal.reading import open_vectors
     from antipodal.storage.arrays import write_codes
 
     if str(out) != "-":
-        check_writable(out)
+        check_output(out, ARRAY, force)
     hasher = load(model)
     rows = open_vectors(features)
     if rows.n_features != hasher.n_features_in_:

@@ -22,9 +22,9 @@ from antipodal.cli.app import (
     print_json,
     say_next,
 )
+from antipodal.cli.outputs import INDEX, Force, check_output
 from antipodal.cli.progress import bar
 from antipodal.errors import AntipodalError, IdsTakenError, NoStoreError
-from antipodal.storage.files import check_writable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -116,6 +116,7 @@ def index(
     stats: Annotated[
         bool, typer.Option("--stats", help="Measure the recall of searches in the index file.")
     ] = False,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Put codes into a store, batch by batch, or into an index file.
@@ -135,7 +136,7 @@ def index(
     if drop_metadata and (has_metadata or not replace):
         raise typer.BadParameter("--drop-metadata is for --replace without --metadata")
     if store is None:
-        check_writable(str(out))
+        check_output(str(out), INDEX, force)
     import numpy as np
 
     from antipodal.index import HammingIndex

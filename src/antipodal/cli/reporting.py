@@ -7,7 +7,7 @@ import typer
 
 from antipodal.cli.app import AsJson, app, print_json, print_table
 from antipodal.cli.describing import command_line
-from antipodal.storage.files import check_writable
+from antipodal.cli.outputs import HTML, Force, check_output
 
 
 @app.command(epilog="Example: antipodal report run1.json run2.json --html runs.html")
@@ -22,6 +22,7 @@ def report(
     html: Annotated[
         Path | None, typer.Option(help="Also write a page with charts, one file.")
     ] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Put several runs of one command side by side; a star is at the best of a row."""
@@ -30,7 +31,7 @@ def report(
     from antipodal.benchmark.sidebyside import compare, names_of, text_rows
 
     if html is not None:
-        check_writable(html)
+        check_output(html, HTML, force)
     found = [read_run(path) for path in runs]
     comparisons, names = compare(found), names_of(found)
     if html is not None:

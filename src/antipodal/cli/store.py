@@ -16,6 +16,7 @@ from antipodal.cli.app import (
     print_json,
     print_table,
 )
+from antipodal.cli.outputs import PARQUET, STORE, Force, check_output
 from antipodal.cli.progress import bar
 
 commands = typer.Typer(
@@ -32,6 +33,7 @@ _NO_STORE = "give --store URL, or the variable ANTIPODAL_STORE"
 def backup(
     file: Annotated[Path, typer.Argument(callback=check_no_url, help="To write, replaced whole.")],
     store: StoreUrl = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy a store into one file while others read and write it, and check the copy.
@@ -43,6 +45,8 @@ def backup(
 
     began = time.monotonic()
     with open_known_store(_given(store)) as source:
+        source.check_not_own_file(file)
+        check_output(file, STORE, force)
         made = back_up(source, file)
     if as_json:
         print_json({"file": str(file), **made._asdict(), "bytes": file.stat().st_size})
@@ -129,6 +133,7 @@ def export(
         str | None,
         typer.Option(help="Fields of the metadata that become columns, with commas between."),
     ] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the items of a store to a parquet file: ids, codes and metadata, of one moment.
@@ -140,6 +145,8 @@ def export(
     began = time.monotonic()
     columns = [] if metadata_columns is None else [c.strip() for c in metadata_columns.split(",")]
     with open_known_store(_given(store)) as source, bar("items") as show:
+        source.check_not_own_file(file)
+        check_output(file, PARQUET, force)
         total = source.item_count()
         made = export_items(source, file, columns=columns, progress=lambda n: show(n, total))
     if as_json:

@@ -30,8 +30,10 @@ class Backup(NamedTuple):
 def back_up(store: Store, path: str | os.PathLike[str]) -> Backup:
     """Write the items of a store into one file, read it again, and check every item in it.
 
-    A file that is there is replaced, when the new one has been found to be whole.
+    An existing file is replaced after the new one has been checked. The store's own files are
+    refused with StoreError: writes since the start of the backup would be lost.
     """
+    store.check_not_own_file(path)
     with replacing_by_name(path) as temporary:
         if isinstance(store, SqliteStore):
             store.copy_file(temporary)
@@ -68,6 +70,7 @@ def restore(path: str | os.PathLike[str], url: str, *, sha256: str | None = None
         SqliteFile(_address(path)).as_backup() as (about, batches),
         open_store(url, n_bits=about.n_bits, model=about.model) as store,
     ):
+        store.check_not_own_file(path)
         store._replace_all(batches)
     return backup
 

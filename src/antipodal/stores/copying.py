@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from antipodal.errors import StoreError
+from antipodal.stores.address import parse_url
 from antipodal.stores.batching import resized
 from antipodal.stores.digest import ItemsDigest
 from antipodal.stores.metadata import MetadataText, same_metadata
@@ -53,6 +54,9 @@ def copy_store(
         The other store holds other items, codes of another length or model, or is not a true copy
         in the end, because someone else wrote to it.
     """
+    address = parse_url(url)
+    if address.scheme == "sqlite":  # before opening: a hard link would get a log of its own
+        source.check_not_own_file(address.target)
     with open_store(url, n_bits=source.n_bits, model=source.model) as target:
         if target.place == source.place:
             raise StoreError(f"{source.place} cannot be copied to itself")

@@ -54,7 +54,13 @@ def export_items(
         field there is null.
     progress : callable
         Called with the number of items written.
+
+    Raises
+    ------
+    StoreError
+        The path is a file of the store itself, or the store was written to during the export.
     """
+    store.check_not_own_file(path)
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -65,6 +65,10 @@ class MilvusStore(Store, Snapshot):
             raise
         self.n_bits, self.model = about.n_bits, about.model
 
+    def own_files(self) -> list[Path]:
+        """Return the file of Milvus Lite."""
+        return [] if self._is_server else [Path(self._address.target)]
+
     def close(self) -> None:
         """Close the connection; the embedded server ends with the program."""
         if self._client is not None:

@@ -53,6 +53,10 @@ class SqliteStore(Store):
         self._tables, self._items = self._file.tables, SqliteItems(self.place, self.n_bits)
         self._cache = IndexCache(self._file, self._items)
 
+    def own_files(self) -> list[Path]:
+        """Return the file, its write-ahead log, shared memory and journal."""
+        return self._file.files()
+
     def close(self) -> None:
         """Close the file; the last to close it folds its log into it."""
         with self._writing:

@@ -172,6 +172,11 @@ class SqliteFile:
         status = self._path.stat()
         return status.st_dev, status.st_ino
 
+    def files(self) -> list[Path]:
+        """Return the file and its side files, which are next to it after all links are resolved."""
+        real = os.path.realpath(self._path)
+        return [Path(real + ending) for ending in ("", "-wal", "-shm", "-journal")]
+
     def _beside(self, ending: str) -> Path:
         return self._path.with_name(self._path.name + ending)
 

@@ -18,7 +18,7 @@ from antipodal.errors import StoreError
 from antipodal.stores.about import About
 
 _FORMAT = 1
-_APPLICATION_ID = 0x616E7470  # "antp", in the header of the file
+APPLICATION_ID = 0x616E7470  # "antp", in the header of the file
 _SCHEMA: dict[str, LiteralString] = {
     "about": "CREATE TABLE about (header TEXT NOT NULL, checksum INTEGER NOT NULL)",
     "items": "CREATE TABLE items (id INTEGER PRIMARY KEY, code BLOB NOT NULL, "
@@ -55,7 +55,7 @@ class SqliteTables:
         }
         if not tables and application == 0:
             return False
-        if application != _APPLICATION_ID:
+        if application != APPLICATION_ID:
             raise StoreError(f"{self.place} is a SQLite file, but was not written by antipodal")
         if tables != _SCHEMA:
             raise damaged(self.place, "its tables are not those of a store")
@@ -71,7 +71,7 @@ class SqliteTables:
             connection.execute("INSERT INTO about VALUES (?, ?)", (header, crc32(header.encode())))
             first = secrets.randbelow(_LAST_VERSION // 4)
             connection.execute("INSERT INTO changes VALUES (?, 0, x'')", (first,))
-            connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         connection.execute("COMMIT")
 
     def about(self, connection: sqlite3.Connection) -> About:

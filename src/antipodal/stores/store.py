@@ -4,9 +4,11 @@ A store keeps items: an id, a code, and metadata, a JSON object. Public methods 
 arguments here, once; an engine implements the methods with an underscore.
 """
 
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -38,6 +40,24 @@ class Store(Reader):
 
     model: str | None
     read_only = False
+
+    def own_files(self) -> list[Path]:
+        """Return the paths of all files that the store consists of, none if it is on a server.
+
+        Files that SQLite creates only when needed are included.
+        """
+        return []
+
+    def check_not_own_file(self, path: str | os.PathLike[str]) -> None:
+        """Raise StoreError if `path` is one of the store's files, also by way of links."""
+        for own in self.own_files():
+            same = os.path.realpath(own) == os.path.realpath(path)
+            if same or (os.path.exists(own) and os.path.exists(path) and own.samefile(path)):
+                raise StoreError(
+                    f"cannot write to {path}: expected another file than those of the store, got "
+                    f"{own}, which is part of {self.place}. A store cannot be backed up, exported, "
+                    "copied or restored to itself"
+                )
 
     def upsert(
         self,

@@ -1,0 +1,131 @@
+"""Kinds of files, and the check that an output file does not replace one of another kind."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from antipodal.errors import AntipodalError
+from antipodal.storage.files import check_writable
+
+MODEL, CHECKPOINT, INDEX, STORE = "model", "checkpoint", "index", "SQLite store"
+ARRAY, ARCHIVE, PARQUET, ONNX = "NumPy array", "NumPy archive", "parquet file", "ONNX model"
+RECORDS, HTML, SAFETENSORS = "JSON records", "HTML page", "safetensors file"
+DATABASE, SIDE_FILE, OTHER = "SQLite database", "SQLite side file", "unknown file"
+
+_SIGNATURES = {
+    b"antipidx": INDEX,
+    b"SQLite format 3\0": STORE,
+    b"\x93NUMPY": ARRAY,
+    b"PK": ARCHIVE,
+    b"PAR1": PARQUET,
+    b"{": RECORDS,
+    b"<!DOCTYPE html>": HTML,
+}
+_SIDE_FILES = ("-wal", "-shm", "-journal")
+_START_BYTES = 100  # the length of a SQLite header
+_HEADER_BYTES = 2**26  # of a safetensors file: longer headers are not read
+
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace an existing file of another kind, too.")
+]
+
+
+def check_output(path: str | os.PathLike[str], kind: str, force: bool | None = False) -> None:
+    """Raise AntipodalError if `path` cannot be written or is a file of another kind.
+
+    Call it before long work. Empty files, devices and pipes may always be written.
+
+    Parameters
+    ----------
+    kind : str
+        Kind of the file to be written, as `file_kind` names it.
+    force : bool or None
+        Accept a file of any kind. None means that the command has no option `--force`.
+    """
+    check_writable(path)
+    found = None if force else file_kind(path)
+    if found not in (None, kind):
+        hint = "" if force is None else ", or pass --force to replace the file"
+        raise AntipodalError(
+            f"cannot write {path}: expected a new file or an existing {kind}, got a file of "
+            f"another kind, {found}. Is the name right? Choose another one{hint}"
+        )
+
+
+def file_kind(path: str | os.PathLike[str]) -> str | None:
+    """Return the kind of a file by its first bytes, or None if there is nothing to lose.
+
+    Nothing is lost where there is no file, an empty file, a device or a pipe. The exceptions are
+    the side files of a SQLite database. They may be missing or empty while the database is in use.
+    """
+    real = os.path.realpath(path)
+    for ending in _SIDE_FILES:
+        if real.endswith(ending) and _signature(_start(real.removesuffix(ending))) == STORE:
+            return SIDE_FILE
+    start = _start(real)
+    if not start:
+        # a new database may still be in its log
+        return STORE if os.path.isfile(real) and _has_log(real) else None
+    kind = signature_kind(real, start)
+    if kind == STORE:
+        return _sqlite_kind(real, start)
+    if kind == MODEL:
+        return _safetensors_kind(real)
+    return kind
+
+
+def signature_kind(path: str | os.PathLike[str], start: bytes) -> str:
+    """Return the kind of a non-empty file by its first bytes alone."""
+    kind = _signature(start)
+    if kind is not None:
+        return kind
+    if start[8:9] == b"{":  # after the length of a safetensors header
+        return MODEL
+    if start[2:13] == b"\x12\x09antipodal" or Path(path).suffix == ".onnx":
+        return ONNX
+    return OTHER
+
+
+def _signature(start: bytes) -> str | None:
+    return next((kind for sign, kind in _SIGNATURES.items() if start.startswith(sign)), None)
+
+
+def _start(path: str) -> bytes:
+    if not os.path.isfile(path):
+        return b""
+    try:
+        with open(path, "rb") as file:
+            return file.read(_START_BYTES)
+    except PermissionError:
+        return b"\0"  # of unknown kind
+
+
+def _sqlite_kind(path: str, start: bytes) -> str:
+    """Tell stores from databases of other programs by the application id in the header."""
+    from antipodal.stores.sqlitetables import APPLICATION_ID
+
+    found = int.from_bytes(start[68:72], "big")
+    # the id of a new store may still be in its log
+    return STORE if found == APPLICATION_ID or (found == 0 and _has_log(path)) else DATABASE
+
+
+def _has_log(path: str) -> bool:
+    log = f"{path}-wal"
+    return os.path.isfile(log) and os.path.getsize(log) > 0
+
+
+def _safetensors_kind(path: str) -> str:
+    """Tell models, checkpoints and files of other programs apart by their metadata."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        text = file.read(min(length, _HEADER_BYTES))
+    try:
+        metadata = json.loads(text).get("__metadata__", {})
+        if metadata.get("format") != "antipodal":
+            return SAFETENSORS
+        return MODEL if metadata["kind"] == "hasher" else str(metadata["kind"])
+    except (ValueError, KeyError, AttributeError, RecursionError):
+        return OTHER
