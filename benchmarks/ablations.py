@@ -1,9 +1,9 @@
-"""Change one thing of `DeepLinf` at a time, on CIFAR10-GIST by the paper's protocol.
+"""Ablations of `DeepLinf` on CIFAR10-GIST, one change at a time, by the paper's protocol.
 
 python benchmarks/ablations.py --data DIR        # records: benchmarks/results/ablations.jsonl
 
-Cells that are recorded are not run again. Settings here are compared, not chosen: the defaults were
-chosen on images that are no queries.
+Recorded cells are not run again. The defaults were not chosen by these results but on images that
+are not queries.
 """
 
 import argparse
@@ -35,7 +35,7 @@ UNIT_NEURONS = {
 
 
 class AnyNeuronEncoder(LinfEncoder):
-    """The deep l∞ encoder with another neuron between the two learned scalings: θ·f₁(u/θ)."""
+    """Deep l∞ encoder with another neuron between the two learned scalings: θ·f₁(u/θ)."""
 
     unit_neuron = staticmethod(UNIT_NEURONS["BLU"])
 
@@ -49,11 +49,11 @@ class AnyNeuronEncoder(LinfEncoder):
         return result if out is None else out.copy_(result)
 
 
-# Known to worker processes too: they import this file again.
+# At module level, because worker processes import this file.
 @register
 @dataclass(kw_only=True, eq=False, repr=False)
 class Ablated(DeepLinf):
-    """`DeepLinf` with another neuron, or with bounds that stay as they are."""
+    """`DeepLinf` with another neuron or with fixed bounds."""
 
     neuron: Literal["BLU", "tanh", "SHeLU", "HELU", "ReLU"] = "BLU"
     learn_bound: bool = True
@@ -98,7 +98,7 @@ METHODS = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="directory of CIFAR10")
+    parser.add_argument("--data", type=Path, required=True, help="CIFAR10 directory")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", nargs="*", default=METHODS)
     options = parser.parse_args()

@@ -1,19 +1,18 @@
-"""Real queries against every code: `HammingIndex.search(vectors=…)` beside other ways.
+"""Speed of asymmetric search: `HammingIndex.search(vectors=…)` compared with alternatives.
 
-For codes of 384 and 768 bits, 100,000 and a million of them, on one thread, the ten best of one
-query and of 64 at once:
+The ten best codes for single queries and batches of 64, on one thread, for 100,000 and a million
+codes of 384 and 768 bits:
 
-    ours        tables of bytes in Faiss, then exact scores and the order (score, id); checked
+    ours        byte lookup tables in Faiss, then exact scores, ordered by (score, id); verified
                 against sums over unpacked bits
-    product     codes unpacked to 0 and 1 in blocks of 2,048 and multiplied with the queries, and
-                a comparison with a threshold in the place of the search for the best: what it
-                costs at least
-    numpy       tables of bytes, looked up by NumPy
-    rabitq      Faiss's RaBitQ, one bit for each of as many dimensions, with real queries (qb = 0)
-    rabitq8     the same with queries rounded to 8 bits (qb = 8), which is another answer; both
-                are timed on few queries
+    product     codes unpacked to 0 and 1 in blocks of 2,048 and multiplied with the queries; a
+                threshold test replaces the selection of the best, so this is a lower bound
+    numpy       byte lookup tables in NumPy
+    rabitq      RaBitQ of Faiss, one bit per dimension, with float queries (qb = 0)
+    rabitq8     the same with queries quantised to 8 bits (qb = 8), which changes the results;
+                both are timed on few queries
 
-Runs take turns in the same process and are timed by the processor's clock. Compare ratios.
+Alternatives run in turn in the same process and are timed in CPU time. Compare ratios.
 
     python benchmarks/asymmetric.py --json benchmarks/results/asymmetric.json
 """
@@ -39,7 +38,7 @@ PATTERNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype
 
 
 def by_product(codes, z):
-    """Σ z·b = 2·Σ_{bits set} z - Σ z: the second sum changes no order."""
+    """Compute Σ z·b = 2·Σ_{bits set} z - Σ z; the second sum does not affect the order."""
     threshold = None
     for start in range(0, len(codes), BLOCK):
         block = np.unpackbits(codes[start : start + BLOCK], axis=1).astype(np.float32)
@@ -109,7 +108,7 @@ def measure(n_bits, n_codes, repeats):
             for name, (run, n) in runs.items():
                 began = time.process_time()
                 run()
-                if turn or repeats == 0:  # the first warms up
+                if turn or repeats == 0:  # warm-up
                     seconds[name].append((time.process_time() - began) / n)
         best = {name: min(times) for name, times in seconds.items()}
         records.append(
@@ -129,7 +128,7 @@ def measure(n_bits, n_codes, repeats):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the record here")
+    parser.add_argument("--json", type=Path, help="output file of the record")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--codes", default="100000,1000000")
     arguments = parser.parse_args()

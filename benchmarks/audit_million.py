@@ -1,7 +1,7 @@
-"""How long an audit of a million vectors takes, and how much memory.
+"""Time and memory of an audit of a million vectors.
 
-Vectors are generated: 2,000 centres in 384 dimensions whose variance falls as 1 / j, as that of
-embeddings does, and rows around them. The command then runs as anyone would run it.
+Vectors are synthetic: rows around 2,000 centres in 384 dimensions whose variance falls as 1 / j,
+similar to embeddings. The audit runs as the command `antipodal audit`.
 
 python benchmarks/audit_million.py --json benchmarks/results/audit-million.json
 """
@@ -23,7 +23,7 @@ BLOCK = 50_000
 
 
 def write_rows(path: Path, n_rows: int) -> None:
-    """Write so many rows of float32, a block at a time."""
+    """Write n_rows rows of float32, one block at a time."""
     rng = np.random.default_rng(0)
     spread = (1 / np.sqrt(np.arange(1, N_FEATURES + 1))).astype(np.float32)
     rotation = np.linalg.qr(rng.standard_normal((N_FEATURES, N_FEATURES)))[0].astype(np.float32)
@@ -42,7 +42,9 @@ def main() -> None:
     parser.add_argument("--bits", default="64,128,384,768")
     parser.add_argument("--n-queries", default="1000")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--folder", type=Path, help="for the vectors; default: a temporary one")
+    parser.add_argument(
+        "--folder", type=Path, help="directory for the vectors (default: temporary)"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = Path(folder) / "vectors.npy"
@@ -63,7 +65,7 @@ def main() -> None:
     print(f"{options.rows:,} rows: {seconds / 60:.1f} minutes, at most {peak:.2f} GiB")
     for s in settings:
         print(f"{s['method']:28} {s['bytes']:4} {s['search']:10} {s['recall']:.3f} "
-              f"fit {s['fit_seconds']:6.1f} s, encoded {s['encoded_per_second']:9,.0f}/s, "
+              f"fit {s['fit_seconds']:6.1f} s, encoding {s['encoded_per_second']:9,.0f}/s, "
               f"searched {s['queries_per_second']:6,.0f}/s")  # fmt: skip
 
 

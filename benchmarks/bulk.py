@@ -1,19 +1,22 @@
-"""Rows per second and memory of encoding parquet to parquet, and what kills leave of it.
+"""Throughput and memory of Parquet-to-Parquet encoding, and recovery after kills.
 
 python benchmarks/bulk.py --rows 400000 --files 8 --json benchmarks/results/bulk.jsonl
 python benchmarks/bulk.py --rows 100000 --kills 20 --json benchmarks/results/bulk-kills.jsonl
 
-Rows are 384 numbers of float32 with an id and a title, all of which are kept; the model is a
-`DeepLinf` of 64 bits with a hidden layer. Each way runs in a process of its own, one after the
-other, a few times in turn: the plain loop over `pyarrow.dataset` with `hasher.encode`, on all
-threads and, since these wait for each other on a busy machine, on one; `bulk.encode` here; and by
-Ray, whose cluster's start is timed apart. Of the others, the import of PyTorch and the reading of
-the model are not timed; Ray's actors do both within the run. So each has two rates: of the whole
-run, and from when the first file was begun (`first_file_seconds`), `rows_per_second_at_work`.
-Memory is what the process has before and at its peak, and the sum of the peaks of Ray's workers.
+Rows have 384 dimensions of float32, an id and a title, all of which are kept. The model is a
+`DeepLinf` of 64 bits with a hidden layer. Each variant runs several times in its own process:
 
-With --kills a run is killed at so many random moments, each time gone on with, and what is there in
-the end compared with what a run without kills made.
+- a plain loop over `pyarrow.dataset` with `hasher.encode`, on all threads and on one;
+- `bulk.encode` locally;
+- `bulk.encode` on Ray, with the start of the cluster timed separately.
+
+The import of PyTorch and the loading of the model are excluded, except on Ray, whose actors do both
+within the run. Therefore two rates are reported: for the whole run, and from the start of the first
+file (`first_file_seconds`, `rows_per_second_at_work`). Memory is measured before the run and at its
+peak; for Ray it is the sum of the workers' peaks.
+
+With --kills, a run is killed at random times and resumed each time. The final output is compared
+with that of an uninterrupted run.
 """
 
 import argparse
@@ -65,7 +68,7 @@ def _schema() -> pa.Schema:
 
 
 def plain_loop(root: Path, target: Path) -> None:
-    """Do what one would write by hand: no manifest, no resuming, one file after the other."""
+    """Encode in a plain loop: no manifest, no resuming, one file at a time."""
     from antipodal import load
 
     hasher = load(root / "model.antipodal")
@@ -83,7 +86,7 @@ def plain_loop(root: Path, target: Path) -> None:
 
 
 def run(way: str, root: Path, target: Path) -> None:
-    """Do one run in this process and print how long it took; imports do not count."""
+    """Run once in this process and print the duration without imports."""
     from antipodal import bulk, load
 
     model, options = root / "model.antipodal", {}
@@ -115,7 +118,7 @@ def run(way: str, root: Path, target: Path) -> None:
 
 
 def first_entry(folder: Path) -> Future[float]:
-    """Say when the first file of parquet was begun, be it under its temporary name."""
+    """Return the start time of the first Parquet file, possibly under its temporary name."""
 
     def watch() -> float:
         while not any(".parquet" in path.name for path in folder.glob("*")):
@@ -130,7 +133,7 @@ def peak_megabytes() -> int:
 
 
 def _workers_megabytes() -> int:
-    """Sum the peaks of the processes of Ray that encode."""
+    """Return the sum of the peak memory of the encoding Ray processes."""
     total = 0
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
@@ -145,7 +148,9 @@ def _workers_megabytes() -> int:
 
 def start(way: str, root: Path, target: Path) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "--run", way, str(root), str(target)]
-    environment = os.environ | {"RAY_worker_niceness": "0"}  # else workers come after all others
+    environment = os.environ | {
+        "RAY_worker_niceness": "0"
+    }  # otherwise workers are scheduled after all other processes
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
     )

@@ -1,4 +1,4 @@
-"""Time `DeepLinf.encode` on a million rows, against the bare product X·Wᵀ in the same run.
+"""Speed of `DeepLinf.encode` on a million rows, relative to the bare product X·Wᵀ.
 
 python benchmarks/encode.py --json benchmarks/results/encode.json
 """
@@ -21,14 +21,14 @@ N_FEATURES, N_BITS, BLOCK = 384, 64, 2048
 
 
 def fitted(front: str, scaling: str = "each") -> DeepLinf:
-    """Return a hasher of the right shape; what it learned does not matter for its speed."""
+    """Return a hasher of the given shape; the weights do not affect its speed."""
     rows = np.random.default_rng(0).standard_normal((2000, N_FEATURES), dtype=np.float32)
     hasher = DeepLinf(N_BITS, front=front, scaling=scaling, n_epochs=1, random_state=0)
     return hasher.fit(rows, np.arange(2000) % 10)
 
 
 def bare_product(X: np.ndarray, W: torch.Tensor) -> None:
-    """X·Wᵀ by the block, which is faster than at once; the result is thrown away."""
+    """Compute X·Wᵀ in blocks, which is faster than at once, and discard the result."""
     out = torch.empty(BLOCK, N_BITS)
     for start in range(0, len(X), BLOCK):
         block = torch.from_numpy(X[start : start + BLOCK])
@@ -40,10 +40,10 @@ def peak_megabytes() -> float:
 
 
 def streaming_memory(hasher: DeepLinf) -> dict[str, float]:
-    """Peak memory added by encoding memory-mapped files, the second four times as long.
+    """Return the peak memory added by encoding two memory-mapped files, one four times longer.
 
-    Pages of the map count as the process's memory while they are cached, so they are
-    given back block by block, as the system would under pressure.
+    Cached pages of the mapping count as memory of the process, so they are released after each
+    block, as the kernel does under memory pressure.
     """
     added = {}
     with tempfile.TemporaryDirectory() as directory:
@@ -61,7 +61,7 @@ def streaming_memory(hasher: DeepLinf) -> dict[str, float]:
 
 
 def anonymous_megabytes() -> float:
-    """Memory of the process that is not a cached file, now (Linux)."""
+    """Return the current anonymous memory of the process (Linux)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) / 1024
@@ -84,7 +84,7 @@ def main() -> None:
     W = hashers["none"].encoder_.W
     times: dict[str, list[float]] = {"product": [], **{front: [] for front in hashers}}
     calls = {front: partial(hasher.encode, X) for front, hasher in hashers.items()}
-    for _ in range(options.repeats):  # in turn, so that all meet the same machine
+    for _ in range(options.repeats):  # in turn, under the same load
         for name, call in {"product": partial(bare_product, X, W), **calls}.items():
             began = time.perf_counter()
             call()

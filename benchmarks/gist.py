@@ -1,10 +1,10 @@
-"""Time GIST of all 60,000 images of CIFAR-10, and see what the descriptors are good for.
+"""Speed and classification accuracy of GIST descriptors on CIFAR-10.
 
-20 neighbours: 20,000 training and 2,000 test images. RBF SVM: 200 training and 100 query images a
-class, three draws. Both on standardised descriptors, both in per cent of test images. Processor
-time is that of all threads: unlike the clock it hardly moves when the machine is shared.
+Accuracy of a 20-nearest-neighbour classifier (20,000 training and 2,000 test images) and of an RBF
+SVM (200 training and 100 test images per class, three draws), on standardised descriptors, in
+percent. CPU time is the sum over all threads and hardly depends on the load of the machine.
 
-DIR holds the official binary version, DIR/cifar-10-batches-bin/data_batch_1.bin and so on.
+DIR contains the official binary version: DIR/cifar-10-batches-bin/data_batch_1.bin etc.
 
     python benchmarks/gist.py --cifar DIR --json benchmarks/results/gist.json
 """
@@ -29,7 +29,7 @@ N_TRAINING_A_CLASS, N_QUERIES_A_CLASS, SEEDS = 200, 100, (0, 1, 2)
 
 
 def accuracy(classifier, X, y, training, test):
-    """Per cent of the test images whose class is found."""
+    """Return the accuracy on the test images in percent."""
     model = make_pipeline(StandardScaler(), classifier).fit(X[training], y[training])
     return round(100 * float(model.score(X[test], y[test])), 2)
 
@@ -57,7 +57,7 @@ def main() -> None:
 
     data = cifar10(options.cifar)
     images, labels = data.images, data.labels
-    gist(images[:500])  # the filters are made once
+    gist(images[:500])  # builds the filters, which are cached
     began, used = time.perf_counter(), time.process_time()
     X = gist(images)
     seconds, processor_seconds = time.perf_counter() - began, time.process_time() - used

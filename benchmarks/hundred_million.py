@@ -1,25 +1,23 @@
-"""A hundred million codes of 64 bits on one machine: build, open, search, filter, change them.
+"""A hundred million codes of 64 bits on one machine: build, open, search, filter, modify.
 
     python benchmarks/hundred_million.py --rows 100000000
 
-The codes have the statistics of real ones: a hasher is fitted on the digits of scikit-learn, and
-each code is one of the codes of these images with bits flipped, each with a chance of 5 to 20 %
-that is drawn for the code. So bits are as unbalanced and as correlated as real ones, and codes
-crowd as real ones do. Queries are made in the same way.
+Codes have realistic statistics. A hasher is fitted on scikit-learn's digits, and each code is the
+code of a digit with bits flipped, at a rate of 5 to 20 % drawn per code. Balance, correlation and
+clustering of the bits are therefore similar to real codes. Queries are generated in the same way.
 
-Each part runs in a process of its own, so that what /proc/self/status calls its peak is that of the
-part. Rates are of the best of three turns, per second of one core, by the processor's clock, which
-stands still while other programs have the machine. Seconds are given by both clocks, of the wall
-and of the processor: where they differ, others had it. A run adds a line to
-benchmarks/results/hundred_million.jsonl. With --folder the files stay there, and so does what was
-measured: parts can be run one after the other, and again, and the line has the last of each:
+Each part runs in its own process, so that its peak memory is measured separately. Rates are the
+best of three turns, per second of CPU time on one core. Durations are given as wall time and CPU
+time. A run appends a line to benchmarks/results/hundred_million.jsonl. With --folder, files and
+measurements are kept: parts can be run separately and repeated, and the record contains the last of
+each:
 
-    codes       make the codes; it has no record
-    index       HammingIndex: add in parts of a million, prepare(radius=2), save
-    file        open the file, exact 10 nearest and radius 2, one by one and at once, among 1 % and
-                50 % of the items, checked against plain NumPy; replace items while searching
-    store       the SQLite store: load, with a field of metadata
-    opened      open the store, search it, filter, prepare(radius=2), change items
+    codes       generate the codes; no record
+    index       HammingIndex: add in blocks of a million, prepare(radius=2), save
+    file        open the file; 10 nearest and radius 2, single and batched, among 1 % and 50 % of
+                the items, verified against NumPy; replace items while searching
+    store       SQLite store: load, with one metadata field
+    opened      open the store, search, filter, prepare(radius=2), modify items
 """
 
 import argparse
@@ -51,7 +49,7 @@ def real_codes() -> np.ndarray:
 
 
 def like(codes: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Flip bits of codes that are drawn from the given ones."""
+    """Return a random sample of the given codes with some bits flipped."""
     chance = rng.uniform(0.05, 0.2, (n, 1)).astype(np.float32)
     drawn = codes[rng.integers(0, len(codes), n)]
     for start in range(0, n, 50_000):
@@ -62,7 +60,7 @@ def like(codes: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def parts(n_rows: int) -> Iterator[np.ndarray]:
-    """Yield n_rows codes, the same each time, a part at a time."""
+    """Yield n_rows reproducible codes in blocks."""
     codes = real_codes()
     for number, start in enumerate(range(0, n_rows, PART)):
         yield like(codes, min(PART, n_rows - start), np.random.default_rng([1, number]))
@@ -73,7 +71,7 @@ def queries(n: int) -> np.ndarray:
 
 
 def stored(folder: Path) -> Iterator[np.ndarray]:
-    """Yield all codes, a part at a time."""
+    """Yield all stored codes in blocks."""
     with open(folder / "codes", "rb") as file:
         while len(codes := np.fromfile(file, np.uint8, PART * N_BITS // 8)):
             yield codes.reshape(-1, N_BITS // 8)
@@ -96,7 +94,7 @@ def per_second(call: Callable[[], object], n: int, repeats: int = 3) -> float:
 
 
 def rate(call: Callable[[], object], n: int, repeats: int = 3) -> float:
-    """Return how many are done in a second of the processor, at best."""
+    """Return the best rate per second of CPU time."""
     times = []
     for _ in range(repeats):
         began = time.process_time()
@@ -110,7 +108,7 @@ def peak_megabytes() -> float:
 
 
 def make_codes(folder: Path, n_rows: int) -> None:
-    for part in MEASURES:  # what was measured was of the codes before
+    for part in MEASURES:  # measurements of the previous codes are invalid
         (folder / f"{part}.json").unlink(missing_ok=True)
     with open(folder / "codes", "wb") as file:
         for codes in parts(n_rows):
@@ -136,7 +134,7 @@ def measure_index(folder: Path, n_rows: int) -> dict[str, Any]:
 
 
 def check(index: Any, few: np.ndarray, folder: Path) -> None:
-    """Compare with plain NumPy, a part at a time."""
+    """Compare the results with NumPy, block by block."""
     found, ball = index.search(few, K), index.radius(few, RADIUS)
     best, near = [[] for _ in few], [[] for _ in few]
     for number, codes in enumerate(stored(folder)):
@@ -201,7 +199,7 @@ def measure_file(folder: Path, n_rows: int) -> dict[str, Any]:
     record["queries_per_processor_second"]["radius 2 after that, one by one"] = rate(
         lambda: one_by_one(lambda q: index.radius(q, RADIUS), asked[:500]), 500
     )
-    # One change too many: everything is put in order again, and the tables are made anew.
+    # Exceed the limit of pending changes: the index is reorganised and its tables are rebuilt.
     many = np.arange(1, n_rows, 2)[: max(2**16, n_rows // 2**8)]
     record["seconds_to_put_in_order"] = both_clocks(lambda: index.remove(many))
     assert not index.contains(many).any()
@@ -273,7 +271,7 @@ def spread(times: list[float]) -> dict[str, float]:
     return {"median": round(1e3 * float(np.median(times)), 2), "most": round(1e3 * max(times), 2)}
 
 
-# ------------------------------------------------------------------------------- the table
+# ------------------------------------------------------------------------------- table
 
 
 def _clocks(value: dict[str, float]) -> str:
@@ -296,46 +294,47 @@ def _spread(value: dict[str, float]) -> str:
     return f"{value['median']:.1f} ms, at most {value['most']:,.0f}"
 
 
-Line = tuple[str, str, tuple[str, ...], Callable[[Any], str]]  # label, where it is, how it is told
+Line = tuple[str, str, tuple[str, ...], Callable[[Any], str]]  # label, part, keys, formatter
 
 
 def _searched(part: str, name: str) -> Line:
-    return name, part, ("queries_per_processor_second", name), _rate
+    label = name.replace("one by one", "single queries").replace("at once", "batched")
+    return label, part, ("queries_per_processor_second", name), _rate
 
 
 LINES: list[Line] = [
     ("**`HammingIndex`**: add", "index", ("add_seconds",), _clocks),
     ("`prepare(radius=2)`", "index", ("prepare_seconds",), _clocks),
     ("save", "index", ("save_seconds",), _clocks),
-    ("the most memory of these", "index", ("peak_megabytes",), _bytes),
+    ("peak memory", "index", ("peak_megabytes",), _bytes),
     ("file, with tables", "index", ("file_megabytes",), _bytes),
-    ("open, checksum and all", "file", ("open_seconds",), _clocks),
+    ("open, including checksum", "file", ("open_seconds",), _clocks),
     _searched("file", "10 nearest, one by one"),
     _searched("file", "10 nearest among 1 %, at once"),
     _searched("file", "10 nearest among 50 %, at once"),
     _searched("file", "radius 2, one by one"),
     _searched("file", "radius 2, at once"),
-    ("items within radius 2 of a query", "file", ("items_in_radius_2",), "{:.1f}".format),
-    ("1,000 items replaced while searching", "file", ("milliseconds_to_replace_1000",), _spread),
-    ("the one change that puts all in order", "file", ("seconds_to_put_in_order",), _clocks),
+    ("mean number of results within radius 2", "file", ("items_in_radius_2",), "{:.1f}".format),
+    ("replace 1,000 items while searching", "file", ("milliseconds_to_replace_1000",), _spread),
+    ("reorganise the index", "file", ("seconds_to_put_in_order",), _clocks),
     ("**SQLite store**: load", "store", ("load_seconds",), _clocks),
     ("file", "store", ("file_megabytes",), _bytes),
     ("open and first search", "opened", ("first_search_seconds",), _clocks),
-    ("memory then", "opened", ("megabytes_opened",), _bytes),
-    ("first use of a filter", "opened", ("first_use_of_a_filter_seconds",), _clocks),
+    ("memory after opening", "opened", ("megabytes_opened",), _bytes),
+    ("first filtered search", "opened", ("first_use_of_a_filter_seconds",), _clocks),
     _searched("opened", "10 nearest, one by one"),
     _searched("opened", "10 nearest where label = 3 (1 %), at once"),
     _searched("opened", "radius 2, one by one, not prepared"),
     ("`prepare(radius=2)`", "opened", ("prepare_seconds",), _clocks),
     _searched("opened", "radius 2, one by one, prepared"),
-    ("50 items replaced", "opened", ("milliseconds_to_replace_50",), _spread),
-    ("the search after it", "opened", ("milliseconds_of_the_search_after_it",), _spread),
-    ("the most memory of these", "opened", ("peak_megabytes",), _bytes),
+    ("replace 50 items", "opened", ("milliseconds_to_replace_50",), _spread),
+    ("next search", "opened", ("milliseconds_of_the_search_after_it",), _spread),
+    ("peak memory", "opened", ("peak_megabytes",), _bytes),
 ]
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """Lay out the last record of each number of rows, for docs/guide/scaling.md."""
+    """Return the table of docs/guide/scaling.md: the last record of each number of rows."""
     last = {record["rows"]: record for record in records}
     columns = [last[rows] for rows in sorted(last)]
     sizes = [f"{record['rows'] // 10**6} million" for record in columns]
@@ -363,9 +362,15 @@ MEASURES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=100_000_000)
-    parser.add_argument("--parts", default=",".join(MEASURES), help="some of them, in this order")
-    parser.add_argument("--folder", type=Path, help="keep files here, up to 80 bytes a row")
-    parser.add_argument("--json", type=Path, default=RECORD, help="add the record to this file")
+    parser.add_argument(
+        "--parts", default=",".join(MEASURES), help="comma-separated parts, in this order"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="directory for the files, up to 80 bytes per row (default: temporary)",
+    )
+    parser.add_argument("--json", type=Path, default=RECORD, help="file to append the record to")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:

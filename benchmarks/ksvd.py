@@ -1,15 +1,15 @@
-"""How well and how fast `ksvd` learns, beside scikit-learn's MiniBatchDictionaryLearning.
+"""Quality and speed of `ksvd` compared with scikit-learn's MiniBatchDictionaryLearning.
 
-Recovery: the experiment of Aharon et al. (2006). 1,500 signals, each the sum of 3 of 50 unknown
-atoms in 20 dimensions with white noise at 20 dB. An atom counts as found where a learned one has
-|cosine| > 0.99 with it.
+Recovery follows Aharon et al. (2006): 1,500 signals, each the sum of 3 of 50 unknown atoms in 20
+dimensions, with white noise at 20 dB. An atom counts as recovered if a learned atom has |cosine|
+> 0.99 with it.
 
-Speed: 2,000 × 384 samples of rank 30 with noise, 64 atoms, 8 a sample, 10 sweeps. scikit-learn's
-fit has an l1 penalty in place of a number of atoms, so it gets several, and 10 passes over the
-samples. Both dictionaries are judged by scikit-learn's orthogonal matching pursuit, which is timed
-beside ours as well.
+Speed: 2,000 × 384 samples of rank 30 with noise, 64 atoms, 8 per sample, 10 sweeps. scikit-learn
+uses an l1 penalty instead of a number of atoms, so several penalties are tried, with 10 passes over
+the samples. Both dictionaries are evaluated with scikit-learn's orthogonal matching pursuit, whose
+speed is also compared with ours.
 
-All run on one thread, in turns, in the same process: compare ratios, not seconds.
+All variants run on one thread, in turn, in the same process. Compare ratios, not seconds.
 
     python benchmarks/ksvd.py --json benchmarks/results/ksvd.json
 """
@@ -80,17 +80,17 @@ def compare_fits(Y):
     rows = {"ksvd": {"error": pursuit_error(Y, learned.dictionary), "seconds": seconds}}
     rows["ksvd"]["own_error"] = round(learned.errors[-1], 4)
     for alpha in (1.0, 0.3, 0.1, 0.03):
-        peer = MiniBatchDictionaryLearning(
+        other = MiniBatchDictionaryLearning(
             N_ATOMS,
             alpha=alpha,
             fit_algorithm="cd",
             max_iter=N_SWEEPS,
-            tol=0,  # these two: all its passes, as `ksvd` makes all its sweeps
+            tol=0,  # both disable early stopping, since `ksvd` runs all sweeps
             max_no_improvement=None,
             random_state=0,
         )
-        _, seconds = timed(lambda peer=peer: peer.fit(Y))
-        D = peer.components_.T / np.linalg.norm(peer.components_, axis=1)
+        _, seconds = timed(lambda other=other: other.fit(Y))
+        D = other.components_.T / np.linalg.norm(other.components_, axis=1)
         name = f"MiniBatchDictionaryLearning, alpha={alpha}"
         rows[name] = {"error": pursuit_error(Y, D), "seconds": seconds}
     return rows
@@ -101,22 +101,22 @@ def compare_pursuits(Y, repeats=5):
     D /= np.linalg.norm(D, axis=0)
     gram, Dty = D.T @ D, Y @ D
 
-    def ours():  # in blocks, as in a sweep
+    def ours():  # in blocks, as during a sweep
         return [pursue(gram, Dty[i : i + 256], SPARSITY) for i in range(0, N_SAMPLES, 256)]
 
     def theirs():
         return orthogonal_mp_gram(gram, Dty.T, n_nonzero_coefs=SPARSITY)
 
     turns = [(timed(ours)[1], timed(theirs)[1]) for _ in range(repeats)]
-    mine, peer = (min(seconds) for seconds in zip(*turns, strict=True))
-    return {"ksvd": mine, "orthogonal_mp_gram": peer, "times_ksvd": round(peer / mine, 1)}
+    mine, other = (min(seconds) for seconds in zip(*turns, strict=True))
+    return {"ksvd": mine, "orthogonal_mp_gram": other, "times_ksvd": round(other / mine, 1)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the record here")
+    parser.add_argument("--json", type=Path, help="output file of the record")
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore", ConvergenceWarning)  # of the peer's inner lasso
+    warnings.simplefilter("ignore", ConvergenceWarning)  # from scikit-learn's inner lasso
     record = {"threads": 1, "numpy": np.__version__, "scikit-learn": sklearn.__version__}
     with threadpool_limits(1):
         record["recovery"] = [recovery(seed) for seed in range(10)]

@@ -1,12 +1,12 @@
-"""Items per second of `antipodal index FOLDER --store …`, for each engine, and after a kill.
+"""Loading rate of `antipodal index FOLDER --store …` for each engine, and recovery after a kill.
 
 python benchmarks/loading.py --json benchmarks/results/loading.jsonl
 
-The folder is what bulk encoding writes: eight parquet files with `id`, `code` (64 bits, binary of
-fixed size), `label` and `year`. The command runs as it is typed, so that its start, reading and
-checks are in the seconds. Milvus Lite, which is for small sets, gets a fifth of the items. Then the
-same is loaded into another store and killed in the middle, and gone on with by `--resume`: what is
-there in the end must be the same, and how many items were done before is in the record.
+The folder has the layout written by bulk encoding: eight Parquet files with `id`, `code` (64 bits,
+fixed-size binary), `label` and `year`. Times are those of the whole command, including start-up,
+reading and checks. Milvus Lite, intended for small data, loads a fifth of the items. A second load
+is killed half-way and resumed with `--resume`. The final store must be identical; the record
+contains the number of items loaded before the kill.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def load(codes: Path, url: str, *more: str) -> tuple[dict[str, Any], float]:
 
 
 def kill_halfway(typed: list[str], n_rows: int) -> bool:
-    """Kill the command when half of the items are durable; return whether it was at work."""
+    """Kill the command when half of the items are durable; return whether it was still running."""
     child = subprocess.Popen(
         typed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8"
     )
@@ -99,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--engines", default=",".join(ENGINES))
-    parser.add_argument("--json", type=Path, help="lines are added to it")
+    parser.add_argument("--json", type=Path, help="file to append records to")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,9 +1,10 @@
-"""A variant that is not in the library: the classifier's log-probabilities beside the features.
+"""Experimental variant: the classifier's log-probabilities appended to the features.
 
-    hidden    the hidden layer sees (x, log p)       kernel    the encoder sees (φ(x), log p)
+    hidden    input of the hidden layer: (x, log p)
+    kernel    input of the encoder: (φ(x), log p)
 
-Encoding then needs the classifier. The log-probabilities of a labelled row come from machines that
-were not fitted to it; all are standardised. Measured as any other setting:
+Encoding then requires the classifier. The log-probabilities of a labelled row come from classifiers
+that were not fitted to it; all are standardised. Run it like any other setting:
 
 PYTHONPATH=benchmarks python benchmarks/validation.py … --settings benchmarks/logprobabilities.txt
 """
@@ -26,10 +27,10 @@ PENALTY, FOLDS, LEAST = 5.0, 5, 1e-6
 
 @dataclass(eq=False, repr=False)
 class LogProbabilities(DeepLinf):
-    """`DeepLinf` on features and log-probabilities; for rows with one class each."""
+    """`DeepLinf` on features and log-probabilities, for single-label data."""
 
     def fit(self, X, y=None, **options):
-        """Keep the labels for the classifier, then learn as `DeepLinf` does."""
+        """Store the labels for the classifier, then fit as `DeepLinf` does."""
         self._labels = np.unique(y, return_inverse=True)[1]
         return super().fit(X, y, **options)
 
@@ -49,7 +50,7 @@ class LogProbabilities(DeepLinf):
         return super()._learn_front(both, n_learned, seed, believed=believed)
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map to the values whose signs are the bits."""
+        """Return the function that computes the values before the sign."""
         scale = scale_map(Inputs(self.root_, self.mean_, self.scale_))
 
         def project(X: Tensor) -> Tensor:

@@ -1,15 +1,14 @@
-"""Measure what `fit` holds beyond a memory-mapped file of a million rows, or of more.
+"""Memory used by `fit` on a memory-mapped file of a million or more rows.
 
 python benchmarks/memory.py --json benchmarks/results/memory.json
 python benchmarks/memory.py --rows 10000000 --methods DeepLinf,DeepLinf-unlabelled,ITQ --json FILE
 
-DeepLinf-unlabelled learns from the first 10,000 rows with labels and from the file, as
-`antipodal fit --unlabelled` opens it, without.
+DeepLinf-unlabelled uses the first 10,000 rows with labels and the whole file without labels, opened
+as by `antipodal fit --unlabelled`.
 
-Each hasher is fitted in a process of its own, so that none is charged with what another left
-behind. The peak is that of memory which is not a cached file (RssAnon, Linux), sampled all the
-time: Python and its libraries are in it. `added_megabytes` is without what the process had when
-everything was imported and the file was open.
+Each hasher is fitted in its own process. The peak is that of anonymous memory (RssAnon, Linux),
+sampled continuously, including Python and its libraries. `added_megabytes` excludes the memory in
+use after all imports with the file open.
 """
 
 import argparse
@@ -28,14 +27,14 @@ from antipodal.hashers import BaseHasher
 
 N_FEATURES, N_BITS, N_CLASSES = 384, 64, 10
 BLOCK = 10_000
-N_EPOCHS = 2  # of DeepLinf, which has 200: memory does not depend on them
+N_EPOCHS = 2  # instead of 200 for DeepLinf: memory does not depend on it
 HASHERS: dict[str, BaseHasher] = {
     "DeepLinf": DeepLinf(N_BITS, n_epochs=N_EPOCHS, random_state=0),
     "KSH": KSH(N_BITS, random_state=0),
     "ITQ": ITQ(N_BITS, random_state=0),
     "DeepLinf-unlabelled": DeepLinf(N_BITS, n_epochs=N_EPOCHS, random_state=0),
 }
-N_LABELLED = 10_000  # where the others have no labels
+N_LABELLED = 10_000  # for DeepLinf-unlabelled; the other rows have no labels
 
 
 def labels(n_rows: int) -> np.ndarray:
@@ -43,7 +42,7 @@ def labels(n_rows: int) -> np.ndarray:
 
 
 def write_rows(path: Path, n_rows: int) -> None:
-    """Write rows of ten classes that overlap, as features do."""
+    """Write rows of ten overlapping classes."""
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((N_CLASSES, N_FEATURES), dtype=np.float32)
     y = labels(n_rows)
@@ -56,15 +55,15 @@ def write_rows(path: Path, n_rows: int) -> None:
 
 
 def anonymous_megabytes() -> float:
-    """Memory of the process that is not a cached file, now (Linux)."""
+    """Return the current anonymous memory of the process (Linux)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) / 1024
-    raise OSError("/proc/self/status does not tell RssAnon: this benchmark needs Linux")
+    raise OSError("/proc/self/status has no RssAnon: this benchmark requires Linux")
 
 
 def measure(name: str, path: Path) -> dict[str, float | str]:
-    """Fit one hasher to the file, in this process."""
+    """Fit one hasher to the file in this process."""
     rows = np.load(path, mmap_mode="r")
     y = labels(len(rows))
     before = peak = anonymous_megabytes()
@@ -97,11 +96,13 @@ def measure(name: str, path: Path) -> dict[str, float | str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--folder", type=Path, help="where to write the file; else a temporary one")
+    parser.add_argument("--folder", type=Path, help="directory for the file (default: temporary)")
     parser.add_argument("--methods", default="DeepLinf,KSH,ITQ")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--method", choices=HASHERS, help=argparse.SUPPRESS)
-    parser.add_argument("--file", type=Path, help="of rows that an earlier run has written")
+    parser.add_argument(
+        "--file", type=Path, help="existing file of rows, written by an earlier run"
+    )
     options = parser.parse_args()
     if options.method:
         print(json.dumps(measure(options.method, options.file)))

@@ -1,13 +1,13 @@
-"""Time and memory of `evaluate`, beside the usual loop that sorts the database for each query.
+"""Time and memory of `evaluate` compared with a loop that sorts the database for each query.
 
-1,000 queries, a database of 59,000 codes of 64 bits. `evaluate` reports everything: mAP in three
-orders of the ties, the first 10 and the first 5,000, radii 0 and 2, and bit health. The loop
-computes mAP alone, in the order that the sort happens to give. It is as fast as plain NumPy
-makes it: XOR and bitwise_count on 64-bit words, one byte a distance, and np.argsort, which on
-bytes is a radix sort with kind="stable". It is timed with both kinds of sort and with two ways to
-finish; "cumsum" is the common one, "positions" only touches the relevant ranks.
+1,000 queries, a database of 59,000 codes of 64 bits. `evaluate` reports all scores: mAP for three
+tie orders, the first 10 and the first 5,000 ranks, radii 0 and 2, and bit statistics. The loop
+computes mAP alone, for the tie order of the sort. It is optimised NumPy: XOR and bitwise_count on
+64-bit words, one byte per distance, and np.argsort, which is a radix sort on bytes with
+kind="stable". It is timed with both kinds of sort and two final steps: "cumsum" is the common one,
+"positions" only visits the relevant ranks.
 
-All run on one thread, in turns, in the same process: compare ratios, not seconds.
+All variants run on one thread, in turn, in the same process. Compare ratios, not seconds.
 
     python benchmarks/metrics.py --json benchmarks/results/metrics.json
 """
@@ -37,10 +37,10 @@ OPTIONS = {"n_bits": N_BITS, "radii": (0, 2), "top": (10, 5_000)}
 
 
 def make_data(seed=0):
-    """Codes of noisy prototypes: signs of random projections of classes in eight dimensions."""
+    """Return codes of noisy prototypes: signs of random projections of classes in 8 dimensions."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, N_CLASSES, N_QUERIES + N_ITEMS)
-    # An item shows the concept of its class and up to two more.
+    # An item has the concept of its class and up to two more.
     concepts = np.eye(N_CONCEPTS, dtype=np.uint8)
     shown = concepts[labels] | concepts[rng.integers(0, N_CONCEPTS, len(labels))]
     shown |= concepts[np.minimum(rng.geometric(0.2, len(labels)), N_CONCEPTS) - 1]
@@ -52,10 +52,10 @@ def make_data(seed=0):
 
 
 def mean_average_precision(data, *, kind, tail):
-    """Sort the database for each query; ties fall as they may."""
+    """Sort the database for each query; ties are in arbitrary order."""
     queries, database = (data[side].view(np.uint64)[:, 0] for side in SIDES[:2])
     query_labels, labels = (data[side] for side in SIDES[2:])
-    if labels.ndim == 2:  # concepts as the bits of one number
+    if labels.ndim == 2:  # concepts as the bits of one integer
         query_labels, labels = (y @ (1 << np.arange(N_CONCEPTS)) for y in (query_labels, labels))
     ranks = np.arange(1, len(database) + 1)
     total = 0.0
@@ -87,7 +87,7 @@ def compare(data, repeats):
         for name, run in runs.items():
             start = time.perf_counter(), time.process_time()
             maps[name] = run()
-            if repeat:  # the first turn warms up
+            if repeat:  # the first turn is a warm-up
                 times[name].append((time.perf_counter() - start[0], time.process_time() - start[1]))
     ours = np.array(times["evaluate"])
     record = {}
@@ -106,7 +106,7 @@ def compare(data, repeats):
 
 
 def peak_memory(data):
-    """MB by which one call raises the peak of a fresh process that only loaded the data."""
+    """Return the MB that one call adds to the peak of a fresh process with the data loaded."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "data.npz"
         np.savez(path, **data)
@@ -120,7 +120,7 @@ def measure_memory(path):
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
 
     data = dict(np.load(path))
-    # getrusage's ru_maxrss would begin at the peak of the parent; this one begins here.
+    # ru_maxrss of getrusage would start at the peak of the parent process.
     Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
     evaluate(**data, **OPTIONS)
@@ -129,7 +129,7 @@ def measure_memory(path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the record here")
+    parser.add_argument("--json", type=Path, help="output file of the record")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--measure-memory", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Count the bits that exported models make otherwise than `encode`, and time single vectors.
+"""Agreement of ONNX models with `encode`, and latency of single vectors.
 
 python benchmarks/onnxmodels.py --cifar10 DIR --embeddings FILE.npz … --json results/onnx.jsonl
 
-Each model is learned from 2,000 rows and encodes all of them, here and by onnxruntime: the 60,000
-GIST features of CIFAR10, and sentence embeddings of 384 numbers from .npz files (every array of
-that width). A bit that differs is said with how far from zero its projection is, beside the median
-of all projections. Times are medians of one row at a time, of both in turn, one thread each.
+Each model is fitted on 2,000 rows and encodes all of them, with antipodal and with onnxruntime: the
+60,000 GIST descriptors of CIFAR10, and 384-d sentence embeddings from .npz files (every array of
+that width). Differing bits are reported with the magnitude of their projections and the median
+magnitude of all projections. Times are medians for one row, measured in turn on one thread each.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def hashers() -> Iterator[tuple[str, BaseHasher]]:
 
 
 def sources(directory: Path, files: list[Path]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield name, rows and labels."""
+    """Yield the name, rows and labels of each data set."""
     data = cifar10(directory).with_gist()
     yield "CIFAR10 GIST", data.features, data.labels
     parts, labels = [], []
@@ -80,7 +80,7 @@ def compare(hasher: BaseHasher, session: onnxruntime.InferenceSession, X: np.nda
 
 
 def single(calls: dict[str, Callable[[np.ndarray], object]], X: np.ndarray) -> dict[str, float]:
-    """Median microseconds of a call with one row, in turn."""
+    """Return the median microseconds per call with one row, in turn."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for row in X[:600]:
         for name, call in calls.items():

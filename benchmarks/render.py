@@ -8,7 +8,7 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -175,7 +175,7 @@ ALL_SETS = {
 }
 
 
-def matrix(cell: Callable[[list[Record]], str], methods: Sequence[str] = ()) -> str:
+def matrix(cell: Callable[[list[Record]], str]) -> str:
     """Return one row per method and one column per data set, at 64 bits."""
     runs = {
         title: [r for r in records(name) if r["bits"] in (64, 0)]
@@ -183,7 +183,7 @@ def matrix(cell: Callable[[list[Record]], str], methods: Sequence[str] = ()) -> 
     }
     found = {r["method"] for rows in runs.values() for r in rows}
     rows = [["64 bits", *runs]]
-    for method in sorted(set(methods) or found, key=place):
+    for method in sorted(found, key=place):
         cells = []
         for of_set in runs.values():
             mine = [r for r in of_set if r["method"] == method]
@@ -270,7 +270,7 @@ def encoding_speed(runs: list[Record]) -> float:
 
 
 def bit_statistics(runs: list[Record]) -> str:
-    """Return bit statistics and costs, one row per method and length."""
+    """Return bit statistics and costs at 64 bits, one row per method."""
     rows = [
         ["64 bits", "balance", "correlation", "distinct codes", "quantisation error",
          "fit, s", "rows encoded per second", "peak memory, MB"]

@@ -1,23 +1,23 @@
-"""Exact search over a million codes: `HammingIndex` beside raw Faiss, usearch and plain NumPy.
+"""Exact search over a million codes: `HammingIndex` compared with Faiss, usearch and NumPy.
 
-For 64 and 256 bits, codes at random and codes that crowd around 1,000 centres with 5 % of their
-bits flipped, on one thread:
+For 64 and 256 bits, random codes and codes clustered around 1,000 centres with 5 % of their bits
+flipped, on one thread:
 
-    k = 10      queries a second, at once and one by one. Faiss is IndexBinaryFlat, which promises
-                no order among ties; ours are ordered by (distance, id), also where k cuts them,
-                and checked against a stable sort
-    radius 2    beside range_search of the same Faiss index and of its IndexBinaryMultiHash, whose 3
-                hashes of a third of the bits (at most 60) make radius 2 exact, checked to be equal;
-                and 300 queries by an index that was not prepared, and by one that was
-    filter      k = 10 among 1 %, 10 % and 50 % of the items, beside the search of all
-    open        seconds to open the saved index, its checksum included
-    memory      10 million codes of 64 bits, in a fresh process: what RssAnon (and, for a loaded
-                index, RssFile) of /proc/self/status grows by, against the bytes of the codes
-    engines     recall and speed of the approximate ones
+    k = 10      queries per second, batched and single. Faiss is IndexBinaryFlat, whose order among
+                ties is undefined; ours are ordered by (distance, id), including ties cut by k, and
+                are verified against a stable sort
+    radius 2    range_search of the same Faiss index and of IndexBinaryMultiHash, whose 3 hashes of
+                a third of the bits (at most 60) make radius 2 exact, verified to be equal; and 300
+                queries on a prepared and on an unprepared index
+    filter      k = 10 among 1 %, 10 % and 50 % of the items, compared with an unfiltered search
+    open        seconds to open the saved index, including its checksum
+    memory      10 million codes of 64 bits in a fresh process: growth of RssAnon (and RssFile for a
+                loaded index) in /proc/self/status, compared with the size of the codes
+    engines     recall and speed of approximate engines
 
-Runs take turns in the same process and are timed by the processor's clock, which other work on
-the machine disturbs less. Compare ratios, not seconds: those of the best turns, and medians over
-the turns. `benchmarks/stores.py` times stores, which keep codes durably.
+Alternatives run in turn in the same process and are timed in CPU time, which depends less on other
+load. Compare ratios, not seconds: those of the best turns, and medians over the turns.
+`benchmarks/stores.py` times stores.
 
     pip install usearch
     python benchmarks/search.py --json benchmarks/results/search.json
@@ -55,7 +55,7 @@ def random_codes(rng, n, n_bits):
 
 
 def flipped(rng, codes):
-    """Flip 5 % of the bits."""
+    """Return the codes with 5 % of their bits flipped."""
     return codes ^ np.packbits(rng.random((len(codes), 8 * codes.shape[1])) < 0.05, axis=1)
 
 
@@ -69,13 +69,13 @@ def make_data(kind, n_bits):
 
 
 def in_turns(runs, repeats, peer):
-    """Time the runs, each with its number of queries, in turn, and compare them with one."""
+    """Time the runs in turn, each with its number of queries, relative to a reference."""
     seconds = {name: [] for name in runs}
     for turn in range(repeats + 1):
         for name, (run, n_queries) in runs.items():
             began = time.process_time()
             run()
-            if turn:  # the first warms up
+            if turn:  # warm-up
                 seconds[name].append((time.process_time() - began) / n_queries)
     reference = np.array(seconds[peer])
     return {
@@ -89,7 +89,7 @@ def in_turns(runs, repeats, peer):
 
 
 def numpy_search(codes, queries):
-    """XOR, count, partition: what one writes without an engine."""
+    """Search with plain NumPy: XOR, bit count, partition."""
     words = codes.view(np.uint64)
     for query in queries.view(np.uint64):
         distances = np.bitwise_count(words ^ query).sum(axis=1, dtype=np.uint16)
@@ -98,7 +98,7 @@ def numpy_search(codes, queries):
 
 
 def stable_order(codes, queries):
-    """Sort everything, and take the first K by (distance, id)."""
+    """Sort all items and return the first K by (distance, id)."""
     words = codes.view(np.uint64)
     for query in queries.view(np.uint64):
         distances = np.bitwise_count(words ^ query).sum(axis=1, dtype=np.uint16)
@@ -146,7 +146,7 @@ def nearest_neighbours(index, flat, codes, queries, repeats):
 
 def small_radius(index, flat, codes, repeats):
     rng = np.random.default_rng(0)
-    near = codes[rng.integers(0, N_ITEMS, 2_000)]  # half of them items, half two bits away
+    near = codes[rng.integers(0, N_ITEMS, 2_000)]  # half are items, half are two bits away
     near[::2, 0] ^= 0b1001_0000
     few = near[:64]
     unprepared = HammingIndex(index.n_bits)
@@ -234,7 +234,9 @@ def opening(index, repeats):
 def engines(codes, queries):
     record = {}
     for engine in ("flat", "ivf", "hnsw"):
-        n_items = 200_000 if engine == "hnsw" else N_ITEMS  # a graph of a million takes minutes
+        n_items = (
+            200_000 if engine == "hnsw" else N_ITEMS
+        )  # building a graph of a million takes minutes
         index = HammingIndex(8 * codes.shape[1], engine=engine)
         index.add(codes[:n_items])
         began = time.perf_counter()
@@ -255,13 +257,13 @@ def engines(codes, queries):
 
 
 def memory():
-    """Run every way of filling an index in a process of its own."""
+    """Measure each way of filling an index in its own process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "index"
         command = [sys.executable, __file__, "--measure-memory"]
         ways = ("at once", "in parts", "loaded", "loaded, radius 2")
         record = {}
-        for way in ways:  # the first writes the file that the later ones load
+        for way in ways:  # the first writes the file that later ones load
             done = subprocess.run(
                 [*command, way, str(path)], check=True, capture_output=True, text=True
             )
@@ -280,7 +282,7 @@ def measure_memory(way, path):
     queries = random_codes(rng, 4, 64)
     index = HammingIndex(64)
     index.add(queries)
-    index.search(queries, 1)  # Faiss is loaded and has been used
+    index.search(queries, 1)  # after Faiss has been loaded and used
     parts = 10 if way == "in parts" else 1
     before = resident()
     if way.startswith("loaded"):
@@ -288,7 +290,7 @@ def measure_memory(way, path):
     else:
         index = HammingIndex(64)
         for _ in range(parts):
-            index.add(random_codes(rng, N_MEMORY // parts, 64))  # which is freed after
+            index.add(random_codes(rng, N_MEMORY // parts, 64))  # freed afterwards
     index.search(queries, K)
     if way.endswith("radius 2"):
         index.radius(random_codes(rng, 1_000, 64), 2)
@@ -308,7 +310,7 @@ def show(record, title):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the record here")
+    parser.add_argument("--json", type=Path, help="output file of the record")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--measure-memory", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -341,9 +343,9 @@ def main():
             for way, rows in part["k = 10"].items():
                 show(rows, f"{title}: {K} nearest, {way}")
             for way, rows in part["filter"].items():
-                show(rows, f"{title}: {K} nearest among some, {way}")
-            balls = {key: value for key, value in part["radius 2"].items() if key != "runs"}
-            show(part["radius 2"]["runs"], f"{title}: radius {RADIUS}, {json.dumps(balls)}")
+                show(rows, f"{title}: {K} nearest, filtered, {way}")
+            found = {key: value for key, value in part["radius 2"].items() if key != "runs"}
+            show(part["radius 2"]["runs"], f"{title}: radius {RADIUS}, {json.dumps(found)}")
             print(f"\n{title}: open {json.dumps(part['open'])}")
             if n_bits == 64:
                 part["engines"] = engines(codes, queries)

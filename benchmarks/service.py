@@ -1,15 +1,15 @@
-"""Time the service on loopback: searches a second and their latency, while items are written.
+"""Throughput and latency of the service on loopback while items are written.
 
 python benchmarks/service.py --json benchmarks/results/service.json
 
 One worker, 100,000 codes of 64 bits in a SQLite store, a `DeepLinf` of 384 features with a hidden
-layer. Clients in a process of their own keep a fixed number of connections busy, with queries by
-code and by vector; then they send 250 searches by vector a second, at even times, and a
-latency counts from the time at which a search was due. A writer puts batches of items in the
-background. Every answer is compared with brute force: of the items that were there from the
-beginning it must hold the nearest, in order, and of the written ones what was written. The same is
-done with many queries in a request, over two connections. Encoding is timed with vectors in
-JSON and in bytes.
+layer. Clients in a separate process keep a fixed number of connections busy, with queries by code
+and by vector. They then send 250 searches by vector per second at regular times; latency counts
+from the scheduled time. A writer adds batches of items in the background.
+
+Every response is compared with brute force. It must contain the nearest of the initial items in
+order, and written items exactly as written. The same is done with many queries per request over two
+connections. Encoding is timed with vectors in JSON and in binary.
 """
 
 import argparse
@@ -32,9 +32,9 @@ import numpy as np
 import antipodal
 
 N_BITS, K, N_FEATURES = 64, 10, 384
-PACE = 250  # searches by vector per second, where they are not sent as fast as they can
-MANY_CONNECTIONS = 2  # of clients that send many queries in a request
-FIRST_WRITTEN = 10**9  # ids of items that are written during the run
+PACE = 250  # searches by vector per second in paced runs
+MANY_CONNECTIONS = 2  # of clients that send many queries per request
+FIRST_WRITTEN = 10**9  # first id of the items written during the run
 HEADERS = {"Content-Type": "application/json"}
 
 
@@ -43,7 +43,7 @@ def random_codes(n: int, seed: int) -> np.ndarray:
 
 
 def written_codes(ids: np.ndarray) -> np.ndarray:
-    """Return codes that follow from the ids, so that every answer can be checked."""
+    """Return codes derived from the ids, so that every response can be verified."""
     mixed = (ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(0xD1B54A32D192ED03)
     return mixed.view(np.uint8).reshape(-1, N_BITS // 8)
 
@@ -52,7 +52,7 @@ def distances(codes: np.ndarray, query: np.ndarray) -> np.ndarray:
     return np.bitwise_count(codes ^ query).sum(axis=1, dtype=np.int64)
 
 
-# ---------------------------------------------------------------------------------- the clients
+# ---------------------------------------------------------------------------------- clients
 
 
 async def connection(
@@ -65,10 +65,10 @@ async def connection(
     delay: float = 0,
     stamped: bool = False,
 ) -> None:
-    """Send one search after the other over one connection, until the time is over.
+    """Send searches sequentially over one connection until the time has elapsed.
 
-    With a pause they are due at even times, the first after a delay. Stamped answers have the time
-    at which they came.
+    With a pause they are scheduled at regular times, the first after a delay. Stamped responses
+    carry their time of arrival.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     turn, due = 0, time.perf_counter() + delay
@@ -94,7 +94,7 @@ async def connection(
 
 
 def is_right(answer: dict[str, Any], query: np.ndarray, expected: tuple[Any, Any]) -> bool:
-    """Compare with brute force over the first items; what was written is known by its id."""
+    """Compare with brute force over the initial items; written items follow from their ids."""
     ids = np.array([result["id"] for result in answer["results"]], np.int64)
     found = np.array([result["distance"] for result in answer["results"]])
     is_written = ids >= FIRST_WRITTEN
@@ -120,7 +120,7 @@ def clients(
     vectors: Path | None,
     rate: float,
 ) -> None:
-    """Run the clients and print what they saw; this is a process of its own."""
+    """Run the clients in this process and print their measurements."""
     codes, queries = random_codes(n_items, 0), random_codes(max(256, at_once), seed)
     texts = [query.tobytes().hex() for query in queries]
     if vectors is not None:
@@ -176,11 +176,11 @@ def clients(
     print(json.dumps(record))
 
 
-# ----------------------------------------------------------------------- the service, the writer
+# ----------------------------------------------------------------------- service and writer
 
 
 def write(port: int, stop: threading.Event, batch: int, pause: float, done: list[int]) -> None:
-    """Put batches of new items, and delete each a few batches later."""
+    """Add batches of new items, and delete each a few batches later."""
     client = http.client.HTTPConnection("127.0.0.1", port)
     first = FIRST_WRITTEN
     while not stop.wait(pause):
@@ -204,7 +204,7 @@ def write(port: int, stop: threading.Event, batch: int, pause: float, done: list
 
 
 def encoding(port: int, n_features: int, n_rows: int = 1_000, repeats: int = 15) -> dict[str, Any]:
-    """Time the same vectors in JSON and in bytes: vectors per second, of the median request."""
+    """Return vectors per second of the median request, in JSON and in binary."""
     rows = np.random.default_rng(1).standard_normal((n_rows, n_features)).astype("<f4")
     bodies = {
         "json": (json.dumps({"vectors": rows.tolist()}), "application/json"),
@@ -226,7 +226,7 @@ def encoding(port: int, n_features: int, n_rows: int = 1_000, repeats: int = 15)
 
 
 def fitted(seed: int) -> Any:
-    """Return a network of the default kind, hardly trained: it takes as long to encode."""
+    """Return a default network with little training, which does not affect its speed."""
     from antipodal import DeepLinf
 
     rng = np.random.default_rng(seed)
@@ -265,10 +265,10 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--connections", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=10, help="items of one write")
+    parser.add_argument("--batch", type=int, default=10, help="items per write")
     parser.add_argument("--pause", type=float, default=0.1, help="seconds between writes")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--at-once", type=int, default=500, help="queries of a request of many")
+    parser.add_argument("--at-once", type=int, default=500, help="queries per batched request")
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--vectors", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--rate", type=float, default=0, help=argparse.SUPPRESS)

@@ -1,12 +1,12 @@
-"""Give a name of a running service another model, again and again, while it is searched.
+"""Hot-swapping the model behind a mount of a running service, under load.
 
 python benchmarks/service_switch.py --json benchmarks/results/service_switch.json
 
-Two workers follow a file of mounts. Connections search by vector all the time; every few seconds
-`antipodal switch` points the name to the other of two models, each with a store of its own. An
-answer is right if it is that of one of the two models, by brute force, and whole. What is recorded:
-failed requests, wrong answers, and how long after the command has returned the last answer of the
-model before came.
+Two workers follow a mount file. Connections search by vector continuously; every few seconds
+`antipodal switch` points the mount to the other of two models, each with its own store. A response
+is correct if it is complete and equals that of one of the two models by brute force. The record
+contains failed requests, wrong responses, and the delay between the return of the command and the
+last response of the previous model.
 """
 
 import argparse
@@ -52,7 +52,7 @@ async def ready(port: int) -> None:
 
 
 async def run(options: Any, port: int, mounts: Path, sides: list[str], bodies: list[bytes]) -> Any:
-    """Search and switch; return the answers with their times, and when the name was switched."""
+    """Search and switch; return the responses with their times, and the times of the switches."""
     await ready(port)
     lists: list[list[Any]] = [[] for _ in range(options.connections)]
     began = time.perf_counter()

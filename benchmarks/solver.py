@@ -1,9 +1,9 @@
-"""Time `solve_linf` against OSQP and SciPy on the same problems, in the same run.
+"""Speed of `solve_linf` compared with OSQP and SciPy on the same problems.
 
-10,000 right-hand sides share one dictionary, 384 × 64 with unit columns. All solvers get the
-same number of BLAS threads. OSQP factors its matrix once and only changes the linear term;
-`scipy.optimize.lsq_linear` (bvls) solves each problem from scratch, as it always does. The
-slower ones run on a part of the problems, and their time is scaled up.
+10,000 right-hand sides share one dictionary, 384 × 64 with unit columns. All solvers have the same
+number of BLAS threads. OSQP factors its matrix once and only updates the linear term;
+`scipy.optimize.lsq_linear` (bvls) solves each problem from scratch. Slow solvers run on a part of
+the problems, and their time is extrapolated.
 
 python benchmarks/solver.py --json benchmarks/results/solver.json
 """
@@ -33,7 +33,7 @@ def ours(Y: np.ndarray, D: np.ndarray) -> np.ndarray:
 
 
 class Osqp:
-    """½xᵀDᵀDx - (Dᵀy)ᵀx over the box; the set-up is not timed."""
+    """Minimise ½xᵀDᵀDx - (Dᵀy)ᵀx over the box; the set-up is not timed."""
 
     def __init__(self, D: np.ndarray) -> None:
         self.solver = osqp.OSQP()
@@ -50,7 +50,7 @@ class Osqp:
         )
 
     def __call__(self, Y: np.ndarray, D: np.ndarray) -> np.ndarray:
-        """Solve one problem after the other."""
+        """Solve the problems sequentially."""
         linear = -(Y @ D)
         codes = np.empty((len(Y), N_ATOMS))
         for i, q in enumerate(linear):
@@ -64,7 +64,7 @@ def scipys(Y: np.ndarray, D: np.ndarray) -> np.ndarray:
 
 
 def error(Y: np.ndarray, D: np.ndarray, codes: np.ndarray, best: np.ndarray) -> dict[str, float]:
-    """How far from the best known solution, how far outside the box."""
+    """Return the distance from the best known solution and the violation of the box."""
 
     def objective(x: np.ndarray) -> np.ndarray:
         return np.sum((Y - x @ D.T) ** 2, axis=1)
@@ -100,7 +100,7 @@ def main() -> None:
     errors = {}
     with threadpool_limits(options.threads):
         ours(Y, D)  # warm up
-        for _ in range(options.repeats):  # in turn, so that all meet the same machine
+        for _ in range(options.repeats):  # in turn, under the same load
             for name, (solve, count) in solvers.items():
                 began = time.perf_counter()
                 codes = solve(Y[:count], D)

@@ -1,4 +1,4 @@
-"""Time the SQLite store on a million codes: load, open, search with and without a filter.
+"""Speed of the SQLite store with a million codes: load, open, search with and without a filter.
 
 python benchmarks/stores.py --json benchmarks/results/stores.json
 """
@@ -22,7 +22,7 @@ N_BITS, K = 64, 10
 
 
 def metadata(n: int) -> Iterator[dict[str, Any]]:
-    """Three fields an item; `label` has 100 values, so that one of them passes 1 %."""
+    """Return three fields per item; `label` has 100 values, so that one value selects 1 %."""
     for i in range(n):
         yield {"label": i * 7919 % 100, "year": 1990 + i % 30, "file": f"images/{i:07}.jpg"}
 
@@ -41,7 +41,7 @@ def load(folder: str, name: str, codes: np.ndarray, fields: Any) -> tuple[Path, 
 
 
 def per_query(store: Store, queries: np.ndarray, where: Any, repeats: int) -> float:
-    """Milliseconds a query, the median over repeated batches."""
+    """Return the milliseconds per query, the median over repeated batches."""
     times = [seconds(lambda: store.search(queries, K, where=where)) for _ in range(repeats)]
     return round(1e3 * statistics.median(times) / len(queries), 3)
 

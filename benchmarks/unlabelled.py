@@ -1,15 +1,15 @@
-"""Codes of embeddings without labels: the share of the ten nearest that is found, and its bytes.
+"""Recall@10 and size of codes for embeddings without labels.
 
-Two sets of sentence vectors (MiniLM, 384-d). Of each, repeated rows are left out, 500 rows are
-queries, 5,000 are fitted on and 4,000 others are searched: no row that is encoded or asked for was
-seen by `fit`, or by `train` of Faiss, which gets the same rows. Every row of the record is a mean
-over frames, that is seeds, with a 95 % interval over queries, by bootstrap, of their means over
-frames. Bytes are those of one item with everything a search reads of it.
+Two data sets of sentence embeddings (MiniLM, 384-d). Duplicate rows are removed; 500 rows are
+queries, 5,000 are for training and 4,000 others are searched. No query or searched row is seen by
+`fit`, or by `train` of Faiss, which receives the same rows. Records are means over random frames
+(seeds), with 95 % bootstrap intervals over queries. Bytes include everything that a search reads
+per item.
 
-Settings of `LinfHash.asymmetric` were chosen on banking77, on these queries: go by clinc150.
+Settings of `LinfHash.asymmetric` were chosen on banking77 with these queries; clinc150 is the
+unbiased comparison. `make results` formats the records as tables.
 
     python benchmarks/unlabelled.py --data DIR --out benchmarks/results/unlabelled.jsonl
-    python benchmarks/unlabelled.py --out benchmarks/results/unlabelled.jsonl --table
 """
 
 import os
@@ -36,7 +36,7 @@ N_QUERIES, N_TRAIN, N_DATABASE, K = 500, 5000, 4000, 10
 FAISS = (
     "RR,RaBitQ",
     "RR,SQtqmse1",
-    "PQ48x8np",  # np: without permutations for Hamming distance, which take minutes
+    "PQ48x8np",  # np: without the slow permutation for Hamming distance
     "RR,RaBitQ2",
     "RR,SQtqmse2",
     "RR,RaBitQ4",
@@ -56,7 +56,7 @@ def read(directory, name):
 
 
 def shares(found, nearest):
-    """Return the share of the ten nearest that each query finds."""
+    """Return the recall@10 of each query."""
     return (found[:, :, None] == nearest[:, None]).any(axis=1).mean(axis=1)
 
 
@@ -71,7 +71,7 @@ def faiss_searches(name, seed, queries, train, database):
     index.add(database)
     encoded = time.process_time()
     if "RaBitQ" in name:
-        faiss.downcast_index(index.index).qb = 0  # queries stay real
+        faiss.downcast_index(index.index).qb = 0  # float queries
     ids = index.search(queries, K)[1]
     yield "real query", index.sa_code_size(), ids, fitted - began, encoded - fitted
 
@@ -96,7 +96,7 @@ def hasher_searches(hasher, queries, train, database, ways, prefix=None):
 
 
 def frame_searches(D, queries, train, database):
-    """Flip bits on a frame that is not fitted, from the l∞ solution, all bits at once."""
+    """Use bit descent on a frame that is not fitted, from the l∞ solution, in one level."""
     began = time.process_time()
     hasher = LinfHash(D.shape[1], bound=0.7).fit(train)
     hasher.dictionary_ = D
@@ -115,7 +115,7 @@ def frame_searches(D, queries, train, database):
 
 
 def trained_searches(n_bits, seed, queries, train, database):
-    """Encode with three unfolded stages, trained to give the solutions of fifty iterations."""
+    """Encode with three unfolded stages, trained to reproduce fifty iterations."""
     began = time.process_time()
     hasher = LinfHash(n_bits, random_state=seed).fit(train)
     bound = hasher.bound / np.sqrt(n_bits)
@@ -151,7 +151,7 @@ def random_frame(seed, n_features, n_bits):
 
 
 def hadamard_frame(seed, n_features, n_bits):
-    """Rows of H₁₂ ⊗ H₆₄ with random signs: a tight frame whose product could be made fast."""
+    """Return rows of H₁₂ ⊗ H₆₄ with random signs: a tight frame with a fast product."""
     squares = {i * i % 11 for i in range(1, 11)}
     core = np.array([[1 if (j - i) % 11 in squares else -1 for j in range(11)] for i in range(11)])
     np.fill_diagonal(core, -1)
@@ -165,7 +165,7 @@ def hadamard_frame(seed, n_features, n_bits):
 
 
 def searches(method, seed, data):
-    """Yield what each way of searching finds: way, bytes, ids, seconds to fit and to encode."""
+    """Yield each search: its name, bytes, result ids, seconds to fit and to encode."""
     *rows, _ = data
     name, _, n_bits = method.partition(" ")
     if not n_bits:
@@ -177,7 +177,7 @@ def searches(method, seed, data):
         yield from frame_searches(frame(seed, rows[0].shape[1], bits), *rows)
     elif name == "LinfHash.asymmetric":
         yield from hasher_searches(LinfHash.asymmetric(bits, random_state=seed), *rows, both)
-    elif name == "prefix":  # the first bits of a code of 768
+    elif name == "prefix":  # the first bits of a 768-bit code
         hasher = LinfHash.asymmetric(768, nested=(192, 384), random_state=seed)
         ways = ("real query",)
         yield from hasher_searches(hasher, *rows, ways, bits if bits < 768 else None)
@@ -195,9 +195,9 @@ def searches(method, seed, data):
 
 
 def records(name, method, data, n_frames):
-    """Average over frames; a 95 % interval over queries."""
+    """Yield records: means over frames with 95 % intervals over queries."""
     found = {}
-    for seed in range(1 if method.startswith("PQ") else n_frames):  # a PQ has no frame
+    for seed in range(1 if method.startswith("PQ") else n_frames):  # PQ has no random frame
         for way, n_bytes, ids, fit, encode in searches(method, seed, data):
             found.setdefault((way, n_bytes), []).append((shares(ids, data[3]), fit, encode))
     for (way, n_bytes), runs in found.items():
@@ -216,25 +216,6 @@ def records(name, method, data, n_frames):
             "fit_seconds": round(float(np.median([run[1] for run in runs])), 2),
             "vectors_per_second": round(N_DATABASE / float(np.median([run[2] for run in runs]))),
         }
-
-
-def table(path):
-    """Return the record as Markdown: a row per method and way of searching, smallest first."""
-    found = {}
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
-        key = (record["bytes"], record["method"], record["search"])
-        found.setdefault(key, {})[record["set"]] = record
-    lines = [f"| bytes | method | search | {' | '.join(SETS)} | rows encoded per second |"]
-    lines.append("|--:|---|---|" + "---|" * len(SETS) + "--:|")
-    for (n_bytes, method, way), sets in sorted(found.items()):
-        cells = [
-            f"{r['recall']:.3f} ({r['recall_low']:.3f}–{r['recall_high']:.3f})"
-            for r in (sets[name] for name in SETS)
-        ]
-        speed = f"{sets[SETS[0]]['vectors_per_second']:,}"
-        lines.append(f"| {n_bytes} | `{method}` | {way} | {' | '.join(cells)} | {speed} |")
-    return "\n".join(lines)
 
 
 METHODS = (
@@ -260,15 +241,13 @@ METHODS = (
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--out", type=Path, help="append records here, one JSON object per line")
+    parser.add_argument(
+        "--out", type=Path, help="file to append records to, one JSON object per line"
+    )
     parser.add_argument("--frames", type=int, default=3)
-    parser.add_argument("--methods", default=";".join(METHODS), help="separated by semicolons")
+    parser.add_argument("--methods", default=";".join(METHODS), help="semicolon-separated methods")
     parser.add_argument("--sets", default=",".join(SETS))
-    parser.add_argument("--table", action="store_true", help="print the record and measure nothing")
     arguments = parser.parse_args()
-    if arguments.table:
-        print(table(arguments.out))
-        raise SystemExit
     for name in arguments.sets.split(","):
         data = read(arguments.data, name)
         for method in arguments.methods.split(";"):

@@ -1,14 +1,14 @@
-"""Compare settings by cross-validation, on labelled rows that are no queries.
+"""Cross-validation of settings on labelled rows that are not queries.
 
 A fold is held out, a hasher is fitted on the others, and each half of the held-out rows retrieves
-the other: their codes were not trained on, like nearly all of a real database,
-and no row finds itself, which would favour codes that are all different. Settings are methods with
-their parameters, one per line, as `antipodal bench --methods` takes them. Of each set some rows per
-class are used; those of CIFAR10-GIST are queries of no seed from 0 to 9 of the paper's protocol.
+the other half. No row retrieves itself, which would favour codes that are all distinct. Settings
+are methods with parameters, one per line, in the syntax of `antipodal bench --methods`. A fixed
+number of rows per class is used. Rows of CIFAR10-GIST are queries of no seed from 0 to 9 of the
+paper's protocol.
 
-With --unlabelled a method that can use them learns from rows without labels as well: of each class
-some rows are queries, others have labels, and all but the queries are the database that is
-searched, as in `antipodal bench`. Again no row is a query of CIFAR10's protocol.
+With --unlabelled, methods that support it also learn from unlabelled rows. Per class, some rows are
+queries and some have labels; all rows except the queries form the database, as in `antipodal
+bench`.
 
 python benchmarks/validation.py cifar10:DIR digits banking77_minilm.npz \
     --settings benchmarks/settings.txt > benchmarks/results/validation.jsonl
@@ -31,7 +31,7 @@ from antipodal.hashers.methods import make_hasher
 
 
 def rows_of(source: str, per_class: int) -> tuple[str, np.ndarray, np.ndarray]:
-    """Return name, X and y, at most so many rows per class, drawn by one seed for all time."""
+    """Return name, X and y, with a limited number of rows per class drawn with a fixed seed."""
     name, _, directory = source.partition(":")
     if name in ("cifar10", "digits"):
         dataset = load_dataset(name, directory or None)
@@ -73,7 +73,7 @@ def scores(
 def scores_in_database(
     X: np.ndarray, y: np.ndarray, method: str, bits: int, per_class: tuple[int, int], use: int
 ) -> Iterator[dict]:
-    """Yield the scores of several splits into queries, labelled rows and others."""
+    """Yield the scores of several splits into queries, labelled and unlabelled rows."""
     n_train, n_query = per_class
     for seed in range(use):
         rng = np.random.default_rng(1000 + seed)
@@ -101,10 +101,10 @@ def main() -> None:
     parser.add_argument("--bits", type=int, default=64)
     parser.add_argument("--per-class", type=int, default=200)
     parser.add_argument("--folds", type=int, default=5)
-    parser.add_argument("--use", type=int, default=3, help="how many of the folds to run")
+    parser.add_argument("--use", type=int, default=3, help="number of folds to run")
     parser.add_argument(
         "--unlabelled", type=int, nargs=2, metavar=("LABELLED", "QUERIES"),
-        help="rows per class; all others are without labels, and --per-class bounds them all",
+        help="labelled rows and queries per class; the rest, up to --per-class, is unlabelled",
     )  # fmt: skip
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -23,10 +23,10 @@ COPIED = {
     "CHANGELOG.md": "reference/changelog.md",
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:)([^)#\s]*)(#[^)\s]*)?\)")
-# Code is left alone: whole blocks first, then what stands between backticks.
+# Code is not translated: fenced blocks first, then inline code.
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(?!\s)([^$\n]+?)(?<!\s)\$", re.DOTALL)
-# What a browser loads by itself; a link to another page is not among it.
+# Resources that a browser loads without a click.
 LOADED = re.compile(r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^>]*>|"
                     r"<link\b[^>]*\bhref=[\"']?(?:https?:)?//[^>]*>|"
                     r"(?:@import|url\()\s*[\"']?(?:https?:)?//[^)\"';]*")  # fmt: skip
@@ -49,14 +49,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def formula(found: re.Match[str]) -> str:
-    """Return a formula as MathML, which browsers show without a script."""
+    """Return a formula as MathML, which browsers render without a script."""
     if found[1]:
         return convert(found[1].strip(), display="block")
     return convert(found[2])
 
 
 def link(found: re.Match[str], home: Path, here: Path) -> str:
-    """Return a link as it is seen from the site; one that leaves docs/ is a path, as code."""
+    """Return a link relative to its page of the site; a target outside docs/ becomes inline code."""
     image, label, target, anchor = found.groups(default="")
     if not target:
         return found[0]
@@ -69,7 +69,7 @@ def link(found: re.Match[str], home: Path, here: Path) -> str:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Fail if a page or a style loads something from elsewhere."""
+    """Fail if a page or style sheet loads an external resource."""
     for path in sorted(Path(config.site_dir).rglob("*")):
         if path.suffix in (".html", ".css") and (found := LOADED.search(path.read_text())):
             raise PluginError(f"{path} loads something from elsewhere: {found[0]}")

@@ -1,4 +1,4 @@
-"""Take the picture of an audit's report: `python docs/figures/audit.py report.html`."""
+"""Screenshot of an audit report: `python docs/figures/audit.py report.html`."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Take the pictures of the page, docs/figures/page*.png: `python docs/figures/page.py`.
+"""Screenshots of the web UI, docs/figures/page*.png: `python docs/figures/page.py`.
 
-Those of images are of the digits, trained on as `antipodal demo --open` does; those of texts are
-of the store that `examples/texts.py` makes.
+The images are digits with the model of `antipodal demo --open`; the texts are the store written by
+`examples/texts.py`.
 """
 
 import os
@@ -28,7 +28,7 @@ EXAMPLE = FIGURES.parent.parent / "examples" / "texts.py"
 
 @contextmanager
 def serving(model: Path, store: str, images: str | None = None) -> Iterator[str]:
-    """Answer on a free port of this machine."""
+    """Run the service on a free local port and yield its address."""
     engine = Engine.open(model, store, images=images)
     server = uvicorn.Server(uvicorn.Config(create_app(engine), log_config=None))
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -44,7 +44,7 @@ def serving(model: Path, store: str, images: str | None = None) -> Iterator[str]
 def photograph(
     browser: Browser, address: str, name: str, ready: str, width: int = 1180, height: int = 860
 ) -> None:
-    """Take a picture of an address when something is to be seen on it."""
+    """Save a screenshot of an address when the element `ready` is visible."""
     page = browser.new_page(viewport={"width": width, "height": height})
     page.goto(address)
     page.locator(ready).first.wait_for()
@@ -54,14 +54,14 @@ def photograph(
 
 
 def digits(browser: Browser, folder: Path) -> None:
-    """Look at an item on the way between two digits: nothing has its code, much is near."""
+    """Show an item between two digits: no other item has its code, and many are near."""
     show = Demo(48, None, 0)
     show.score_deep()
     codes = show.deep.encode(show.images[show.split.database])
     distances, labels = hamming_distances(codes, codes), show.labels[show.split.database]
     order = np.argsort(distances, axis=1, kind="stable")[:, :13]
     ranked = np.take_along_axis(distances, order, axis=1)
-    right = (labels[order] == labels[:, None]).mean(axis=1) > 0.9  # a mistake is no first picture
+    right = (labels[order] == labels[:, None]).mean(axis=1) > 0.9  # avoid an example with errors
     alone = np.flatnonzero((ranked[:, 1] > 1) & right)
     chosen = int(show.split.database[alone[np.argmin(ranked[alone, 12])]])
     model, _ = show.save(folder)
@@ -72,7 +72,7 @@ def digits(browser: Browser, folder: Path) -> None:
 
 
 def texts(browser: Browser, folder: Path) -> None:
-    """Look at what is near a function of Python's library."""
+    """Show the neighbours of a function of Python's standard library."""
     os.chdir(folder)
     titles = [item["title"] for item in runpy.run_path(str(EXAMPLE), {}, "__main__")["items"]]
     chosen, other = titles.index("shutil.copytree"), titles.index("shutil.copyfile")

@@ -1,7 +1,7 @@
-"""Take the pictures of a report, at a desk and on a phone: `python docs/figures/report.py`.
+"""Screenshots of a report in desktop and phone size: `python docs/figures/report.py`.
 
-The report is of handwritten digits, 8 × 8 pixels, that scikit-learn ships: DeepLinf at 32 bits,
-learned from 500 of them.
+The report evaluates DeepLinf at 32 bits on scikit-learn's handwritten digits (8 × 8 pixels), trained
+on 500 of them.
 """
 
 import base64
@@ -24,7 +24,7 @@ NAMES = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven",
 
 
 def metadata(pixels: np.ndarray, label: str) -> str:
-    """Return a line of JSON: a title, and the picture itself."""
+    """Return a line of JSON with a title and the image."""
     file = io.BytesIO()
     picture = Image.fromarray((255 - pixels.reshape(8, 8) * 15.9).astype(np.uint8))
     picture.resize((48, 48), Image.Resampling.NEAREST).save(file, "PNG")
@@ -33,7 +33,7 @@ def metadata(pixels: np.ndarray, label: str) -> str:
 
 
 def write_report(folder: Path) -> None:
-    """Learn, encode and evaluate, as a user would."""
+    """Fit, encode and evaluate with the public interface."""
     X, y = load_digits(return_X_y=True)
     X, labels = X.astype(np.float32), NAMES[y]
     hasher = DeepLinf(32, n_epochs=15, random_state=0).fit(X[:500], y[:500])
