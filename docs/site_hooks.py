@@ -56,7 +56,7 @@ def formula(found: re.Match[str]) -> str:
 
 
 def link(found: re.Match[str], home: Path, here: Path) -> str:
-    """Return a link relative to its page of the site; a target outside docs/ becomes inline code."""
+    """Return a link relative to its page; a target outside docs/ becomes inline code."""
     image, label, target, anchor = found.groups(default="")
     if not target:
         return found[0]
@@ -72,4 +72,4 @@ def on_post_build(config: MkDocsConfig) -> None:
     """Fail if a page or style sheet loads an external resource."""
     for path in sorted(Path(config.site_dir).rglob("*")):
         if path.suffix in (".html", ".css") and (found := LOADED.search(path.read_text())):
-            raise PluginError(f"{path} loads something from elsewhere: {found[0]}")
+            raise PluginError(f"{path} loads an external resource: {found[0]}")

@@ -1,7 +1,7 @@
 """Screenshots of a report in desktop and phone size: `python docs/figures/report.py`.
 
-The report evaluates DeepLinf at 32 bits on scikit-learn's handwritten digits (8 × 8 pixels), trained
-on 500 of them.
+The report evaluates DeepLinf at 32 bits on scikit-learn's handwritten digits (8 × 8 pixels),
+trained on 500 of them.
 """
 
 import base64
