@@ -117,7 +117,9 @@ def test_the_page_has_the_numbers_of_the_parts(data, report):
     assert [r[0] for r in listed[1:]] == [each.name for each in classes]
     assert [r[2] for r in listed[1:]] == [f"{each.map:.2f}" for each in classes]
     inside = distances <= 2
-    confused = next(rows for _, rows in tables(text) if rows[0][0] == "queries of")
+    confused = next(
+        rows for _, rows in tables(text) if len(rows[0]) == 4 and rows[0][-1] == "pairs"
+    )
     for mine, theirs, share, count in confused[1:]:
         of_mine = inside & (data[2][:, None] == mine)
         both = of_mine & (data[3] == theirs)
@@ -127,15 +129,13 @@ def test_the_page_has_the_numbers_of_the_parts(data, report):
     assert shares == sorted(shares, reverse=True)
     cells = [r for r in parse(text).iter("rect") if r.get("class") in ("right", "wrong")]
     for cell in cells:
-        mine, theirs = re.match(r"(\w+) finds (\w+)", cell.find("title").text).groups()
+        mine, theirs = re.findall(r"\b(ant|bee|cat|dog|elk)\b", cell.find("title").text)[:2]
         of_mine = inside & (data[2][:, None] == mine)
         share = (of_mine & (data[3] == theirs)).sum() / of_mine.sum()
         assert float(cell.get("fill-opacity")) == pytest.approx(share, abs=6e-4)
         assert (cell.get("class") == "right") == (mine == theirs)
     asked = relevant.any(axis=1)
-    by_distance = next(
-        rows for _, rows in tables(text) if rows[0] == ["distance", "pairs", "relevant, %"]
-    )
+    by_distance = next(rows for _, rows in tables(text) if rows[0][:2] == ["distance", "pairs"])
     for name, n_pairs, share in by_distance[1:]:
         low, _, high = name.partition(" to ")
         at = (distances[asked] >= int(low)) & (distances[asked] <= int(high or low))
@@ -150,14 +150,11 @@ def test_the_worst_queries_come_first_with_their_nearest_items(data, report):
     precision = break_down(*data, n_bits=BITS).queries.average_precision
     order = [int(i) for i in np.argsort(precision, kind="stable")[:3]]
     distances, relevant = pairs(data)
-    shown = [
-        (caption, rows) for caption, rows in tables(report.read_text()) if " %: query" in caption
-    ]
+    shown = [(caption, rows) for caption, rows in tables(report.read_text()) if "%" in caption]
     assert len(shown) == 3
     for query, (caption, rows) in zip(order, shown, strict=True):
-        assert caption.startswith(
-            f"{precision[query]:.2f} %: query {query}, label {data[2][query]}"
-        )
+        said = rf"\b{precision[query]:.2f}\b.*\b{query}\b.*\b{data[2][query]}\b"
+        assert re.search(said, caption)
         assert f"<b>{query}</b>" in caption
         nearest = sorted(range(len(data[1])), key=lambda i: (distances[query, i], i))[:6]
         assert [r[0] for r in rows[1:]] == [f"{i}<b>{i}</b>" for i in nearest]
@@ -173,7 +170,7 @@ def test_pictures_are_within_the_file_and_nothing_is_loaded(report, browser):
         page.on("request", lambda request: asked.append(request.url))
         page.goto(f"file://{report}")
         assert page.evaluate("document.documentElement.scrollWidth") == 390
-        assert page.get_by_role("img", name="confusion at radius 2").is_visible()
+        assert page.locator("svg.heat[role=img][aria-label]").is_visible()
         assert page.locator("img").first.evaluate("img => img.naturalWidth") == 1
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
 
@@ -183,9 +180,9 @@ def test_many_classes_are_folded_and_listed_but_not_drawn(tmp_path):
     codes, labels = rng.integers(0, 256, (120, 1), dtype=np.uint8), np.arange(120) % 40
     write_report(tmp_path / "r.html", codes, codes, labels, labels, n_bits=8)
     text = (tmp_path / "r.html").read_text()
-    assert "<summary>20 more classes</summary>" in text
+    assert re.search(r"<summary>20\b[^<]*</summary>", text)
     assert 'class="heat"' not in text
-    assert "Most confused" in text
+    assert [rows for _, rows in tables(text) if len(rows[0]) == 4 and rows[0][-1] == "pairs"]
     ET.fromstring(text.partition("\n")[2])
 
 

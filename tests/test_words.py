@@ -201,7 +201,7 @@ def test_a_truncated_file_is_refused_by_name(images, vocabulary, tmp_path, exten
     assert bag_of_words(tmp_path, vocabulary).any()
     for kept in (len(whole) - 1, len(whole) * 9 // 10, len(whole) * 2 // 3, 12, 3, 0):
         path.write_bytes(whole[:kept])
-        with pytest.raises(AntipodalError, match=f"cannot read .*photo.{extension}: .*"):
+        with pytest.raises(AntipodalError, match=rf"photo\.{extension}"):
             bag_of_words(tmp_path, vocabulary)
 
 
