@@ -14,14 +14,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from antipodal.benchmark.cells import Benchmark, grid, run_cells
-from antipodal.benchmark.records import appending
-from antipodal.benchmark.sources import load_dataset
-from antipodal.benchmark.workers import available_cores
-from antipodal.cli.progress import bar
-from antipodal.encoders import LinfEncoder
-from antipodal.hashers import DeepLinf, register
-from antipodal.neurons import BLU, HELU, SHeLU
+from antipodal.bench.records import appending
+from antipodal.bench.runner import Benchmark, grid, load_dataset, run_cells
+from antipodal.bench.workers import available_cores
+from antipodal.cli.app import bar
+from antipodal.hashers.deeplinf import DeepLinf
+from antipodal.hashers.registry import register
+from antipodal.paper.encoders import LinfEncoder
+from antipodal.paper.neurons import BLU, HELU, SHeLU
 
 RECORDS = Path(__file__).parent / "results" / "ablations.jsonl"
 

@@ -94,7 +94,7 @@ def run(way: str, root: Path, target: Path) -> None:
     before = peak_megabytes()
     start = time.perf_counter()
     if way == "ray":
-        from antipodal.bulk.raycluster import connected
+        from antipodal.bulk.run import connected
 
         cluster = connected(None)
         cluster.__enter__()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from antipodal.benchmark.records import read_records
+from antipodal.bench.records import read_records
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -27,8 +27,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import orthogonal_mp_gram
 from threadpoolctl import threadpool_limits
 
-from antipodal.dictionary import ksvd
-from antipodal.pursuit import pursue
+from antipodal.paper.dictionary import ksvd, pursue
 
 N_SAMPLES, N_FEATURES, RANK, N_ATOMS, SPARSITY, N_SWEEPS = 2_000, 384, 30, 64, 8, 10
 

@@ -18,9 +18,9 @@ from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
 
 from antipodal import DeepLinf
-from antipodal.hashers.parts.inputs import Inputs, scale_map
-from antipodal.hashers.parts.lift import lift_rows
-from antipodal.hashers.parts.svm import fit_svm, svm_probabilities
+from antipodal.hashers.kernel_features import lift_rows
+from antipodal.hashers.preprocessing import Inputs, scale_map
+from antipodal.hashers.pseudo_labels import fit_svm, svm_probabilities
 
 PENALTY, FOLDS, LEAST = 5.0, 5, 1e-6
 

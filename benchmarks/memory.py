@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from antipodal import ITQ, KSH, DeepLinf, open_vectors
-from antipodal.hashers import BaseHasher
+from antipodal.hashers.base import BaseHasher
 
 N_FEATURES, N_BITS, N_CLASSES = 384, 64, 10
 BLOCK = 10_000

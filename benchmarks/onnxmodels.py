@@ -22,7 +22,7 @@ import torch
 
 from antipodal import ITQ, KSH, LSH, SDH, DeepLinf, LinfHash, NNHash, SignHash, SparseHash
 from antipodal.datasets import cifar10
-from antipodal.hashers import BaseHasher
+from antipodal.hashers.base import BaseHasher
 
 N_FIT, WIDTH, BLOCK = 2000, 384, 4096
 SEED = {"random_state": 0}

@@ -18,8 +18,8 @@ from hundred_million import table as scale_table
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
-from antipodal.benchmark.records import Record, read_records
-from antipodal.benchmark.summary import published_scores, spread
+from antipodal.bench.records import Record, read_records
+from antipodal.bench.tables import published_scores, spread
 from antipodal.cli import app
 
 ROOT = Path(__file__).parent.parent

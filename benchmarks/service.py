@@ -306,7 +306,7 @@ def main() -> None:
         hasher.save(folder / "model")
         rows = np.random.default_rng(2).standard_normal((256, N_FEATURES)).astype(np.float32)
         np.savez(folder / "vectors.npz", rows=rows.round(6), codes=hasher.encode(rows.round(6)))
-        from antipodal.storage.modelfile import model_identity
+        from antipodal.io.model_file import model_identity
 
         url, identity = f"sqlite:///{folder}/codes.db", model_identity(folder / "model")
         with open_store(url, n_bits=N_BITS, model=identity) as store:

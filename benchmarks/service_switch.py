@@ -25,7 +25,7 @@ import numpy as np
 from service import N_BITS, N_FEATURES, K, connection, distances, fitted, free_port, random_codes
 
 import antipodal
-from antipodal.storage.modelfile import model_identity
+from antipodal.io.model_file import model_identity
 
 
 def nearest(codes: np.ndarray, query: np.ndarray) -> list[int]:

@@ -28,8 +28,8 @@ import scipy.linalg  # noqa: E402
 import torch  # noqa: E402
 
 from antipodal import ITQ, LSH, HammingIndex, LinfHash, pack  # noqa: E402
-from antipodal.descent import bit_descent, stretched  # noqa: E402
-from antipodal.encoders import LinfEncoder  # noqa: E402
+from antipodal.hashers.bit_descent import bit_descent, stretched  # noqa: E402
+from antipodal.paper.encoders import LinfEncoder  # noqa: E402
 
 SETS = ("banking77", "clinc150")
 N_QUERIES, N_TRAIN, N_DATABASE, K = 500, 5000, 4000, 10

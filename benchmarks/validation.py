@@ -26,8 +26,8 @@ import torch
 from sklearn.model_selection import StratifiedKFold
 
 from antipodal import evaluate
-from antipodal.benchmark.sources import load_dataset
-from antipodal.hashers.methods import make_hasher
+from antipodal.bench.runner import load_dataset
+from antipodal.hashers.registry import make_hasher
 
 
 def rows_of(source: str, per_class: int) -> tuple[str, np.ndarray, np.ndarray]:

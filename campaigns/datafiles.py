@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from antipodal.benchmark.records import read_records
-from antipodal.checks import check_ids
+from antipodal.bench.records import read_records
 from antipodal.codes import check_codes
-from antipodal.reading import open_vectors
+from antipodal.io.vectors import open_vectors
+from antipodal.validation import check_ids
 from mutations import changed_bytes, changed_json, json_text
 from targets import Target
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from antipodal import LSH, HammingIndex, load, open_store
-from antipodal.stores.backup import back_up, restore
+from antipodal.stores.transfer import back_up, restore
 from kills import N_BITS, State, contents, wrong_answers
 
 THINGS = ("store", "backup", "index", "model", "checkpoint")
@@ -141,7 +141,7 @@ class Work:
         return Operation("model save", "model", [hasher.encode(ROWS).tobytes()], do)
 
     def _save_checkpoint(self, now: dict[str, Any]) -> Operation:
-        from antipodal.storage.checkpoint import save_checkpoint  # PyTorch takes seconds
+        from antipodal.paper.training import save_checkpoint  # PyTorch takes seconds
 
         encoder, optimizer = training(int(self._rng.integers(2**31)))
         history = {"loss": [1.0], "validation_loss": [], "best_epoch": 0}
@@ -182,7 +182,7 @@ def look(folder: Path, thing: str, moments: Any) -> Any:
         return found.ids[0].tolist(), found.distances[0].tolist()
     if thing == "model":
         return load(path).encode(ROWS).tobytes()
-    from antipodal.storage.checkpoint import restore_checkpoint
+    from antipodal.paper.training import restore_checkpoint
 
     encoder, optimizer = training(0)
     restore_checkpoint(path, "run", encoder, optimizer)

@@ -13,8 +13,8 @@ from zlib import crc32
 import numpy as np
 
 from antipodal import HammingIndex, load, open_store
-from antipodal.hashers import HASHERS
-from antipodal.storage.modelfile import read_model_file
+from antipodal.hashers.registry import built_in_hashers
+from antipodal.io.model_file import read_model_file
 from mutations import changed_array, changed_bytes, changed_json, json_text
 from targets import Target
 
@@ -26,7 +26,7 @@ def write_safetensors(path: Path, metadata: dict[str, str], arrays: dict[str, An
     """Write a file of arrays as `write_model_file` does, with whatever metadata."""
     from safetensors.numpy import save
 
-    from antipodal.storage.modelfile import _digest
+    from antipodal.io.model_file import _digest
 
     metadata = {**metadata, "sha256": _digest(metadata, arrays)}
     path.write_bytes(save(arrays, metadata))
@@ -35,13 +35,13 @@ def write_safetensors(path: Path, metadata: dict[str, str], arrays: dict[str, An
 class Model(Target):
     """Models of every hasher."""
 
-    def __init__(self, folder: Path, methods: tuple[str, ...] = tuple(HASHERS)) -> None:
+    def __init__(self, folder: Path, methods: tuple[str, ...] = tuple(built_in_hashers())) -> None:
         super().__init__(folder)
         self._made = []
         for method in methods:
             networks = ("DeepLinf", "NNHash", "SparseHash", "OrthoHash", "CSQ")
             settings = {"n_epochs": 1} if method in networks else {}
-            hasher = HASHERS[method](8, random_state=0, **settings).fit(ROWS, LABELS)
+            hasher = built_in_hashers()[method](8, random_state=0, **settings).fit(ROWS, LABELS)
             hasher.save(self.path)
             header, arrays = read_model_file(self.path, "hasher")
             self._made.append((header, arrays, self.path.read_bytes(), hasher.encode(ROWS)))
@@ -87,7 +87,7 @@ class Checkpoint(Target):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        from antipodal.storage.checkpoint import save_checkpoint
+        from antipodal.paper.training import save_checkpoint
         from operations import training
 
         encoder, optimizer = training(0)
@@ -98,7 +98,7 @@ class Checkpoint(Target):
 
     def case(self, draw: random.Random) -> bool:
         """Change what a file says, its arrays, or a byte."""
-        from antipodal.storage.checkpoint import restore_checkpoint
+        from antipodal.paper.training import restore_checkpoint
         from operations import training
 
         header, arrays, how = self._header, self._arrays, draw.random()

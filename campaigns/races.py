@@ -25,7 +25,7 @@ import numpy as np
 
 from antipodal import LSH, AntipodalError, HammingIndex, load
 from antipodal.datasets import Dataset
-from antipodal.storage.modelfile import read_model_file, write_model_file
+from antipodal.io.model_file import read_model_file, write_model_file
 from campaign import Part, main
 
 WRITERS, READERS, THREADS = 3, 3, 2

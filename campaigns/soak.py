@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from antipodal import LSH, open_store
-from antipodal.storage.modelfile import model_identity
-from antipodal.stores.backup import back_up, restore
+from antipodal.io.model_file import model_identity
+from antipodal.stores.transfer import back_up, restore
 from campaign import Part, main
 from services import READ, WRITE, Answer, Service, ask, is_alive, is_refused_well
 

@@ -5,15 +5,16 @@ import sqlite3
 from pathlib import Path
 
 from antipodal.service.keys import Keys
-from antipodal.stores.address import parse_url, shown_url
-from antipodal.stores.dialects import (
+from antipodal.stores.filters import (
     EXACT_REAL,
+    matches,
     milvus_narrowing,
+    parse_where,
     postgres_condition,
     sqlite_condition,
 )
 from antipodal.stores.metadata import metadata_text
-from antipodal.stores.where import matches, parse_where
+from antipodal.stores.url import parse_url, shown_url
 from mutations import changed_bytes, changed_json
 from targets import Target
 

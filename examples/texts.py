@@ -15,7 +15,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
 from antipodal import ITQ, open_store
-from antipodal.storage.modelfile import model_identity
+from antipodal.io.model_file import model_identity
 
 TOPICS = {
     "text": "re string textwrap difflib unicodedata codecs gettext locale",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from antipodal import LinfHash, solve_linf, unpack
-from antipodal.admm import (
+from antipodal.paper.admm import (
     RELAXATION,
     admm_iterations,
     admm_step,
@@ -18,7 +18,7 @@ from antipodal.admm import (
     relaxed_weight,
     unfolded_weights,
 )
-from antipodal.neurons import clip
+from antipodal.paper.neurons import clip
 from effort import examples
 
 seeds = st.integers(0, 2**32 - 1)

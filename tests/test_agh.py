@@ -11,8 +11,8 @@ from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import euclidean_distances
 
-from antipodal.hashers.agh import AGH, graph_functions, split_thresholds
-from antipodal.hashers.parts.anchors import cluster_centres, distance_blocks
+from antipodal.baselines.agh import AGH, graph_functions, split_thresholds
+from antipodal.hashers.kernel_features import cluster_centres, distance_blocks
 from effort import examples
 
 X, Y = load_digits(return_X_y=True)

@@ -12,13 +12,11 @@ from sklearn.neighbors import NearestNeighbors
 from typer.testing import CliRunner
 
 from antipodal import ITQ, audit
-from antipodal.auditing.auditreport import write_audit_report
-from antipodal.auditing.int8 import Int8Vectors
-from antipodal.auditing.judgements import Judgements
-from antipodal.auditing.setting import ranks, without_own
-from antipodal.auditing.survey import survey
-from antipodal.auditing.truth import true_neighbours
 from antipodal.cli import app
+from antipodal.evaluation.audit import survey
+from antipodal.evaluation.audit_report import write_audit_report
+from antipodal.evaluation.audited_codes import Int8Vectors
+from antipodal.evaluation.recall import Judgements, ranks, true_neighbours, without_own
 from browsers import tab
 
 X = load_digits(return_X_y=True)[0]
@@ -28,7 +26,7 @@ QUICK = {"bits": (32,), "methods": ["ITQ"], "peers": False, "n_queries": 50}
 @pytest.mark.parametrize("metric", ["cosine", "euclidean", "dot"])
 @pytest.mark.parametrize("blocks", [1, 7])
 def test_true_neighbours_are_those_of_brute_force(metric, blocks, monkeypatch):
-    monkeypatch.setattr("antipodal.auditing.truth._SCORES_AT_ONCE", 20 * len(X) // blocks)
+    monkeypatch.setattr("antipodal.evaluation.recall._SCORES_AT_ONCE", 20 * len(X) // blocks)
     rows = X + np.random.default_rng(0).random(X.shape)  # without ties
     queries = rows[:20] + 0.25
     found = true_neighbours(rows, queries, 10, metric)

@@ -19,14 +19,19 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 import antipodal
 from antipodal import ITQ, KSH, LSH, ClassifierLSH, DeepLinf, datasets, evaluate, gist, pack
-from antipodal.benchmark.cells import Benchmark, Cell, grid, parameters, run_cell, run_cells
-from antipodal.benchmark.published import PUBLISHED
-from antipodal.benchmark.records import read_records
-from antipodal.benchmark.sources import load_dataset
-from antipodal.benchmark.summary import published_scores, spread, table
+from antipodal.bench.records import read_records
+from antipodal.bench.runner import (
+    Benchmark,
+    Cell,
+    grid,
+    load_dataset,
+    parameters,
+    run_cell,
+    run_cells,
+)
+from antipodal.bench.tables import PUBLISHED, published_scores, spread, table
 from antipodal.cli import main
-from antipodal.hashers import HASHERS
-from antipodal.hashers.methods import make_hasher
+from antipodal.hashers.registry import built_in_hashers, make_hasher
 
 DIGITS = datasets.digits()
 SMALL = {"n_train": 20, "n_query": 10}
@@ -229,7 +234,9 @@ def test_a_record_of_other_defaults_or_another_version_is_not_taken_for_ours(mon
     # written before records had parameters
     old = {name: value for name, value in record.items() if name != "parameters"}
     assert benchmark.matching([cell], [old]) == {}
-    monkeypatch.setitem(HASHERS, "ITQ", partial(ITQ, n_iter=3))  # its default in a later version
+    monkeypatch.setitem(
+        built_in_hashers(), "ITQ", partial(ITQ, n_iter=3)
+    )  # its default in a later version
     assert benchmark.matching([cell], [record]) == {}
     again = run_cell(benchmark, cell)
     assert benchmark.matching([cell], [record, again]) == {cell: again}

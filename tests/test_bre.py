@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from antipodal import evaluate
-from antipodal.hashers.bre import (
+from antipodal.baselines.bre import (
     BRE,
     best_weight,
     descend,

@@ -19,9 +19,10 @@ import pytest
 from typer.testing import CliRunner
 
 from antipodal import LSH, AntipodalError, bulk, open_vectors
-from antipodal.bulk import BatchEncoder, manifest, onefile
+from antipodal.bulk import BatchEncoder, manifest
+from antipodal.bulk import encoder as onefile
 from antipodal.cli import app
-from antipodal.storage.modelfile import model_identity
+from antipodal.io.model_file import model_identity
 from effort import rounds
 
 # Children are forked from a process that has imported all of this.
@@ -284,7 +285,7 @@ def test_killed_runs_leave_nothing_half_and_end_as_one_that_was_not(work, tmp_pa
 ON_CLUSTER = """
 import pyarrow.parquet as pq, ray
 from antipodal import bulk
-from antipodal.bulk.raycluster import connected
+from antipodal.bulk.run import connected
 
 with connected(None):
     print("ready", flush=True)

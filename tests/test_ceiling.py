@@ -6,7 +6,7 @@ from sklearn.metrics import average_precision_score
 
 import reference_metrics as reference
 from antipodal import evaluate, pack
-from antipodal.evaluation.ceiling import evaluate_floats
+from antipodal.evaluation.float_ranking import evaluate_floats
 from effort import examples
 
 

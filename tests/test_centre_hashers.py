@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits, make_multilabel_classification
 
 from antipodal import CSQ, ITQ, AntipodalError, NNHash, OrthoHash, evaluate, load
-from antipodal.batches import BelievedPairs, InBatchPairs
-from antipodal.centres import (
+from antipodal.paper.centres import (
     CentrePairs,
     central_loss,
     class_centres,
     cosine_loss,
     random_centres,
 )
+from antipodal.paper.pair_sampling import BelievedPairs, InBatchPairs
 
 KINDS = [OrthoHash, CSQ]
 QUICK = {"scaling": "each", "random_state": 0}

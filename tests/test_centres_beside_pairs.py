@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from antipodal import DeepLinf, NNHash, SparseHash
-from antipodal.batches import BelievedPairs
-from antipodal.centres import CentrePairs, class_centres, cosine_loss
+from antipodal.paper.centres import CentrePairs, class_centres, cosine_loss
+from antipodal.paper.pair_sampling import BelievedPairs
 
 QUICK = {"n_epochs": 1, "scaling": "each", "random_state": 0}
 

@@ -7,10 +7,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 from antipodal import evaluate, unpack
-from antipodal.evaluation.ceiling import evaluate_floats
+from antipodal.baselines.onehothash import OneHotHash
+from antipodal.evaluation.float_ranking import evaluate_floats
 from antipodal.hashers.classifierlsh import ClassifierLSH
-from antipodal.hashers.onehothash import OneHotHash
-from antipodal.hashers.parts.svm import _calibrate, fit_svm, svm_probabilities
+from antipodal.hashers.pseudo_labels import _calibrate, fit_svm, svm_probabilities
 
 X, Y = load_digits(return_X_y=True)
 ORDER = np.random.default_rng(0).permutation(len(X))  # they come writer by writer

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from antipodal import KSH, LSH, HammingIndex, evaluate, load
 from antipodal.cli import app
-from antipodal.hashers import HASHERS
+from antipodal.hashers.registry import built_in_hashers
 
 X, Y = load_digits(return_X_y=True)
 X, Y = X.astype(np.float32), Y
@@ -101,13 +101,13 @@ def test_fit_learns_from_pairs_without_labels_and_by_other_methods(folder):
 def test_demo_trains_scores_saves_and_shows_neighbours(tmp_path, monkeypatch):
     done = antipodal("demo", "--epochs", 2, "--bits", 16, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for text in (*HASHERS, "query: 0", "██"):
+    for text in (*built_in_hashers(), "query: 0", "██"):
         assert text in done.stdout
     assert "DeepLinf" in done.stderr
     assert load(tmp_path / "antipodal-demo" / "digits.antipodal").n_bits == 16
     assert np.load(tmp_path / "antipodal-demo" / "digits-codes.npy").shape == (1597, 2)
-    few = {"DeepLinf": HASHERS["DeepLinf"], "LSH": HASHERS["LSH"]}
-    monkeypatch.setattr("antipodal.benchmark.demo.HASHERS", few)
+    few = {"DeepLinf": built_in_hashers()["DeepLinf"], "LSH": built_in_hashers()["LSH"]}
+    monkeypatch.setattr("antipodal.bench.demo.built_in_hashers", lambda: few)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["demo", "--epochs", "2", "--bits", "16", "--json"])
     records = [json.loads(line) for line in done.stdout.splitlines()]

@@ -12,10 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from antipodal import LSH, open_store, unpack
-from antipodal.cli import app, indexing
+from antipodal.cli import app
+from antipodal.cli import index as indexing
 from antipodal.errors import AntipodalError, StoreError
 from antipodal.index import HammingIndex
-from antipodal.storage.modelfile import model_identity
+from antipodal.io.model_file import model_identity
 from antipodal.stores.sqlite import SqliteStore
 
 RNG = np.random.default_rng(0)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from antipodal import Client, open_store
+from antipodal import client as asking
+from antipodal.client import _filter
 from antipodal.errors import IdsTakenError, StoreError
-from antipodal.stores import asking
-from antipodal.stores.client import _filter
-from antipodal.stores.where import parse_where
+from antipodal.stores.filters import parse_where
 from served import PREFIX, service  # noqa: F401
 from served import open_store as open_served
 

@@ -9,10 +9,10 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import Lasso
 
 from antipodal import DeepLinf, evaluate, load
-from antipodal.encoders import SparseBitEncoder
-from antipodal.hashers.nnhash import NNHash
-from antipodal.hashers.registry import HASHERS
-from antipodal.hashers.sparsehash import SparseHash
+from antipodal.baselines.nnhash import NNHash
+from antipodal.baselines.sparsehash import SparseHash
+from antipodal.hashers.registry import built_in_hashers
+from antipodal.paper.encoders import SparseBitEncoder
 
 RIVALS = [NNHash, SparseHash]
 NETWORKS = [DeepLinf, *RIVALS]
@@ -172,7 +172,7 @@ def test_a_threshold_that_nothing_passes_gives_the_empty_code():
 
 @pytest.mark.parametrize("kind", RIVALS)
 def test_a_saved_rival_gives_the_same_values(kind, tmp_path, monkeypatch):
-    monkeypatch.setitem(HASHERS, kind.__name__, kind)
+    monkeypatch.setitem(built_in_hashers(), kind.__name__, kind)
     hasher = kind(20, n_stages=3, tied=True, n_epochs=2, random_state=0).fit(X[:200], Y[:200])
     hasher.save(tmp_path / "model")
     loaded = load(tmp_path / "model")

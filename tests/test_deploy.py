@@ -26,7 +26,7 @@ from antipodal.cli.serve import app as commands
 from antipodal.errors import AntipodalError, StoreError
 from antipodal.service import Engine, create_app, server
 from antipodal.service.mounts import Mount
-from antipodal.stores.address import parse_url
+from antipodal.stores.url import parse_url
 from engines import engines  # noqa: F401
 
 ROOT = Path(__file__).parent.parent

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import cosine_similarity
 
 from antipodal import HammingIndex, LinfHash, load
-from antipodal.descent import RIDGE, bit_descent, refit_dictionary, stretched
+from antipodal.hashers.bit_descent import RIDGE, bit_descent, refit_dictionary, stretched
 
 DIGITS = load_digits(return_X_y=True)[0]
 
@@ -58,7 +58,7 @@ def test_the_best_code_of_all_is_left_as_it_is():
 def test_small_blocks_change_nothing(monkeypatch):
     Y, D, offset, signs = (torch.from_numpy(a) for a in problem(1, m=50))
     whole = bit_descent(Y, D, offset, signs.clone())
-    monkeypatch.setattr("antipodal.descent._BLOCK_BYTES", 200)
+    monkeypatch.setattr("antipodal.hashers.bit_descent._BLOCK_BYTES", 200)
     assert torch.equal(bit_descent(Y, D, offset, signs.clone()), whole)
 
 

@@ -12,8 +12,7 @@ from sklearn.datasets import load_digits
 from sklearn.decomposition import MiniBatchDictionaryLearning, sparse_encode
 from sklearn.linear_model import orthogonal_mp_gram
 
-from antipodal.dictionary import _update_atoms, ksvd
-from antipodal.pursuit import SparseCodes, pursue
+from antipodal.paper.dictionary import SparseCodes, _update_atoms, ksvd, pursue
 from effort import fresh_examples
 
 seeds = st.integers(0, 2**32 - 1)

@@ -104,8 +104,8 @@ def on_site(written, name):
         ("SECURITY.md", "[a](docs/guide/service.md)", "[a](service.md)"),
         (
             "docs/research/method.md",
-            "[admm.py](../../src/antipodal/admm.py)",
-            "`src/antipodal/admm.py`",
+            "[admm.py](../../src/antipodal/paper/admm.py)",
+            "`src/antipodal/paper/admm.py`",
         ),
         (
             "docs/research/method.md",

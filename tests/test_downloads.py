@@ -24,10 +24,9 @@ import pytest
 
 from antipodal import AntipodalError
 from antipodal.datasets import cifar10, download, idx, nus_wide
-from antipodal.datasets.download import SOURCES, RemoteDataset
-from antipodal.datasets.fetch import RemoteFile
+from antipodal.datasets.download import SOURCES, RemoteDataset, RemoteFile
 
-fetching = import_module("antipodal.datasets.fetch")
+fetching = import_module("antipodal.datasets.download")
 RNG = np.random.default_rng(0)
 BATCHES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
 CONTENT = {name: b"\3" + RNG.bytes(3072) + b"\7" + RNG.bytes(3072) for name in BATCHES}
@@ -361,7 +360,7 @@ def test_a_killed_download_leaves_no_final_name_and_is_resumed(server, tmp_path)
     script = (
         "import sys\n"
         "from antipodal.datasets.download import SOURCES, RemoteDataset, download\n"
-        "from antipodal.datasets.fetch import RemoteFile\n"
+        "from antipodal.datasets.download import RemoteFile\n"
         "url, size, md5, dir = sys.argv[1:]\n"
         "files = (RemoteFile(url, int(size), md5),)\n"
         "source = RemoteDataset('cifar-10-batches-bin', files, {'x': 1})\n"

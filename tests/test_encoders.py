@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from antipodal import LinfEncoder, ListaEncoder, PlainEncoder
-from antipodal.admm import admm_iterations
-from antipodal.encoders import SparseLinfEncoder
+from antipodal.paper.admm import admm_iterations
+from antipodal.paper.encoders import SparseLinfEncoder
 
 ENCODERS = [LinfEncoder, SparseLinfEncoder, ListaEncoder, PlainEncoder]
 

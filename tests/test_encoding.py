@@ -22,7 +22,7 @@ from antipodal import (
     SparseHash,
     load,
 )
-from antipodal.storage.modelfile import read_model_file, write_model_file
+from antipodal.io.model_file import read_model_file, write_model_file
 
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:200].astype(np.float32), Y[:200]

@@ -16,8 +16,8 @@ import pytest
 import uvicorn
 
 from antipodal import open_store
+from antipodal.io.model_file import model_identity
 from antipodal.service import Engine, create_app
-from antipodal.storage.modelfile import model_identity
 from engines import engines  # noqa: F401
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

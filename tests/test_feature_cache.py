@@ -14,7 +14,7 @@ import pytest
 
 from antipodal.datasets import Dataset, arrays, idx
 from antipodal.features import gist
-from antipodal.storage.modelfile import read_model_file, write_model_file
+from antipodal.io.model_file import read_model_file, write_model_file
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 16, 20, 3), dtype=np.uint8)
 SMALL = {"orientations": (4, 2), "grid": 2}
@@ -36,7 +36,7 @@ def calls(monkeypatch):
             seen.append(len(images))
         return gist(images, **options)
 
-    monkeypatch.setattr(import_module("antipodal.datasets.cache"), "gist", counted)
+    monkeypatch.setattr(import_module("antipodal.datasets.dataset"), "gist", counted)
     return seen
 
 
@@ -115,7 +115,7 @@ def test_other_images_never_meet_the_features_of_these(data, calls, other):
 
 def test_a_new_definition_of_gist_never_reads_an_old_file(data, calls, monkeypatch):
     data.with_gist(**SMALL)
-    monkeypatch.setattr(import_module("antipodal.datasets.cache"), "_DEFINITION", 2)
+    monkeypatch.setattr(import_module("antipodal.datasets.dataset"), "_DEFINITION", 2)
     data.with_gist(**SMALL)
     assert calls == [6, 6]
 
@@ -126,7 +126,7 @@ def test_the_definition_of_gist_is_still_the_first():
     values = gist(ramp, orientations=(2, 1), grid=1)
     pinned = [[0.05723, 0.10543, 0.11140], [0.01070, 0.01912, 0.02464]]
     np.testing.assert_allclose(values, pinned, atol=1e-4)
-    assert import_module("antipodal.datasets.cache")._DEFINITION == 1
+    assert import_module("antipodal.datasets.dataset")._DEFINITION == 1
 
 
 def test_a_damaged_or_foreign_file_is_computed_again_and_replaced(data, calls):

@@ -16,25 +16,25 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from antipodal import DeepLinf, datasets
-from antipodal.benchmark.cells import Benchmark
-from antipodal.benchmark.figures import (
+from antipodal.bench import figures as drawing
+from antipodal.bench.figures import draw_figures, loss_curves
+from antipodal.bench.plots import (
+    NETWORKS,
     Values,
     antipodality,
-    draw_figures,
-    drawing,
     initialisation,
-    loss_curves,
+    looks,
     neurons,
     one_image,
     radius_lookup,
     save_figure,
     trade_off,
 )
-from antipodal.benchmark.figures.style import NETWORKS, looks
+from antipodal.bench.runner import Benchmark
 from antipodal.cli import app
 from antipodal.errors import AntipodalError
-from antipodal.evaluation.colours import INK, METHOD_COLOURS
-from antipodal.hashers.methods import make_hasher
+from antipodal.evaluation.html import INK, METHOD_COLOURS
+from antipodal.hashers.registry import make_hasher
 
 DIGITS = datasets.digits()
 SMALL = {"n_train": 20, "n_query": 10}

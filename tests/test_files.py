@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 
 from antipodal import AntipodalError
-from antipodal.storage.files import check_writable, make_folder, replacing
+from antipodal.io.atomic import check_writable, make_folder, replacing
 from races import race_deletion, race_replacement
 
 
@@ -301,7 +301,7 @@ def test_a_check_leaves_the_file_as_it_is(tmp_path):
 
 _KILLED_SAVE = """
 import os, signal, sys
-from antipodal.storage.files import replacing
+from antipodal.io.atomic import replacing
 with replacing(sys.argv[1]) as file:
     file.write(b"half")
     file.flush()

@@ -9,9 +9,9 @@ import pytest
 from sklearn.datasets import load_digits
 
 from antipodal import ITQ, DeepLinf, load, open_vectors
-from antipodal.hashers import HASHERS
-from antipodal.hashers.parts.inputs import learn_inputs, scaled
-from antipodal.hashers.parts.rows import draw_rows, feature_moments, sample_labelled, sample_rows
+from antipodal.hashers.preprocessing import learn_inputs, scaled
+from antipodal.hashers.registry import built_in_hashers
+from antipodal.hashers.rows import draw_rows, feature_moments, sample_labelled, sample_rows
 
 X, Y = load_digits(return_X_y=True)
 FEW = {  # what makes a fit small and quick
@@ -33,7 +33,7 @@ def mapped(tmp_path_factory):
     return np.load(path, mmap_mode="r")
 
 
-@pytest.mark.parametrize("kind", HASHERS.values())
+@pytest.mark.parametrize("kind", built_in_hashers().values())
 def test_fit_on_a_memory_map_holds_a_sample_of_it(kind, mapped):
     labels = np.arange(len(mapped)) % 10
     tracemalloc.start()
@@ -103,14 +103,14 @@ def test_unlabelled_rows_of_parquet_are_drawn_without_unpacking_the_file(tmp_pat
         hasher = DeepLinf(8, n_unlabelled=200, n_epochs=1, random_state=0)
         return hasher.fit(rows[:300], Y[:300], unlabelled=unlabelled).project(rows[:50])
 
-    monkeypatch.setattr("antipodal.reading.vectorfile.mapped_rows", None)
+    monkeypatch.setattr("antipodal.io.vectors.mapped_rows", None)
     np.testing.assert_array_equal(fitted(open_vectors(tmp_path)), fitted(rows))
 
 
 def test_too_few_samples_are_refused():
     for kind in ("ITQ", "AGH", "DeepLinf", "PSH", "OneHotHash"):
         with pytest.raises(ValueError, match=r"\bn_samples\b.*\b2\b.*\b1\b"):
-            HASHERS[kind](8, n_samples=1).fit(X, Y)
+            built_in_hashers()[kind](8, n_samples=1).fit(X, Y)
 
 
 def test_float32_rows_far_from_zero_are_standardised_exactly():

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from antipodal import LSH, AntipodalError, DeepLinf, HammingIndex, load, open_store
-from antipodal.benchmark.records import read_records
-from antipodal.hashers import HASHERS
-from antipodal.index.indexfile import IndexDescription, write_index_file
+from antipodal.bench.records import read_records
+from antipodal.hashers.registry import built_in_hashers
+from antipodal.index.index_file import IndexDescription, write_index_file
 from antipodal.index.items import IndexedItems
-from antipodal.reading import open_vectors
-from antipodal.storage.modelfile import read_model_file, write_model_file
+from antipodal.io.model_file import read_model_file, write_model_file
+from antipodal.io.vectors import open_vectors
 from effort import CAMPAIGN
 from ownfiles import write_safetensors
 
@@ -27,7 +27,7 @@ Y = np.arange(60) % 3
 QUICK = {"n_epochs": 1}
 NETWORKS = ("DeepLinf", "NNHash", "SparseHash", "OrthoHash", "CSQ")
 # In a campaign every hasher; otherwise one of each kind of state.
-METHODS = list(HASHERS) if CAMPAIGN else ["LSH", "AGH", "DeepLinf"]
+METHODS = list(built_in_hashers()) if CAMPAIGN else ["LSH", "AGH", "DeepLinf"]
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -35,7 +35,7 @@ def saved(request, tmp_path_factory):
     """Return what the file of a hasher says, and where to write others."""
     path = tmp_path_factory.mktemp("forged") / "model"
     settings = QUICK if request.param in NETWORKS else {}
-    HASHERS[request.param](8, random_state=0, **settings).fit(X, Y).save(path)
+    built_in_hashers()[request.param](8, random_state=0, **settings).fit(X, Y).save(path)
     header, arrays = read_model_file(path, "hasher")
     return path, header, arrays
 

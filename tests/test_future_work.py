@@ -9,8 +9,8 @@ from scipy.optimize import minimize_scalar
 from sklearn.datasets import load_digits
 
 from antipodal import DeepLinf, evaluate, load
-from antipodal.encoders import SparseLinfEncoder
-from antipodal.triplets import triplet_loss
+from antipodal.paper.encoders import SparseLinfEncoder
+from antipodal.paper.losses import triplet_loss
 
 X, Y = load_digits(return_X_y=True)
 

@@ -36,7 +36,7 @@ from antipodal import (
     load,
     pack,
 )
-from antipodal.hashers import HASHERS as BY_NAME
+from antipodal.hashers.registry import built_in_hashers
 
 SEED = {"random_state": 0}
 FAST = {"n_epochs": 3, **SEED}
@@ -91,7 +91,7 @@ HASHERS = [
     SpectralHash(20, **SEED),
     LSH(20, **SEED),
 ]
-KINDS = list(BY_NAME.values())
+KINDS = list(built_in_hashers().values())
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:400], Y[:400]
 

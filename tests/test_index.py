@@ -14,9 +14,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from antipodal.codes import pack, unpack
-from antipodal.index import Ball, HammingIndex, bands, contents, merging, scan, tables
+from antipodal.index import (
+    Ball,
+    HammingIndex,
+    scan,
+)
+from antipodal.index import (
+    radius_tables as bands,
+)
+from antipodal.index import (
+    radius_tables as tables,
+)
+from antipodal.index import (
+    segments as contents,
+)
+from antipodal.index import (
+    segments as merging,
+)
 from antipodal.index.items import to_rows
-from antipodal.index.tables import Tables
+from antipodal.index.radius_tables import Tables
 from effort import fresh_examples
 
 SOURCE = Path(__file__).parents[1] / "src"

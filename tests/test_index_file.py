@@ -13,9 +13,11 @@ import pytest
 
 from antipodal.codes import pack
 from antipodal.errors import AntipodalError, IndexFileError
-from antipodal.index import HammingIndex, bands, indexfile
+from antipodal.index import HammingIndex
+from antipodal.index import index_file as indexfile
+from antipodal.index import radius_tables as bands
 from antipodal.index.approximate import Approximate
-from antipodal.index.tables import Tables
+from antipodal.index.radius_tables import Tables
 
 SOURCE = Path(__file__).parents[1] / "src"
 

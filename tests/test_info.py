@@ -12,13 +12,12 @@ from typer.testing import CliRunner
 
 import antipodal
 from antipodal import HammingIndex, bulk, datasets, evaluate, open_store, pack
+from antipodal.baselines.nnhash import NNHash
 from antipodal.cli import app
 from antipodal.evaluation.report import write_report
 from antipodal.features import Vocabulary
-from antipodal.hashers import NNHash
-from antipodal.storage.modelfile import model_identity
-from antipodal.stores.backup import back_up
-from antipodal.stores.exports import export_items
+from antipodal.io.model_file import model_identity
+from antipodal.stores.transfer import back_up, export_items
 
 X = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)
 Y = np.arange(40) % 2

@@ -9,17 +9,18 @@ from sklearn.datasets import load_digits
 from sklearn.preprocessing import StandardScaler
 
 from antipodal import ClassifierLSH, DeepLinf, load
-from antipodal.hashers.parts.inputs import (
+from antipodal.hashers.preprocessing import (
     choose_scaling,
+    gaussian_kernel,
     learn_inputs,
+    left_out_residuals,
     linear_map,
     root_map,
     rooted,
     scale_map,
     scaled,
 )
-from antipodal.hashers.parts.ridge import gaussian_kernel, left_out_residuals
-from antipodal.hashers.parts.svm import label_table
+from antipodal.hashers.pseudo_labels import label_table
 
 X, Y = load_digits(return_X_y=True)
 SCALINGS = ("each", "common", "root-each", "root-common", "none")

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import rbf_kernel
 
 from antipodal import evaluate
-from antipodal.hashers.ksh import (
+from antipodal.baselines.ksh import (
     KSH,
     LabelResidue,
     ascend,
@@ -150,7 +150,7 @@ def test_multi_hot_classes_are_the_same_problem_as_classes():
 def test_rows_beyond_the_limit_are_drawn_evenly_from_the_classes(monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "antipodal.hashers.ksh.LabelResidue",
+        "antipodal.baselines.ksh.LabelResidue",
         lambda labels, n_bits: seen.append(labels) or LabelResidue(labels, n_bits),
     )
     skewed = np.concatenate([np.flatnonzero(Y == 0)[:100], np.flatnonzero(Y == 1)[:8]])

@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from antipodal import LSH, evaluate
-from antipodal.hashers.ldahash import LDAHash, covariances_of_classes
+from antipodal.baselines.ldahash import LDAHash, covariances_of_classes
 
 X, Y = load_digits(return_X_y=True)
 

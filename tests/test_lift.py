@@ -10,7 +10,7 @@ from sklearn.decomposition import KernelPCA
 from sklearn.metrics.pairwise import rbf_kernel
 
 from antipodal import DeepLinf, NNHash, evaluate
-from antipodal.hashers.parts.lift import learn_lift, lift_rows
+from antipodal.hashers.kernel_features import learn_lift, lift_rows
 
 X, Y = load_digits(return_X_y=True)
 ROWS = ((X - X.mean(axis=0)) / (X.std(axis=0) + 1)).astype(np.float32)

@@ -8,18 +8,9 @@ import pytest
 import torch
 from sklearn.datasets import load_digits, make_multilabel_classification
 
-from antipodal import (
-    ITQ,
-    DeepLinf,
-    LinfEncoder,
-    NNHash,
-    SparseHash,
-    evaluate,
-    ksvd,
-    unpack,
-)
-from antipodal.admm import admm_iterations
-from antipodal.hashers.parts.forward import encoder_inputs
+from antipodal import ITQ, DeepLinf, LinfEncoder, NNHash, SparseHash, evaluate, ksvd, unpack
+from antipodal.hashers.pipeline import encoder_inputs
+from antipodal.paper.admm import admm_iterations
 
 X, Y = load_digits(return_X_y=True)
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from antipodal import LSH, HammingIndex, load
-from antipodal.cli import hashing, main
+from antipodal.cli import fit as hashing
+from antipodal.cli import main
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((60, 8)).astype(np.float32)
@@ -173,7 +174,7 @@ def slow(monkeypatch):
     def too_late(*arguments, **options):
         raise AssertionError("it began to work")
 
-    monkeypatch.setattr("antipodal.storage.arrays.np.load", too_late)
+    monkeypatch.setattr("antipodal.io.arrays.np.load", too_late)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +289,7 @@ def test_what_happens_to_a_machine_is_one_line(run, monkeypatch, error, code, me
     def fails(*arguments, **options):
         raise error
 
-    monkeypatch.setattr("antipodal.reading.open_vectors", fails)
+    monkeypatch.setattr("antipodal.io.vectors.open_vectors", fails)
     got, _, said = run("fit", "X.npy", *ITQ)
     assert got == code
     assert re.match(f"antipodal: .*{message}", said) if message else said == ""
@@ -300,7 +301,7 @@ def test_faults_of_our_own_show_where_they_are(files, monkeypatch):
         raise RuntimeError("a fault")
 
     monkeypatch.chdir(files)
-    monkeypatch.setattr("antipodal.reading.open_vectors", fails)
+    monkeypatch.setattr("antipodal.io.vectors.open_vectors", fails)
     monkeypatch.setattr(sys, "argv", ["antipodal", "fit", "X.npy", *map(str, ITQ)])
     with pytest.raises(RuntimeError, match="a fault"):
         main()

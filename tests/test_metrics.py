@@ -14,7 +14,7 @@ from sklearn.metrics import average_precision_score
 
 import reference_metrics as reference
 from antipodal.codes import pack, unpack
-from antipodal.evaluation.ceiling import evaluate_floats
+from antipodal.evaluation.float_ranking import evaluate_floats
 from antipodal.evaluation.metrics import bit_health, evaluate, hamming_distances
 from antipodal.evaluation.ranking import TiedRanking, _count_in_rows
 from effort import fresh_examples

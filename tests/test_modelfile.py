@@ -13,12 +13,7 @@ from safetensors.numpy import save
 
 from antipodal import LSH, AntipodalError, load
 from antipodal.errors import ModelFileError
-from antipodal.storage.modelfile import (
-    model_bits,
-    model_identity,
-    read_model_file,
-    write_model_file,
-)
+from antipodal.io.model_file import model_bits, model_identity, read_model_file, write_model_file
 from effort import fresh_examples
 
 ROWS = np.random.default_rng(0).standard_normal((20, 6))

@@ -12,11 +12,11 @@ from sklearn.datasets import load_digits, make_multilabel_classification
 from sklearn.exceptions import NotFittedError
 
 from antipodal import DeepLinf, LinfEncoder, NNHash, SparseHash, evaluate, load, pack
-from antipodal.batches import AllPairsBatch, BelievedBatch, ListedBatch
 from antipodal.errors import ModelFileError
-from antipodal.hashers.methods import make_hasher
-from antipodal.pairs import mean_over_prefixes
-from antipodal.storage.modelfile import read_model_file, write_model_file
+from antipodal.hashers.registry import make_hasher
+from antipodal.io.model_file import read_model_file, write_model_file
+from antipodal.paper.losses import mean_over_prefixes
+from antipodal.paper.pair_sampling import AllPairsBatch, BelievedBatch, ListedBatch
 
 X, Y = load_digits(return_X_y=True)
 ORDER = np.random.default_rng(0).permutation(len(X))  # they come writer by writer

@@ -40,10 +40,9 @@ from antipodal import (
     pack,
 )
 from antipodal.cli import app
-from antipodal.exporting.onnxfile import packed
-from antipodal.exporting.symbols import Graph, GraphError, Symbol
-from antipodal.hashers import HASHERS
-from antipodal.storage.modelfile import model_identity
+from antipodal.hashers.registry import built_in_hashers
+from antipodal.io.model_file import model_identity
+from antipodal.io.onnx import Graph, GraphError, Symbol, packed
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "onnx"
 X, Y = load_digits(return_X_y=True)
@@ -105,7 +104,7 @@ def test_an_exported_model_makes_the_codes_of_encode(hasher, tmp_path):
 
 
 def test_every_hasher_is_exported():
-    assert {type(hasher) for hasher in EXPORTED} == set(HASHERS.values())
+    assert {type(hasher) for hasher in EXPORTED} == set(built_in_hashers().values())
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +229,7 @@ def test_a_symbol_changed_in_place_is_what_it_became():
 
 def test_without_the_package_the_message_says_how_to_install_it(tmp_path, monkeypatch):
     hasher = LSH(8, **SEED).fit(X)
-    for module in ("antipodal.exporting.onnxfile", "antipodal.exporting.symbols"):
+    for module in ("antipodal.io.onnx", "antipodal.io.onnx"):
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(AntipodalError, match=r"\bonnx\b"):

@@ -15,9 +15,7 @@ from antipodal.cli import app, outputs
 from antipodal.cli.outputs import file_kind
 from antipodal.errors import StoreError
 from antipodal.stores import open_store
-from antipodal.stores.backup import back_up, restore
-from antipodal.stores.copying import copy_store
-from antipodal.stores.exports import export_items
+from antipodal.stores.transfer import back_up, copy_store, export_items, restore
 
 N, N_BITS = 50, 16
 CODES = np.random.default_rng(0).integers(0, 256, (N, 2), dtype=np.uint8)

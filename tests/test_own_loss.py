@@ -11,10 +11,10 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import softplus
 
 from antipodal import BLU, DeepLinf, Encoder, LinfEncoder, NetworkHasher, evaluate, load, register
-from antipodal.batches import AllPairsBatch, ListedBatch
 from antipodal.errors import ModelFileError
 from antipodal.hashers import registry
-from antipodal.pairs import function_name
+from antipodal.paper.losses import function_name
+from antipodal.paper.pair_sampling import AllPairsBatch, ListedBatch
 
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:300], Y[:300]

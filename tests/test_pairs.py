@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antipodal.batches import (
+from antipodal.paper.losses import are_similar, expected_pairwise_loss, probably_similar
+from antipodal.paper.pair_sampling import (
     AllPairsBatch,
     BelievedBatch,
     BelievedPairs,
@@ -15,8 +16,7 @@ from antipodal.batches import (
     ListedPairs,
     sample_pairs,
 )
-from antipodal.labels import check_labels, check_pairs
-from antipodal.pairs import are_similar, expected_pairwise_loss, probably_similar
+from antipodal.validation import check_labels, check_pairs
 
 seeds = st.integers(0, 2**32 - 1)
 CLASSES = torch.tensor([0, 0, 1, 1, 2, 0])

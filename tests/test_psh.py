@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from antipodal import LSH, evaluate
-from antipodal.batches import ListedPairs
-from antipodal.hashers.parts.cuts import best_cuts
-from antipodal.hashers.psh import PSH, _choose
+from antipodal.baselines.psh import PSH, _choose
+from antipodal.baselines.thresholds import best_cuts
+from antipodal.paper.pair_sampling import ListedPairs
 
 X, Y = load_digits(return_X_y=True)
 seeds = st.integers(0, 2**32 - 1)
@@ -80,7 +80,7 @@ def test_neighbouring_float32_values_are_cut_apart():
 def test_many_directions_in_blocks_give_what_each_gives_alone(monkeypatch):
     rows, directions = torch.from_numpy(X[:50].astype(np.float32)), torch.eye(64)[:, 10:30]
     whole = best_cuts(rows, directions, Y[:50])
-    monkeypatch.setattr("antipodal.hashers.parts.cuts._BLOCK_ENTRIES", 150)
+    monkeypatch.setattr("antipodal.baselines.thresholds._BLOCK_ENTRIES", 150)
     for ours, expected in zip(best_cuts(rows, directions, Y[:50]), whole, strict=True):
         np.testing.assert_array_equal(ours, expected)
 

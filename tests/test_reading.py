@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import feather, parquet
 
-import antipodal.storage.scratch
+import antipodal.io.arrays
 from antipodal import LSH, AntipodalError, open_vectors
-from antipodal.reading import read_column
+from antipodal.io.vectors import read_column
 from effort import examples
 
 RNG = np.random.default_rng(0)
@@ -183,7 +183,7 @@ def test_arrays_of_npz_files_are_read_as_they_unpack(folder, order):
 
 
 def test_npy_files_are_mapped_and_nothing_is_unpacked(folder, monkeypatch):
-    monkeypatch.setattr(antipodal.storage.scratch, "TemporaryFile", None)
+    monkeypatch.setattr(antipodal.io.arrays, "TemporaryFile", None)
     np.save("x.npy", X)
     file = open_vectors("x.npy")
     rows = np.asarray(file)
@@ -567,7 +567,7 @@ def test_a_full_disk_is_named(folder, monkeypatch):
     def full():
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(antipodal.storage.scratch, "TemporaryFile", full)
+    monkeypatch.setattr(antipodal.io.arrays, "TemporaryFile", full)
     with pytest.raises(AntipodalError, match=r"a\.parquet\b.*No space.*TMPDIR"):
         np.asarray(open_vectors(write(folder, "a.parquet")))
 

@@ -12,8 +12,8 @@ from statistics import mean
 import pytest
 from typer.testing import CliRunner
 
-from antipodal.benchmark.records import read_records
-from antipodal.benchmark.summary import published_scores
+from antipodal.bench.records import read_records
+from antipodal.bench.tables import published_scores
 from antipodal.cli import app
 
 ROOT = Path(__file__).parent.parent

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from antipodal import AntipodalError
-from antipodal.benchmark import records
-from antipodal.benchmark.records import appending, read_records
+from antipodal.bench import records
+from antipodal.bench.records import appending, read_records
 
 
 def write(path, *records):
@@ -89,8 +89,8 @@ def test_processes_that_open_one_new_file_at_once_lose_no_record(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from antipodal.benchmark import records
-from antipodal.benchmark.records import appending
+from antipodal.bench import records
+from antipodal.bench.records import appending
 from antipodal import AntipodalError
 print("ready", flush=True)
 sys.stdin.readline()
@@ -137,8 +137,8 @@ def test_a_full_disk_keeps_the_records_before(tmp_path):
     path = tmp_path / "r.jsonl"
     code = f"""
 import resource, signal
-from antipodal.benchmark import records
-from antipodal.benchmark.records import appending
+from antipodal.bench import records
+from antipodal.bench.records import appending
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 with appending({str(path)!r}) as file:
     file.append({{"a": 1}})
@@ -172,8 +172,8 @@ def test_a_broken_disk_is_told_in_one_line(tmp_path, monkeypatch):
 def test_a_killed_writer_loses_no_acknowledged_record(tmp_path):
     path = tmp_path / "r.jsonl"
     code = f"""
-from antipodal.benchmark import records
-from antipodal.benchmark.records import appending
+from antipodal.bench import records
+from antipodal.bench.records import appending
 with appending({str(path)!r}) as file:
     for i in range(10**9):
         file.append({{"i": i}})

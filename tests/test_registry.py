@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 import antipodal
 from antipodal import ITQ, LSH, AntipodalError, BaseHasher, DeepLinf, datasets, load, register
-from antipodal.benchmark.cells import Benchmark, grid, run_cells
+from antipodal.bench.runner import Benchmark, grid, run_cells
 from antipodal.cli import app
 from antipodal.hashers import registry
-from antipodal.hashers.methods import make_hasher, method_names
-from antipodal.storage.modelfile import read_model_file
+from antipodal.hashers.registry import make_hasher, method_names
+from antipodal.io.model_file import read_model_file
 
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:200], Y[:200]

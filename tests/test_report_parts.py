@@ -12,10 +12,10 @@ from antipodal import evaluate, pack
 from antipodal.cli import app
 from antipodal.codes import unpack
 from antipodal.evaluation.breakdown import break_down, class_scores, confusion
-from antipodal.evaluation.colours import METHOD_COLOURS
+from antipodal.evaluation.html import METHOD_COLOURS
 from antipodal.evaluation.report import write_report
-from antipodal.hashers import LSH
-from antipodal.storage.modelfile import model_identity
+from antipodal.hashers.lsh import LSH
+from antipodal.io.model_file import model_identity
 from browsers import tab
 from test_report import parse, row, tables
 

@@ -6,7 +6,7 @@ from sklearn.metrics.pairwise import cosine_similarity, euclidean_distances
 
 from antipodal.codes import pack, unpack
 from antipodal.index import HammingIndex
-from antipodal.index.rescore import Vectors, best_first, projection_scores, rescored
+from antipodal.index.rerank import Vectors, best_first, projection_scores, rescored
 
 
 def make_data(seed=0, n=400, n_features=12, n_bits=10):
@@ -115,7 +115,7 @@ def test_ids_that_are_not_row_numbers_are_fetched_by_a_function():
 def test_blocks_of_queries_change_nothing(monkeypatch):
     index, X, Q, codes, z = make_data()
     whole = [index.search(codes, 9, rescore=r) for r in (Vectors(Q, X), Vectors(Q, list(X)), z)]
-    monkeypatch.setattr("antipodal.index.rescore._VALUES_AT_ONCE", 500)
+    monkeypatch.setattr("antipodal.index.rerank._VALUES_AT_ONCE", 500)
     parts = [index.search(codes, 9, rescore=r) for r in (Vectors(Q, X), Vectors(Q, list(X)), z)]
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_array_equal(one.ids, other.ids)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from antipodal.scaling import Scaling, alike, times_two_to
+from antipodal.paper.conditioning import Scaling, alike, times_two_to
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [(np.float32, 149), (np.float64, 1074)])

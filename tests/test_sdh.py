@@ -11,7 +11,7 @@ from sklearn.linear_model import Ridge
 from sklearn.metrics.pairwise import rbf_kernel
 
 from antipodal import evaluate
-from antipodal.hashers.sdh import (
+from antipodal.baselines.sdh import (
     SDH,
     KernelRegression,
     code_weights,
@@ -193,7 +193,7 @@ def test_multi_hot_classes_are_the_same_problem_as_classes(fast):
 def test_rows_beyond_the_limit_are_drawn_evenly_from_the_classes(monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "antipodal.hashers.sdh.label_matrix",
+        "antipodal.baselines.sdh.label_matrix",
         lambda labels: seen.append(labels) or label_matrix(labels),
     )
     skewed = np.concatenate([np.flatnonzero(Y == 0)[:100], np.flatnonzero(Y == 1)[:8]])

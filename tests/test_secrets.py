@@ -12,7 +12,7 @@ from antipodal.cli import app
 from antipodal.service.mounts import Mount
 from antipodal.service.server import Settings
 from antipodal.stores import open_store
-from antipodal.stores.address import parse_url, shown_url
+from antipodal.stores.url import parse_url, shown_url
 from engines import engines  # noqa: F401
 
 # Whatever is secret here is made of these words, so that a part of it is noticed too.

@@ -15,7 +15,7 @@ from antipodal.service.fields import seen_fields
 from antipodal.service.looking import MOST_LOOKED_AT, _found, _points
 from antipodal.service.maps import MOST_ITEMS, Maps, classical_scaling, lay_out
 from antipodal.service.schemas import FindRequest, SearchRequest
-from antipodal.stores.finding import find_words
+from antipodal.stores.text_search import find_words
 from engines import ENGINES, engines  # noqa: F401
 
 N_BITS, N_ITEMS = 20, 300

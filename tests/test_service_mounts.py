@@ -16,20 +16,14 @@ from typer.testing import CliRunner
 from antipodal import LSH, open_store
 from antipodal.cli import app as commands
 from antipodal.errors import AntipodalError
+from antipodal.io.model_file import model_identity
 from antipodal.service import Engine, Keys, Limits
 from antipodal.service.logs import JsonFormatter
 from antipodal.service.mountedapp import create_mounted_app
-from antipodal.service.mounts import (
-    Mount,
-    changing_mounts,
-    parse_mount,
-    read_mounts,
-    write_mounts,
-)
+from antipodal.service.mounts import Mount, changing_mounts, parse_mount, read_mounts, write_mounts
 from antipodal.service.server import Settings, check_prefix
 from antipodal.service.server import serve as listen
 from antipodal.service.switchboard import Switchboard
-from antipodal.storage.modelfile import model_identity
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "Using `httpx` with `starlette.testclient`")

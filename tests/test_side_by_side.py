@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from antipodal import AntipodalError, evaluate, pack
-from antipodal.benchmark.runs import read_run
+from antipodal.bench.comparison import read_run
 from antipodal.cli import app
-from antipodal.evaluation.colours import METHOD_COLOURS
+from antipodal.evaluation.html import METHOD_COLOURS
 from browsers import tab
 from test_report import tables
 

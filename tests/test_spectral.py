@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 
 from antipodal import LSH, evaluate
-from antipodal.hashers.spectralhash import SpectralHash, smoothest_modes
+from antipodal.baselines.spectralhash import SpectralHash, smoothest_modes
 
 X, Y = load_digits(return_X_y=True)
 

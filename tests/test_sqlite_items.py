@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from antipodal.errors import StoreError
-from antipodal.index import bands
-from antipodal.stores import open_store, sqliteitems
-from antipodal.stores.sqliteitems import SqliteItems
+from antipodal.index import radius_tables as bands
+from antipodal.stores import open_store
+from antipodal.stores import sqlite_file as sqliteitems
+from antipodal.stores.sqlite_file import SqliteItems
 
 LEAST, LARGEST = -(2**63), 2**63 - 1
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from antipodal.cli import app
 from antipodal.errors import StoreError
 from antipodal.stores import open_store
-from antipodal.stores.backup import back_up, check_backup, restore
+from antipodal.stores.transfer import back_up, check_backup, restore
 from engines import ENGINES, engines  # noqa: F401
 
 N, N_BITS = 300, 20

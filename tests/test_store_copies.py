@@ -12,12 +12,11 @@ from typer.testing import CliRunner
 from antipodal import open_vectors
 from antipodal.cli import app
 from antipodal.errors import StoreError
-from antipodal.stores import copying, open_store
-from antipodal.stores.batching import resized
-from antipodal.stores.copying import copy_store, digest_of
-from antipodal.stores.exports import export_items
+from antipodal.stores import open_store
+from antipodal.stores import transfer as copying
 from antipodal.stores.listing import list_stores
 from antipodal.stores.snapshot import ItemBatch
+from antipodal.stores.transfer import copy_store, digest_of, export_items, resized
 from engines import ENGINES, engines  # noqa: F401
 
 N, N_BITS = 600, 20
@@ -105,7 +104,7 @@ def test_an_export_can_be_read_and_its_fields_are_columns_of_their_type(tmp_path
 
 
 def test_an_export_is_of_one_moment_in_row_groups_of_any_batches(tmp_path, url, monkeypatch):
-    monkeypatch.setattr("antipodal.stores.exports._ROWS", 70)
+    monkeypatch.setattr("antipodal.stores.transfer._ROWS", 70)
     with open_store(url, n_bits=N_BITS) as store:
         fill(store)
         made = export_items(

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from antipodal.errors import StoreError
-from antipodal.stores import open_store, sqlite, sqlitetables
+from antipodal.stores import open_store, sqlite
+from antipodal.stores import sqlite_file as sqlitetables
 from effort import rounds
 from kills import kill_milvus, kill_postgresql, kill_sqlite
 

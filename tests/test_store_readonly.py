@@ -11,9 +11,9 @@ import pytest
 
 from antipodal import LSH, open_store
 from antipodal.errors import StoreError
+from antipodal.io.model_file import model_identity
 from antipodal.service.engine import Engine
 from antipodal.service.schemas import SearchRequest, UpsertRequest
-from antipodal.storage.modelfile import model_identity
 
 CODES = np.array([[0], [3], [255]], np.uint8)
 ZERO = np.zeros((1, 1), np.uint8)

@@ -16,9 +16,9 @@ from antipodal import pack
 from antipodal.errors import IdsTakenError, StoreError
 from antipodal.index import HammingIndex, Vectors
 from antipodal.stores import milvus
-from antipodal.stores.address import parse_url
+from antipodal.stores.filters import matches, parse_where
 from antipodal.stores.milvus import MAX_HITS
-from antipodal.stores.where import matches, parse_where
+from antipodal.stores.url import parse_url
 from engines import ENGINES, engines  # noqa: F401
 from served import PREFIX, open_store, service  # noqa: F401
 

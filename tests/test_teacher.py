@@ -9,9 +9,9 @@ from sklearn.datasets import load_digits, make_multilabel_classification
 from sklearn.neighbors import NearestNeighbors
 
 from antipodal import ClassifierLSH, DeepLinf, NNHash, SparseHash, evaluate, load
-from antipodal.hashers.parts import teacher
-from antipodal.hashers.parts.inputs import learn_inputs, scaled
-from antipodal.hashers.parts.teacher import _mean_of_nearest, beliefs, can_teach
+from antipodal.hashers import pseudo_labels as teacher
+from antipodal.hashers.preprocessing import learn_inputs, scaled
+from antipodal.hashers.pseudo_labels import _mean_of_nearest, beliefs, can_teach
 
 X, Y = load_digits(return_X_y=True)
 ORDER = np.random.default_rng(0).permutation(len(X))  # they come writer by writer

@@ -10,9 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antipodal.stores import open_store
-from antipodal.stores.dialects import milvus_narrowing, postgres_condition, sqlite_condition
+from antipodal.stores.filters import (
+    And,
+    Compare,
+    Exists,
+    Not,
+    OneOf,
+    Or,
+    matches,
+    milvus_narrowing,
+    parse_where,
+    postgres_condition,
+    sqlite_condition,
+)
 from antipodal.stores.metadata import clean, metadata_texts, parse_metadata
-from antipodal.stores.where import And, Compare, Exists, Not, OneOf, Or, matches, parse_where
 from effort import fresh_examples
 from engines import ENGINES, engines  # noqa: F401
 

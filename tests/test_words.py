@@ -14,8 +14,8 @@ from sklearn.cluster import KMeans
 
 from antipodal.errors import AntipodalError, ModelFileError
 from antipodal.features import Vocabulary, bag_of_words, image_files, learn_vocabulary, words
-from antipodal.features.sift import ImageThreads
-from antipodal.storage.modelfile import write_model_file
+from antipodal.features.words import ImageThreads
+from antipodal.io.model_file import write_model_file
 
 SIZE = 96
 

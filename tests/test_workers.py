@@ -8,7 +8,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 from antipodal import AntipodalError
-from antipodal.benchmark.workers import available_cores, run_jobs
+from antipodal.bench.workers import available_cores, run_jobs
 
 
 def add(shared, job):

@@ -18,7 +18,7 @@ import torch
 import uvicorn
 from playwright.sync_api import Browser, sync_playwright
 
-from antipodal.benchmark.demo import Demo
+from antipodal.bench.demo import Demo
 from antipodal.evaluation.metrics import hamming_distances
 from antipodal.service import Engine, create_app
 

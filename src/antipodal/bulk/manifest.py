@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import antipodal
-from antipodal.bulk.onefile import FileJob, FileRecord
+from antipodal.bulk.encoder import FileJob, FileRecord
 from antipodal.errors import AntipodalError
-from antipodal.storage.files import make_folder, replacing
+from antipodal.io.atomic import make_folder, replacing
 
 MANIFEST, PROGRESS = "_manifest.json", "_progress.jsonl"
 _FORMAT = "antipodal bulk codes 1"

@@ -10,20 +10,34 @@ import sys
 from typing import NoReturn
 
 from antipodal.cli import (
-    auditing,
+    audit as auditing,
+)
+from antipodal.cli import (
     bench,
     datasets,
     demo,
-    evaluating,
-    exporting,
-    hashing,
-    indexing,
     info,
-    reporting,
-    searching,
     serve,
     store,
     switching,
+)
+from antipodal.cli import (
+    evaluate as evaluating,
+)
+from antipodal.cli import (
+    export as exporting,
+)
+from antipodal.cli import (
+    fit as hashing,
+)
+from antipodal.cli import (
+    index as indexing,
+)
+from antipodal.cli import (
+    report as reporting,
+)
+from antipodal.cli import (
+    search as searching,
 )
 from antipodal.cli.app import app
 from antipodal.errors import AntipodalError

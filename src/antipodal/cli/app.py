@@ -1,13 +1,22 @@
-"""The command line's application, the options that commands share, and how they print."""
+"""Command-line application: shared options, output, progress."""
 
-import json
-import re
 import shlex
-from importlib import import_module
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from antipodal.evaluation.report import Describe
+    from antipodal.io.vectors import VectorFile
+import json
+import re
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
 from typer.core import TyperGroup
 
 from antipodal import __version__
@@ -15,6 +24,102 @@ from antipodal.errors import AntipodalError, NoStoreError, StoreError, missing_e
 
 if TYPE_CHECKING:
     from antipodal.stores import Store
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from antipodal.paper.training import Epoch, Progress
+
+    Bar = Callable[..., None]
+
+
+@contextmanager
+def bar(title: str) -> Iterator["Bar"]:
+    """Show a bar with the time left on a terminal, and nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as TimeLeft
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as shown:
+        task = shown.add_task(title, total=None)
+
+        def show(done: int, total: int, note: str = "") -> None:
+            shown.update(task, completed=done, total=total, description=title + note)
+
+        yield show
+
+
+@contextmanager
+def training_progress(title: str) -> Iterator["Progress"]:
+    """Show epochs and loss: a bar on a terminal, about ten lines elsewhere."""
+    with bar(title) as show:
+
+        def report(epoch: "Epoch") -> None:
+            note = f", loss {epoch.loss:.3f}"
+            if epoch.validation_loss is not None:
+                note += f", held out {epoch.validation_loss:.3f}"
+            show(epoch.number, epoch.n_epochs, note)
+            step = max(1, epoch.n_epochs // 10)
+            if not sys.stderr.isatty() and epoch.number % step == 0:
+                typer.echo(f"{title}: epoch {epoch.number}/{epoch.n_epochs}{note}", err=True)
+
+        yield report
+
+
+def command_line() -> str:
+    """Return the command that is running, as a shell would take it."""
+    return f"antipodal {shlex.join(sys.argv[1:])}"
+
+
+def model_text(path: Path, bits: int | None = None) -> str:
+    """Say which model a file holds; refuse one that makes codes of another length."""
+    from antipodal.io.model_file import open_model_file
+
+    found = open_model_file(path, "hasher")
+    header = found.header
+    n_bits = dict(header.get("parameters") or {}).get("n_bits")
+    if bits not in (None, n_bits):
+        raise typer.BadParameter(f"{path} makes codes of {n_bits} bits, not {bits}")
+    return (
+        f"{path}: {header.get('class')}, {n_bits} bits, by antipodal {header.get('antipodal')}, "
+        f"identity {found.identity}"
+    )
+
+
+def describer(
+    metadata: Path | None, file: "VectorFile", columns: Sequence[str], title: str | None = None
+) -> "Describe | None":
+    """Return what looks up the metadata of rows: JSON lines, or columns beside the vectors.
+
+    The column `title` stands in for a title, where there is no other.
+    """
+    if metadata is None and not columns:
+        return None
+
+    def records() -> Iterator[dict[str, Any]]:
+        if metadata is None:
+            return ({"title": row.get(title or ""), **row} for row in file.records(columns))
+        from antipodal.io.file_kinds import JSON_LINES, FoundFile
+        from antipodal.io.jsonl import read_objects
+
+        found = FoundFile(str(metadata), JSON_LINES, "option")
+        return (line.fields for line in read_objects(found))
+
+    def describe(rows: Iterable[int]) -> dict[int, dict[str, Any]]:
+        wanted = set(rows)
+        found = {row: fields for row, fields in enumerate(records()) if row in wanted}
+        missing = wanted - found.keys()
+        if missing:
+            raise ValueError(
+                f"{metadata} must have an object for each row: there is none for row {min(missing)}"
+            )
+        return found
+
+    return describe
+
 
 Given = TypeVar("Given", str, Path | None)
 _UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it
@@ -28,7 +133,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except _UsageError as error:
-            from antipodal.stores.address import shown_url
+            from antipodal.stores.url import shown_url
 
             # To the end: a password may hold any character. Also where a slash is missing.
             error.message = re.sub(

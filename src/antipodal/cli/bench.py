@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from antipodal.cli.app import AsJson, app, print_json, print_table, say_next
+from antipodal.cli.app import AsJson, app, bar, print_json, print_table, say_next
 from antipodal.cli.outputs import RECORDS, check_output
-from antipodal.cli.progress import bar
 from antipodal.errors import AntipodalError
-from antipodal.storage.files import make_folder
+from antipodal.io.atomic import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from antipodal.benchmark.records import Record
+    from antipodal.bench.records import Record
 
 
 # What messages for Python call the options of this command.
@@ -148,10 +147,9 @@ def bench(
         raise typer.BadParameter(f"--labels-column is for a FILE, and bench {source} takes none")
     if features is not None and source not in _IMAGES:
         raise typer.BadParameter(f"--features is for images, and {source} has none")
-    from antipodal.benchmark.cells import Benchmark, grid, run_cells
-    from antipodal.benchmark.records import appending
-    from antipodal.benchmark.sources import load_dataset
-    from antipodal.benchmark.workers import available_cores
+    from antipodal.bench.records import appending
+    from antipodal.bench.runner import Benchmark, grid, load_dataset, run_cells
+    from antipodal.bench.workers import available_cores
     from antipodal.datasets import Split
 
     try:
@@ -165,7 +163,7 @@ def bench(
         with appending(out):  # nothing yet: see that it can be, and that no other run has it
             pass
     if figures is not None:
-        from antipodal.benchmark.figures import draw_figures, prepare_directory
+        from antipodal.bench.figures import draw_figures, prepare_directory
 
         prepare_directory(figures)  # now: what is missing should not show after hours
     dataset = load_dataset(
@@ -211,7 +209,7 @@ def bench(
 
 
 def _print_table(records: "list[Record]", path: Path) -> None:
-    from antipodal.benchmark.summary import chance, table
+    from antipodal.bench.tables import chance, table
 
     title = (
         f"{records[0]['dataset']}, percent, mean ± standard deviation over seeds (paper); "

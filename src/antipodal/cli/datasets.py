@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from antipodal.cli.app import AsJson, app, print_json, say_next
-from antipodal.cli.progress import bar
+from antipodal.cli.app import AsJson, app, bar, print_json, say_next
 
 
 @app.command(epilog="Example: antipodal datasets cifar10 --data data")

@@ -15,18 +15,19 @@ from antipodal.cli.app import (
     Bits,
     Seed,
     app,
+    bar,
     print_json,
     print_table,
     require_service,
     say_next,
+    training_progress,
 )
-from antipodal.cli.progress import bar, training_progress
-from antipodal.storage.files import make_folder
+from antipodal.io.atomic import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from antipodal.benchmark.demo import Demo, Score
+    from antipodal.bench.demo import Demo, Score
 
 
 @app.command(epilog="Example: antipodal demo --bits 32 --out demo")
@@ -49,7 +50,7 @@ def demo(
     if open_page:
         require_service()  # before the training
     make_folder(out)
-    from antipodal.benchmark.demo import Demo
+    from antipodal.bench.demo import Demo
 
     show = Demo(bits, epochs, seed)
     rows = show.split

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from antipodal.errors import AntipodalError
-from antipodal.storage.files import check_writable
+from antipodal.io.atomic import check_writable
 
 MODEL, CHECKPOINT, INDEX, STORE = "model", "checkpoint", "index", "SQLite store"
 ARRAY, ARCHIVE, PARQUET, ONNX = "NumPy array", "NumPy archive", "parquet file", "ONNX model"
@@ -105,7 +105,7 @@ def _start(path: str) -> bytes:
 
 def _sqlite_kind(path: str, start: bytes) -> str:
     """Tell stores from databases of other programs by the application id in the header."""
-    from antipodal.stores.sqlitetables import APPLICATION_ID
+    from antipodal.stores.sqlite_file import APPLICATION_ID
 
     found = int.from_bytes(start[68:72], "big")
     # the id of a new store may still be in its log

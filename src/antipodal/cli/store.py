@@ -11,13 +11,13 @@ from antipodal.cli.app import (
     AsJson,
     StoreUrl,
     app,
+    bar,
     check_no_url,
     open_known_store,
     print_json,
     print_table,
 )
 from antipodal.cli.outputs import PARQUET, STORE, Force, check_output
-from antipodal.cli.progress import bar
 
 commands = typer.Typer(
     help="List, back up, restore, copy, export and vacuum stores.", no_args_is_help=True
@@ -40,8 +40,8 @@ def backup(
 
     The file is a store of SQLite, whatever engine the items come from.
     """
-    from antipodal.stores.address import shown_url
-    from antipodal.stores.backup import back_up
+    from antipodal.stores.transfer import back_up
+    from antipodal.stores.url import shown_url
 
     began = time.monotonic()
     with open_known_store(_given(store)) as source:
@@ -75,8 +75,8 @@ def restore(
 
     Others may have the store open: they see all items before, then all items after.
     """
-    from antipodal.stores.address import shown_url
-    from antipodal.stores.backup import restore as restore_store
+    from antipodal.stores.transfer import restore as restore_store
+    from antipodal.stores.url import shown_url
 
     began = time.monotonic()
     made = restore_store(file, _given(store), sha256=sha256)
@@ -140,7 +140,7 @@ def export(
 
     The same items make the same file, whatever engine they come from.
     """
-    from antipodal.stores.exports import export_items
+    from antipodal.stores.transfer import export_items
 
     began = time.monotonic()
     columns = [] if metadata_columns is None else [c.strip() for c in metadata_columns.split(",")]
@@ -179,8 +179,8 @@ def copy(
 
     The other must be new, or have a part of the same items: a copy that was interrupted goes on.
     """
-    from antipodal.stores.address import shown_url
-    from antipodal.stores.copying import copy_store
+    from antipodal.stores.transfer import copy_store
+    from antipodal.stores.url import shown_url
 
     began = time.monotonic()
     with open_known_store(_given(store)) as source, bar("items") as show:

@@ -36,7 +36,7 @@ def switch(
     require_service()
     from antipodal.service.engine import Engine
     from antipodal.service.mounts import changing_mounts, parse_mount
-    from antipodal.stores.address import shown_url
+    from antipodal.stores.url import shown_url
 
     if remove:
         with changing_mounts(mounts) as known:

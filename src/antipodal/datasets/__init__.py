@@ -1,12 +1,11 @@
 """Datasets in their official layouts, and the splits that results are reported on."""
 
-from antipodal.datasets.arrayfiles import arrays
+from antipodal.datasets.arrayfiles import arrays, digits
 from antipodal.datasets.cifar10 import cifar10
 from antipodal.datasets.dataset import Dataset
-from antipodal.datasets.digits import digits
 from antipodal.datasets.download import download
 from antipodal.datasets.idx import idx
 from antipodal.datasets.nus_wide import nus_wide
-from antipodal.datasets.split import Split
+from antipodal.datasets.protocols import Split
 
 __all__ = ["Dataset", "Split", "arrays", "cifar10", "digits", "download", "idx", "nus_wide"]

@@ -1,4 +1,4 @@
-"""A dataset of one's own, from a file of any kind that is read."""
+"""Datasets from the user's files, and the digits of scikit-learn."""
 
 import glob
 import os
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from antipodal.datasets.dataset import Dataset
 from antipodal.errors import AntipodalError
-from antipodal.reading import column_names, open_vectors, read_column
-from antipodal.reading.filekinds import split_column
+from antipodal.io.file_kinds import split_column
+from antipodal.io.vectors import column_names, open_vectors, read_column
 
 _FEATURES, _LABELS = ("X",), ("y", "Y", "label", "labels")  # names that need not be given
 
@@ -69,3 +69,12 @@ def _as_labels(y: NDArray[Any]) -> NDArray[Any]:
             classes = y.astype(np.int64)
         return classes if (classes == y).all() else y
     return y
+
+
+def digits() -> Dataset:
+    """Return 1,797 handwritten digits: pixels 0 to 16 as features, images scaled to 0 to 255."""
+    from sklearn.datasets import load_digits  # here: importing scikit-learn takes its time
+
+    data = load_digits()
+    images = np.rint(data.images * (255 / 16)).astype(np.uint8)
+    return Dataset("digits", data.data, data.target.astype(np.int64), images)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.datasets.dataset import Dataset
-from antipodal.datasets.location import find_directory
+from antipodal.datasets.download import find_directory
 from antipodal.errors import AntipodalError
 
 _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")

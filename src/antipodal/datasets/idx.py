@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.datasets.dataset import Dataset
-from antipodal.datasets.location import find_directory
+from antipodal.datasets.download import find_directory
 from antipodal.errors import AntipodalError
 
 _HELP = (

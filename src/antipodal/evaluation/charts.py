@@ -1,4 +1,4 @@
-"""Small charts as SVG inside HTML: text alone, so that a report needs no library and no network."""
+"""SVG charts for reports."""
 
 import math
 from collections import Counter
@@ -8,8 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from antipodal.evaluation.colours import method_class
-from antipodal.evaluation.htmlpage import text
+from antipodal.evaluation.html import method_class, text
 
 WIDTH, HEIGHT = 520, 280
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 42

@@ -23,7 +23,7 @@ from antipodal.evaluation.ranking import (
     hamming_distances,
     to_words,
 )
-from antipodal.labels import known_labels
+from antipodal.validation import known_labels
 
 __all__ = [
     "AtK",

@@ -1,29 +1,216 @@
-"""Scores of codes as one HTML file: tables, charts and examples, to be opened anywhere.
-
-The file holds everything it shows. It needs no network, no script and no library.
-"""
+"""HTML report of an evaluation."""
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from antipodal.codes import Codes, check_codes
-from antipodal.evaluation.breakdown import break_down, class_scores, confusion
-from antipodal.evaluation.charts import bar_chart, line_chart, range_chart
-from antipodal.evaluation.htmlpage import (
+from antipodal.codes import Codes, check_codes, unpack
+from antipodal.evaluation.breakdown import (
+    Calibration,
+    ClassScores,
+    QueryScores,
+    break_down,
+    class_scores,
+    confusion,
+)
+from antipodal.evaluation.charts import bar_chart, bit_strip, heat_map, line_chart, range_chart
+from antipodal.evaluation.html import (
     about_table,
     html_page,
     html_table,
     key_figures,
     origin,
+    text,
+    thing,
 )
 from antipodal.evaluation.metrics import Evaluation, bit_correlations, evaluate
-from antipodal.evaluation.reportclasses import by_class, calibrated, confusions
-from antipodal.evaluation.reportqueries import Describe, Shown
-from antipodal.storage.files import replacing
+from antipodal.evaluation.ranking import Counts, hamming_distances
+from antipodal.io.atomic import replacing
+
+_MOST_CONCEPTS = 8  # of an item that are written out
+
+# Gives what is known of rows, by their number: fields of their metadata.
+Describe: TypeAlias = Callable[[Iterable[int]], Mapping[int, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is shown of queries and items: codes, labels, and what their metadata say, if known."""
+
+    query: Codes
+    database: Codes
+    labels: tuple[NDArray[Any], NDArray[Any]]
+    n_bits: int
+    n_nearest: int
+    describe_queries: Describe | None = None
+    describe_items: Describe | None = None
+
+    def examples(self, n: int) -> str:
+        """Show a few queries, spread over all of them."""
+        if not n:
+            return ""
+        asked = np.unique(np.linspace(0, len(self.query) - 1, n).round().astype(int)).tolist()
+        tables = self._tables({row: f"query {row}" for row in asked})
+        return (
+            "<h2>Examples</h2><p>Queries spread over all of them, with their nearest items, which "
+            "are row numbers. Below a code, a mark where it differs from the query's.</p>"
+            f'<div class="pair examples">{tables}</div>'
+        )
+
+    def worst(self, scores: QueryScores, n: int) -> str:
+        """Show the queries of lowest average precision."""
+        order = np.argsort(scores.average_precision, kind="stable")[:n].tolist()  # NaN come last
+        titles = {
+            row: f"{scores.average_precision[row]:.2f} %: query {row}"
+            for row in order
+            if not np.isnan(scores.average_precision[row])
+        }
+        if not titles:
+            return ""
+        return (
+            "<h2>Queries that find least</h2><p>Those of lowest average precision, which is "
+            f'given, with their nearest items.</p><div class="pair examples">'
+            f"{self._tables(titles)}</div>"
+        )
+
+    def _tables(self, titles: Mapping[int, str]) -> str:
+        """Make a table for each of these queries; items that are tied are ordered by row."""
+        nearest, distances = {}, {}
+        for row in titles:
+            found = hamming_distances(self.query[row : row + 1], self.database)[0]
+            nearest[row] = np.argsort(found, kind="stable")[: self.n_nearest].tolist()
+            distances[row] = found
+        ask = self.describe_queries
+        queries = {} if ask is None else ask(titles)
+        ask = self.describe_items
+        items = {} if ask is None else ask({item for found in nearest.values() for item in found})
+        tables = []
+        for row, title in titles.items():
+            mine = self.labels[0][row]
+            codes = np.vstack([self.query[row : row + 1], self.database[nearest[row]]])
+            bits, *others = unpack(codes, self.n_bits)
+            rows = []
+            for item, other in zip(nearest[row], others, strict=True):
+                theirs = self.labels[1][item]
+                shared = (mine == theirs) & (mine == 1) if np.ndim(mine) else mine == theirs
+                label = label_text(theirs)
+                rows.append(
+                    [
+                        f"{item}{thing(items[item], '')}" if item in items else str(item),
+                        f'<span class="hit">✓ {label}</span>' if np.any(shared) else label,
+                        str(distances[row][item]),
+                        bit_strip(other, bits),
+                    ]
+                )
+            about = thing(queries[row], "") if row in queries else ""
+            caption = f"{title}, label {label_text(mine)} {about}{bit_strip(bits)}"
+            tables.append(html_table(["item", "label", "distance", "code"], rows, caption))
+        return "".join(tables)
+
+
+def label_text(label: Any) -> str:
+    """Write a class, or the numbers of an item's concepts."""
+    if np.ndim(label) == 0:
+        return text(label)
+    concepts = np.flatnonzero(label)
+    more = ", …" if len(concepts) > _MOST_CONCEPTS else ""
+    return (", ".join(map(str, concepts[:_MOST_CONCEPTS])) or "none") + more
+
+
+_OPEN_CLASSES = 20  # that are shown at once; the rest is folded
+_DRAWN_CLASSES = 24  # of which a table of confusions can be drawn
+_CONFUSED = 10  # pairs of classes that are listed
+
+
+def by_class(classes: Sequence[ClassScores], radius: int, chance: float) -> str:
+    """List the classes, that with the lowest mAP first."""
+    rows = [
+        [
+            text(each.name),
+            f"{each.queries:,}",
+            *(f"{value:.2f}" for value in (each.map, each.precision, each.recall)),
+            range_chart(each.map_worst, each.map, each.map_best, chance),
+        ]
+        for each in classes
+    ]
+    headings = ["class", "queries", "mAP", f"P r≤{radius}", f"R r≤{radius}", "0 to 100"]
+    shown = html_table(headings, rows[:_OPEN_CLASSES])
+    if len(rows) > _OPEN_CLASSES:
+        rest = rows[_OPEN_CLASSES:]
+        shown += f"<details><summary>{len(rest)} more classes</summary>"
+        shown += f"{html_table(headings, rest)}</details>"
+    return (
+        "<h2>Classes</h2><p>Means over the queries of each class, in percent, the hardest first. "
+        f"P and R are precision and recall of the balls of radius {radius}.</p>{shown}"
+    )
+
+
+def confusions(names: Sequence[str], counts: Counts, radius: int) -> str:
+    """Show which classes the items near a query are of, if not of its own."""
+    totals = counts.sum(axis=1)
+    shares = 100 * counts / np.maximum(totals, 1)[:, None]
+    wrong = shares.copy()
+    np.fill_diagonal(wrong, 0)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:_CONFUSED]
+    places = [divmod(place, len(names)) for place in order.tolist()]
+    rows = [
+        [text(names[i]), text(names[j]), f"{wrong[i, j]:.2f}", f"{counts[i, j]:,}"]
+        for i, j in places
+        if wrong[i, j]
+    ]
+    parts = []
+    if len(names) <= _DRAWN_CLASSES:
+        drawn = [
+            [float(share) if total else None for share in row]
+            for row, total in zip(shares, totals, strict=True)
+        ]
+        parts.append(f"<div>{heat_map(names, drawn, f'confusion at radius {radius}')}</div>")
+    if rows:
+        table = html_table(["queries of", "find", "share, %", "pairs"], rows)
+        parts.append(f"<div><h3>Most confused</h3>{table}</div>")
+    empty = int((totals == 0).sum())
+    nothing = f" {empty} of {len(names)} classes find nothing there." if empty else ""
+    return (
+        f"<h2>Confusion at radius {radius}</h2><p>Of all items within radius {radius} of the "
+        f"queries of a class (rows), the share that is of each class (columns).{nothing}</p>"
+        f'<div class="pair">{"".join(parts)}</div>'
+    )
+
+
+def calibrated(calibration: Calibration, n_bits: int, chance: float) -> str:
+    """Draw how likely an item is to be relevant, by its distance."""
+    there = np.flatnonzero(calibration.pairs)
+    relevant = [
+        (float(d), 100 * float(calibration.relevant[d] / calibration.pairs[d])) for d in there
+    ]
+    within = 100 * np.cumsum(calibration.pairs) / calibration.pairs.sum()
+    reached = [(float(d), float(within[d])) for d in range(there[-1] + 1)]
+    chart = line_chart(
+        {"relevant at this distance": relevant, "of all pairs, within it": reached},
+        x_axis="distance, bits", y_axis="%", x_max=n_bits,
+    )  # fmt: skip
+    cuts = [*(r for r in (0, 2, 4, 8, 16, 32, 64) if r < n_bits), n_bits]
+    edges = [-1, *cuts]
+    rows = []
+    for low, high in pairwise(edges):
+        part = slice(low + 1, high + 1)
+        pairs, hits = int(calibration.pairs[part].sum()), int(calibration.relevant[part].sum())
+        if pairs:
+            name = str(high) if high == low + 1 else f"{low + 1} to {high}"
+            rows.append([name, f"{pairs:,}", f"{100 * hits / pairs:.2f}"])
+    table = html_table(["distance", "pairs", "relevant, %"], rows)
+    return (
+        "<h2>What a distance means</h2><p>Of all pairs of a query and an item at a distance, the "
+        f"share that is relevant: a distance at which it falls to {chance:.1f} %, which is chance, "
+        'tells nothing more.</p><div class="pair">'
+        f"<div>{chart}</div><div>{table}</div></div>"
+    )
+
 
 _RADIUS = 2  # of the balls of classes and of single queries
 

@@ -16,13 +16,12 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
 import antipodal
-from antipodal.checks import check_finite, check_type, check_whole
 from antipodal.codes import Bits, Codes, code_width
 from antipodal.errors import AntipodalError, missing_extra
-from antipodal.labels import check_labels
-from antipodal.pairs import function_name
-from antipodal.reading import VectorFile
-from antipodal.storage.modelfile import Arrays, contents_identity, write_model_file
+from antipodal.io.model_file import Arrays, contents_identity, write_model_file
+from antipodal.io.vectors import VectorFile
+from antipodal.paper.losses import function_name
+from antipodal.validation import check_finite, check_labels, check_type, check_whole
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -59,6 +58,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     uses_labels: ClassVar[bool] = False
     uses_unlabelled: bool = False
     encoding_parameters: ClassVar[tuple[str, ...]] = ("n_bits",)
+    presets: ClassVar[tuple[str, ...]] = ()  # classmethods that construct a recommended setting
 
     @abstractmethod
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
@@ -147,8 +147,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             Of the data that the model was learned from, for the metadata.
         """
         try:
-            from antipodal.exporting.onnxfile import write_onnx
-            from antipodal.exporting.symbols import GraphError
+            from antipodal.io.onnx import GraphError, write_onnx
         except ImportError as error:
             raise AntipodalError(missing_extra("to_onnx", str(error.name), "onnx")) from error
         about = {
@@ -243,7 +242,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """Check the training rows and the number of bits; then forget what was learned before.
 
         The rows come back as the numbers they are, and a memory-mapped file stays one: they are
-        looked at a block at a time. `antipodal.hashers.parts.rows.sample_rows` makes floats of
+        looked at a block at a time. `antipodal.hashers.rows.sample_rows` makes floats of
         as many as are to be learned from.
         """
         check_whole(self.n_bits, "n_bits", 1)

@@ -1,15 +1,114 @@
-"""Random projections of what a classifier believes."""
+"""Codes of classifier predictions: random projections of class probabilities."""
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_random_state
 from torch import Tensor
 
-from antipodal.hashers.parts.classifier import ClassifierHasher
+from antipodal.hashers.base import SupervisedHasher, block_rows, map_blocks
+from antipodal.hashers.preprocessing import (
+    Inputs,
+    Scaling,
+    check_scaling,
+    choose_scaling,
+    learn_inputs,
+    scale_map,
+    scaled,
+)
+from antipodal.hashers.pseudo_labels import SVM, fit_svm, label_table, svm_probabilities
+from antipodal.hashers.registry import built_in
+from antipodal.hashers.rows import sample_labelled
+from antipodal.threads import one_thread
 
 
+class ClassifierHasher(SupervisedHasher):
+    """Base of the two: a support vector machine, then a code of its class probabilities."""
+
+    root_: bool
+    mean_: NDArray[np.float32]
+    scale_: NDArray[np.float32]
+    support_: NDArray[np.float32]
+    weights_: NDArray[np.float32]
+    offsets_: NDArray[np.float32]
+    gamma_: float
+    multilabel_: bool
+
+    def __init__(
+        self, n_bits: int = 64, *, C: float = 5.0, gamma: float | None = None,
+        scaling: Scaling = "auto", n_samples: int = 8000, random_state: Any = None,
+    ) -> None:  # fmt: skip
+        self.n_bits = n_bits
+        self.C = C
+        self.gamma = gamma
+        self.scaling = scaling
+        self.n_samples = n_samples
+        self.random_state = random_state
+
+    @abstractmethod
+    def _fit_code(self, probabilities: NDArray[np.float32], rng: np.random.RandomState) -> None:
+        """Choose the code, given the class probabilities of the training rows."""
+
+    @abstractmethod
+    def _code(self) -> Callable[[Tensor], Tensor]:
+        """Return the map from probabilities (m, c) to values whose signs are the bits."""
+
+    @one_thread()
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
+        """Learn to predict y: a class per row (m,), or multi-hot concepts (m, c)."""
+        checked = self.check_fit(X)
+        labels = self.check_labels(y, len(checked))
+        for name in ("C", "gamma"):
+            value = getattr(self, name)
+            if not (name == "gamma" and value is None) and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be positive and finite: got {value}")
+        check_scaling(self.scaling)
+        rng = check_random_state(self.random_state)
+        rows, labels = sample_labelled(checked, labels, self.n_samples, rng)
+        scaling = self.scaling
+        if scaling == "auto":
+            scaling = choose_scaling(rows, label_table(labels), rng)
+        inputs = learn_inputs(rows, scaling)
+        svm = fit_svm(scaled(rows, inputs), labels, self.C, self.gamma, rng)
+        self.root_, self.mean_, self.scale_ = inputs
+        self.support_, self.weights_, self.offsets_ = svm[:3]
+        self.gamma_, self.multilabel_ = svm.gamma, svm.multilabel
+        self._fit_code(self.class_probabilities(rows), rng)
+        return self
+
+    def class_probabilities(self, X: ArrayLike) -> NDArray[np.float32]:
+        """Return the probability of each class or concept, (m, c), classes in sorted order.
+
+        Their inner products rank a database as well as the classifier can; a code of them does
+        not do better. `antipodal.evaluation.float_ranking.evaluate_floats` scores that ranking.
+        """
+        rows = self._check_rows(X)
+        found = np.empty((len(rows), len(self.offsets_)), np.float32)
+        for start, values in map_blocks(self._probabilities(block_rows(len(rows))), rows):
+            found[start : start + len(values)] = values
+        return found
+
+    def _probabilities(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        svm = SVM(self.support_, self.weights_, self.offsets_, self.gamma_, self.multilabel_)
+        scale = scale_map(Inputs(self.root_, self.mean_, self.scale_))
+        probabilities = svm_probabilities(svm, max_rows)
+        return lambda X: probabilities(scale(X))
+
+    def restore_state(self, fitted: Mapping[str, Any]) -> None:
+        """Take back what `fitted_state` gave; files of versions before 0.3 know no roots."""
+        super().restore_state({"root_": False, **fitted})
+
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits."""
+        probabilities, code = self._probabilities(max_rows), self._code()
+        return lambda X: code(probabilities(X))
+
+
+@built_in
 class ClassifierLSH(ClassifierHasher):
     """Signs of random projections of class probabilities: b = [Rᵀ(p - p̄) > 0]. [Sablayrolles2017]
 

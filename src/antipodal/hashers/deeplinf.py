@@ -7,13 +7,15 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from antipodal.admm import admm_iterations
-from antipodal.dictionary import ksvd
-from antipodal.encoders import LinfEncoder, SparseLinfEncoder
 from antipodal.hashers.network import NetworkHasher
+from antipodal.hashers.registry import built_in
+from antipodal.paper.admm import admm_iterations
+from antipodal.paper.dictionary import ksvd
+from antipodal.paper.encoders import LinfEncoder, SparseLinfEncoder
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
+@built_in
 class DeepLinf(NetworkHasher):
     """Deep Siamese l∞ Network: codes that are nearly ±λ before they become bits. [Wang2016]
 
@@ -59,9 +61,9 @@ class DeepLinf(NetworkHasher):
     sparsity : int
         Non-zeros a sample in K-SVD, for init="ksvd".
     loss : "contrastive", "triplet" or callable
-        What to minimise: Eq. 12, `antipodal.triplets.triplet_loss`, or loss(codes, targets), a
+        What to minimise: Eq. 12, `antipodal.paper.losses.triplet_loss`, or loss(codes, targets), a
         function of the codes of a batch (m, N) and of a table (m, m) with 1 for similar pairs, -1
-        for dissimilar ones and 0 elsewhere: see `antipodal.pairs`. A saved model keeps the name of
+        for dissimilar ones and 0 elsewhere: see `paper.losses`. A saved model keeps the name of
         a function alone.
     margin : float, optional
         m of Eq. 12, the distance from which dissimilar pairs are left alone; of triplets, by how
@@ -70,7 +72,7 @@ class DeepLinf(NetworkHasher):
     similar_weight : float, optional
         Weight of similar pairs against dissimilar ones. Larger gathers classes in fewer
         codes (more items within a small radius), smaller ranks better. By default 0.1, and where
-        rows without labels take part what `antipodal.batches.BelievedPairs` finds right.
+        rows without labels take part what `paper.pair_sampling.BelievedPairs` finds right.
     belief_power : float
         Beliefs of rows without labels are raised to this power. Above 1 they are taken for surer
         than they are, which gathers rows in fewer codes.
@@ -126,6 +128,8 @@ class DeepLinf(NetworkHasher):
     >>> hasher.encode(X).shape
     (1797, 2)
     """
+
+    presets = ("paper", "lookup")
 
     encoder_: LinfEncoder = field(init=False)
 

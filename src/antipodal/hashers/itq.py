@@ -11,10 +11,12 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from antipodal.hashers.base import BaseHasher
-from antipodal.hashers.parts.rows import sample_rows
+from antipodal.hashers.registry import built_in
+from antipodal.hashers.rows import sample_rows
 from antipodal.threads import one_thread
 
 
+@built_in
 class ITQ(BaseHasher):
     """Signs of rotated principal components: b = [RᵀPᵀ(x - μ) > 0]. [Gong2013]
 

@@ -12,21 +12,23 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from antipodal.admm import RELAXATION, relaxed_step, relaxed_weight, unfolded_weights
-from antipodal.checks import check_type, check_whole
 from antipodal.codes import unpack
-from antipodal.dictionary import ksvd
 from antipodal.hashers.base import BaseHasher, FloatArray, map_blocks
-from antipodal.hashers.parts.levels import coder, fit_levels
-from antipodal.hashers.parts.rows import as_floats, draw_rows, row_blocks, unit_rows
-from antipodal.neurons import clip
+from antipodal.hashers.bit_descent import coder, fit_levels
+from antipodal.hashers.registry import built_in
+from antipodal.hashers.rows import as_floats, draw_rows, row_blocks, unit_rows
+from antipodal.paper.admm import RELAXATION, relaxed_step, relaxed_weight, unfolded_weights
+from antipodal.paper.dictionary import ksvd
+from antipodal.paper.neurons import clip
 from antipodal.threads import one_thread
+from antipodal.validation import check_type, check_whole
 
 _LEAST_STEP = 64  # bits that are found at once, if there are fewer features
 
 _MOST_ITERATIONS = 100_000  # in a model file: some thousand times what a code needs
 
 
+@built_in
 class LinfHash(BaseHasher):
     """Signs of the solution of Eq. 1, without a network and without labels. [Jegou2012]
 
@@ -43,7 +45,7 @@ class LinfHash(BaseHasher):
 
     That is the setting for Hamming distances. With `descent`, for which `LinfHash.asymmetric` has
     the settings, codes are made for queries that stay real: the signs of x are where
-    `antipodal.descent` begins to flip bits, D is fitted to the codes of the sample, and rows are
+    `hashers.bit_descent` begins to flip bits, D is fitted to the codes of the sample, and rows are
     taken for what they point to, μ + s·D·(2b - 1) ≈ row / ‖row‖, so that the score of `query`
     estimates the cosine. By Hamming distance such codes are worse.
 
@@ -87,6 +89,8 @@ class LinfHash(BaseHasher):
     >>> bool(np.square(X - rebuilt).sum() < 0.07 * np.square(X - X.mean(axis=0)).sum())
     True
     """
+
+    presets = ("asymmetric", "quick")
 
     encoding_parameters = ("n_bits", "descent", "nested", "bound", "penalty", "n_iter")
 

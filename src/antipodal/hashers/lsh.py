@@ -10,9 +10,11 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from antipodal.hashers.base import BaseHasher
+from antipodal.hashers.registry import built_in
 from antipodal.threads import one_thread
 
 
+@built_in
 class LSH(BaseHasher):
     """Signs of random projections of centred features: b = [Wᵀ(x - μ) > 0]. [Charikar2002]
 

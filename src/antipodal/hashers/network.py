@@ -15,36 +15,33 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 from torch import Tensor, nn
 
-from antipodal.batches import BelievedPairs, InBatchPairs, ListedPairs, PairSource, sample_pairs
-from antipodal.centres import (
+from antipodal.hashers.base import FloatArray, SupervisedHasher
+from antipodal.hashers.kernel_features import Lift, learn_lift, lift_rows
+from antipodal.hashers.pipeline import Network, forward_map
+from antipodal.hashers.preprocessing import Inputs, Scaling, choose_scaling, learn_inputs, scaled
+from antipodal.hashers.pseudo_labels import beliefs, can_teach, label_table, sharpened
+from antipodal.hashers.rows import as_floats, draw_rows, hold_out, sample_labelled
+from antipodal.hashers.training_options import check_nested, check_settings, find_device
+from antipodal.io.vectors import VectorFile
+from antipodal.paper.centres import (
     COSINE_MARGIN,
     CentrePairs,
     class_centres,
     cosine_loss,
     usual_scale,
 )
-from antipodal.checks import check_finite, check_type, check_whole
-from antipodal.encoders import Encoder
-from antipodal.hashers.base import FloatArray, SupervisedHasher
-from antipodal.hashers.parts.forward import Network, forward_map
-from antipodal.hashers.parts.inputs import (
-    Inputs,
-    Scaling,
-    choose_scaling,
-    learn_inputs,
-    scaled,
+from antipodal.paper.encoders import Encoder
+from antipodal.paper.losses import PairLoss, function_name, triplet_loss
+from antipodal.paper.pair_sampling import (
+    BelievedPairs,
+    InBatchPairs,
+    ListedPairs,
+    PairSource,
+    sample_pairs,
 )
-from antipodal.hashers.parts.lift import Lift, learn_lift, lift_rows
-from antipodal.hashers.parts.rows import as_floats, draw_rows, hold_out, sample_labelled
-from antipodal.hashers.parts.settings import check_nested, check_settings, find_device
-from antipodal.hashers.parts.svm import label_table
-from antipodal.hashers.parts.teacher import beliefs, can_teach, sharpened
-from antipodal.labels import check_pairs
-from antipodal.pairs import PairLoss, function_name
-from antipodal.reading import VectorFile
-from antipodal.siamese import Progress, Training, train
+from antipodal.paper.training import Progress, Training, train
 from antipodal.threads import one_thread
-from antipodal.triplets import triplet_loss
+from antipodal.validation import check_finite, check_pairs, check_type, check_whole
 
 _PARTS = ("hidden_", "encoder_")  # of the network, in the order in which a row goes through
 
@@ -147,7 +144,7 @@ class NetworkHasher(SupervisedHasher):
             More rows, without labels, such as the database to be searched. A classifier that is
             fitted to the labelled rows says what they may be, and the network learns from that.
         progress : callable, optional
-            Called with an `antipodal.siamese.Epoch` after each epoch.
+            Called with an `antipodal.paper.training.Epoch` after each epoch.
         checkpoint : path, optional
             File to keep the state of the training in, and to resume from if it exists.
         """

@@ -1,15 +1,17 @@
-"""All hashers by name, those from outside too, and reading any of them from its file.
+"""Registry of hashers: lookup by name, custom methods, loading from files.
 
-A hasher from outside becomes known by `register`, by an entry point of an installed package in
-the group `antipodal.hashers`, or as "module:Class". A model file says of which class it is, and
-is never a reason to import anything that was not installed as a plug-in.
+Built-in hashers register themselves with the decorator `built_in`. A custom hasher is added by
+`register`, by an entry point of an installed package in the group `antipodal.hashers`, or by the
+name "module:Class". Loading a model file never imports code that is not installed as a plug-in.
 """
 
 import inspect
+import json
 import os
+import pkgutil
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -18,123 +20,172 @@ import numpy as np
 
 import antipodal
 from antipodal.errors import AntipodalError, ModelFileError
-from antipodal.hashers.agh import AGH
 from antipodal.hashers.base import BaseHasher, is_built_in
-from antipodal.hashers.bre import BRE
-from antipodal.hashers.classifierlsh import ClassifierLSH
-from antipodal.hashers.csq import CSQ
-from antipodal.hashers.deeplinf import DeepLinf
-from antipodal.hashers.itq import ITQ
-from antipodal.hashers.ksh import KSH
-from antipodal.hashers.ldahash import LDAHash
-from antipodal.hashers.linfhash import LinfHash
-from antipodal.hashers.lsh import LSH
-from antipodal.hashers.nnhash import NNHash
-from antipodal.hashers.onehothash import OneHotHash
-from antipodal.hashers.orthohash import OrthoHash
-from antipodal.hashers.psh import PSH
-from antipodal.hashers.sdh import SDH
-from antipodal.hashers.signhash import SignHash
-from antipodal.hashers.sparsehash import SparseHash
-from antipodal.hashers.spectralhash import SpectralHash
-from antipodal.storage.modelfile import read_model_file
-
-HASHERS: dict[str, type[BaseHasher]] = {
-    kind.__name__: kind
-    for kind in (
-        DeepLinf,
-        NNHash,
-        SparseHash,
-        OrthoHash,
-        CSQ,
-        KSH,
-        SDH,
-        AGH,
-        PSH,
-        LDAHash,
-        BRE,
-        LinfHash,
-        ITQ,
-        SpectralHash,
-        LSH,
-        SignHash,
-        OneHotHash,
-        ClassifierLSH,
-    )
-}
-
-
-# Names of a table that are settings of a class.
-NAMED_SETTINGS: dict[str, Callable[..., BaseHasher]] = {
-    "DeepLinf.lookup": DeepLinf.lookup,
-    "DeepLinf.paper": DeepLinf.paper,
-    "LinfHash.asymmetric": LinfHash.asymmetric,
-    "LinfHash.quick": LinfHash.quick,
-    "AGH1": partial(AGH, layers=1),
-    "AGH2": partial(AGH, layers=2),
-}
+from antipodal.io.model_file import read_model_file
+from antipodal.validation import check_type
 
 PLUG_INS = "antipodal.hashers"
 
+# Names of result tables that are settings of one class.
+ALIASES = {"AGH1": "AGH:layers=1", "AGH2": "AGH:layers=2"}
+
+_built_in: dict[str, type[BaseHasher]] = {}
 _registered: dict[str, type[BaseHasher]] = {}
 
 Hasher = TypeVar("Hasher", bound=type[BaseHasher])
 
 
-def register(kind: Hasher) -> Hasher:
-    """Make `load`, `antipodal fit --method` and `antipodal bench` know a hasher from outside.
+def built_in(kind: Hasher) -> Hasher:
+    """Register a hasher of this library under its class name."""
+    _built_in[kind.__name__] = kind
+    return kind
 
-    It is known by the name of its class, in this process. Worker processes of a benchmark know it
-    too if they import what calls this: it must not stand under ``if __name__ == "__main__"``.
+
+@cache
+def built_in_hashers() -> dict[str, type[BaseHasher]]:
+    """Return the hashers of this library by name: the recommended ones, then the baselines."""
+    for package in ("antipodal.hashers", "antipodal.baselines"):
+        for module in pkgutil.iter_modules(import_module(package).__path__):
+            import_module(f"{package}.{module.name}")
+    recommended = {name for name, kind in _built_in.items() if ".hashers." in kind.__module__}
+    return {
+        name: _built_in[name] for name in sorted(_built_in, key=lambda n: (n not in recommended, n))
+    }
+
+
+def register(kind: Hasher) -> Hasher:
+    """Make a custom hasher available to `load`, `antipodal fit --method` and `antipodal bench`.
+
+    The hasher is registered under its class name, in this process. Worker processes of a benchmark
+    find it if importing its module calls `register`: the call must not be under
+    ``if __name__ == "__main__"``.
 
     Parameters
     ----------
     kind : subclass of BaseHasher
-        Its constructor takes `n_bits` first, and `random_state`. A class that was defined once
-        more, as in a notebook, replaces the one before; any other class of that name is refused.
+        Its constructor takes `n_bits` first, and `random_state`. A class that is defined again,
+        as in a notebook, replaces the previous one. Any other class of the same name is refused.
 
     Returns
     -------
-    The same class, so that this is a decorator too.
+    The same class, so that `register` can be used as a decorator.
     """
     if not (isinstance(kind, type) and issubclass(kind, BaseHasher)):
-        raise TypeError(f"register takes a subclass of antipodal.BaseHasher: got {kind!r}")
+        raise TypeError(f"register expects a subclass of antipodal.BaseHasher: got {kind!r}")
     name = kind.__name__
     parameters = inspect.signature(kind).parameters
     if next(iter(parameters), None) != "n_bits" or "random_state" not in parameters:
         raise TypeError(
-            f"{name} must take n_bits, first, and random_state: it takes "
-            f"{', '.join(parameters) or 'nothing'}"
+            f"the constructor of {name} must take n_bits first, and random_state: it takes "
+            f"{', '.join(parameters) or 'no parameters'}"
         )
-    if HASHERS.get(name) is kind:
+    if built_in_hashers().get(name) is kind:
         return kind
     if is_built_in(kind):
-        raise ValueError(f"{_address(kind)} is no method by itself: register a subclass of it")
-    known = NAMED_SETTINGS.get(name) or HASHERS.get(name) or _registered.get(name)
-    if known is not None and not (isinstance(known, type) and _address(known) == _address(kind)):
-        taken = _address(known) if isinstance(known, type) else "settings of another method"
+        raise ValueError(f"{_address(kind)} is a base class: register a subclass of it")
+    if name in ALIASES:
         raise ValueError(
-            f"the name {name} is that of {taken} already: give {_address(kind)} another"
+            f"the name {name} is reserved for {ALIASES[name]}: rename {_address(kind)}"
+        )
+    known = built_in_hashers().get(name) or _registered.get(name)
+    if known is not None and _address(known) != _address(kind):
+        raise ValueError(
+            f"the name {name} is already registered for {_address(known)}: rename {_address(kind)}"
         )
     _registered[name] = kind
     return kind
 
 
 def find_hasher(name: str) -> type[BaseHasher] | None:
-    """Return the hasher of that name: ours, registered, "module:Class", or of a plug-in."""
+    """Return the built-in, registered or plug-in hasher of that name, or import "module:Class"."""
     if ":" in name:
         return _import_hasher(name)
-    return HASHERS.get(name) or _find_own(name)
+    return built_in_hashers().get(name) or _find_custom(name)
 
 
-def hasher_names() -> list[str]:
-    """Return the names of all hashers, those of plug-ins without importing them."""
+def method_names() -> list[str]:
+    """Return every name that `make_hasher` accepts. Plug-ins are listed without importing them."""
+    presets = [
+        f"{name}.{preset}" for name, kind in built_in_hashers().items() for preset in kind.presets
+    ]
     plug_ins = (point.name for point in entry_points(group=PLUG_INS))
-    return list(dict.fromkeys([*HASHERS, *_registered, *plug_ins]))
+    names = [*built_in_hashers(), *_registered, *plug_ins, *presets, *ALIASES]
+    return list(dict.fromkeys(names))
 
 
-# What a hasher may raise that is made of things which no `save` wrote.
-_UNLIKE = (
+def make_hasher(method: str, n_bits: int, seed: int, settings: Sequence[str] = ()) -> BaseHasher:
+    """Create a hasher from its name, with settings NAME=VALUE after colons or as a list.
+
+    A preset is named "Class.preset". A custom class that is not registered is named
+    "module:Class", and imported.
+
+    Examples
+    --------
+    >>> make_hasher("ITQ", 32, seed=0)
+    ITQ(n_bits=32, random_state=0)
+    >>> make_hasher("DeepLinf:n_stages=4:init=ksvd", 48, seed=1)
+    DeepLinf(init='ksvd', n_bits=48, n_stages=4, random_state=1)
+    """
+    name, *inline = method.split(":")
+    if name in ALIASES:
+        name, *first = ALIASES[name].split(":")
+        inline = [*first, *inline]
+    if inline and "=" not in inline[0] and name not in method_names():
+        name = f"{name}:{inline.pop(0)}"
+    create = _constructor(name)
+    if create is None:
+        raise ValueError(
+            f"unknown method {name!r}: expected module:Class or {', '.join(method_names())}. "
+            'Worker processes do not see a class registered under `if __name__ == "__main__"`'
+        )
+    hasher = create(n_bits, random_state=seed)
+    for setting in (*inline, *settings):
+        _apply_setting(hasher, method, setting)
+    return hasher
+
+
+def _constructor(name: str) -> Callable[..., BaseHasher] | None:
+    """Return the class of that name, or the classmethod of a preset."""
+    base, dot, preset = name.partition(".")
+    if dot and ":" not in name:
+        kind = find_hasher(base)
+        return getattr(kind, preset) if kind and preset in kind.presets else None
+    return find_hasher(name)
+
+
+# Parameters that commands take as options of their own.
+_BY_OPTION = {"n_bits": "--bits", "random_state": "--seed or --seeds"}
+
+
+def _apply_setting(hasher: BaseHasher, method: str, setting: str) -> None:
+    parameter, equals, text = setting.partition("=")
+    if parameter in _BY_OPTION:
+        raise ValueError(f"{method}: use {_BY_OPTION[parameter]} instead of {setting!r}")
+    known = sorted(hasher.get_params(deep=False).keys() - _BY_OPTION.keys())
+    if not equals or parameter not in known:
+        raise ValueError(
+            f"{method}: expected a setting NAME=VALUE with NAME one of {', '.join(known)}: "
+            f"got {setting!r}"
+        )
+    value = _parse_value(text)
+    annotation = inspect.signature(type(hasher)).parameters[parameter].annotation
+    check_type(value, parameter, annotation)
+    hasher.set_params(**{parameter: value})
+
+
+_CONSTANTS = {"True": True, "False": False, "None": None}
+
+
+def _parse_value(text: str) -> Any:
+    """Parse a number, boolean or null in JSON or Python notation; anything else is a string."""
+    try:
+        return _CONSTANTS[text] if text in _CONSTANTS else json.loads(text)
+    except ValueError:
+        return text
+
+
+# Errors that a hasher may raise when its file was not written by `save`.
+_INVALID = (
     KeyError,
     TypeError,
     ValueError,
@@ -146,47 +197,47 @@ _UNLIKE = (
 
 
 def load(path: str | os.PathLike[str]) -> BaseHasher:
-    """Read a hasher that `save` wrote; raise `AntipodalError` if the file is not as written.
+    """Load a hasher written by `save`. Raise `AntipodalError` if the file is damaged or foreign.
 
-    A hasher from outside must be known already, by `register` or as a plug-in.
+    The class of a custom hasher must be registered or installed as a plug-in.
     """
     header, arrays = read_model_file(path, "hasher")
     name = str(header.get("class"))
-    kind = _find_own(name) if "module" in header else HASHERS.get(name)
+    kind = _find_custom(name) if "module" in header else built_in_hashers().get(name)
     if kind is None:
-        raise ModelFileError(f"{path} holds a {name!r}, which {_how_to_know(name, header)}")
+        raise ModelFileError(f"{path} contains a {name!r} hasher, {_unknown_class(name, header)}")
     try:
         hasher = kind(**kind.read_parameters(header["parameters"]))
         for array_name, array in arrays.items():
-            # What encoding computes with is float32; float64 are reports of the fit.
+            # Encoding uses the float32 arrays; float64 arrays only report on the fit.
             if array.dtype == np.float32 and not np.isfinite(array).all():
                 raise ValueError(f"{array_name} must be finite")
         hasher.restore_state({**arrays, **header["fitted"]})
         hasher.check_restored()
-    except _UNLIKE as error:
-        raise ModelFileError(f"{path} does not describe a {name}: {error}") from error
+    except _INVALID as error:
+        raise ModelFileError(f"{path} is not a valid {name} model: {error}") from error
     return hasher
 
 
-def _how_to_know(name: str, header: dict[str, Any]) -> str:
+def _unknown_class(name: str, header: dict[str, Any]) -> str:
     if "module" not in header:
         return (
-            f"this antipodal {antipodal.__version__} does not know; it was written by "
-            f"{header.get('antipodal')}"
+            f"which antipodal {antipodal.__version__} does not have; the file was written by "
+            f"version {header.get('antipodal')}"
         )
     if header["module"] == "__main__":
-        where = "a class of the script that wrote it"
+        where = "the script that wrote it"
     else:
-        where = f"a class of the module {header['module']!r}"
+        where = f"the module {header['module']!r}"
     return (
-        f"is {where} and not known here. If you trust that code, import it and call "
-        f"antipodal.register({name}) before, or install it with an entry point in the group "
+        f"a class of {where} that is not registered. If you trust that code, import it and call "
+        f"antipodal.register({name}) first, or install it with an entry point in the group "
         f"{PLUG_INS!r}"
     )
 
 
-def _find_own(name: str) -> type[BaseHasher] | None:
-    """Return the hasher from outside that is registered, or that a plug-in has."""
+def _find_custom(name: str) -> type[BaseHasher] | None:
+    """Return the custom hasher that is registered or provided by a plug-in."""
     if name not in _registered:
         for point in entry_points(group=PLUG_INS, name=name):
             register(_load_plug_in(point))
@@ -197,33 +248,33 @@ def _load_plug_in(point: EntryPoint) -> type[BaseHasher]:
     package = point.dist.name if point.dist else "an unknown package"
     try:
         kind = point.load()
-    except Exception as error:  # of code that is not ours, at its import
+    except Exception as error:  # third-party code may raise anything at import
         raise AntipodalError(
-            f"the plug-in {point.value} of {package}, which should have the method {point.name}, "
-            f"cannot be imported: {type(error).__name__}: {error}"
+            f"the plug-in {point.value} of {package} for the method {point.name} cannot be "
+            f"imported: {type(error).__name__}: {error}"
         ) from error
     if not (isinstance(kind, type) and issubclass(kind, BaseHasher)) or (
         kind.__name__ != point.name
     ):
         raise AntipodalError(
             f"the plug-in {point.value} of {package} must be a subclass of antipodal.BaseHasher "
-            f"called {point.name}, as its entry point: got {kind!r}"
+            f"named {point.name}, like its entry point: got {kind!r}"
         )
     return kind
 
 
 def _import_hasher(address: str) -> type[BaseHasher]:
-    """Import, register and return what "module:Class" names."""
+    """Import, register and return the class "module:Class"."""
     module, _, name = address.partition(":")
     here = os.getcwd()
-    if here not in sys.path:  # where an installed command does not look by itself
+    if here not in sys.path:  # an installed command does not search the working directory
         sys.path.append(here)
     try:
         found = import_module(module)
-    except Exception as error:  # of code that is not ours
+    except Exception as error:  # third-party code may raise anything at import
         raise ValueError(
-            f"{address}: cannot import {module!r} from here or from what is installed: "
-            f"{type(error).__name__}: {error}"
+            f"{address}: cannot import {module!r} from the working directory or the installed "
+            f"packages: {type(error).__name__}: {error}"
         ) from error
     if not hasattr(found, name):
         raise ValueError(f"{address}: the module {module} has no {name!r}")

@@ -10,9 +10,11 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from antipodal.hashers.base import BaseHasher
+from antipodal.hashers.registry import built_in
 from antipodal.threads import one_thread
 
 
+@built_in
 class SignHash(BaseHasher):
     """Signs of the features, one bit a feature: b = [Qᵀ(x - μ) > 0], Q = I or orthogonal.
 

@@ -6,8 +6,8 @@ all codes (Faiss) and `asymmetric` a query's real values, `tables` looks small r
 knows when, `approximate` holds the engines that may miss, `indexfile` the file format.
 """
 
-from antipodal.index.answers import Ball, Neighbours
 from antipodal.index.hamming import HammingIndex
-from antipodal.index.rescore import Vectors
+from antipodal.index.rerank import Vectors
+from antipodal.index.results import Ball, Neighbours
 
 __all__ = ["Ball", "HammingIndex", "Neighbours", "Vectors"]

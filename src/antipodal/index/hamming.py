@@ -7,20 +7,19 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from antipodal.checks import MAX_ID, Ids, check_ids, check_whole, some_ids
 from antipodal.codes import Codes, check_codes, code_width
 from antipodal.errors import IndexFileError
 from antipodal.index import scan
-from antipodal.index.answers import Ball, Neighbours
 from antipodal.index.approximate import ENGINES, Approximate
 from antipodal.index.asymmetric import Floats, best_rows, check_one, check_values
-from antipodal.index.bands import Bands
-from antipodal.index.contents import Contents
-from antipodal.index.indexfile import IndexDescription, read_index_file, write_index_file
+from antipodal.index.index_file import IndexDescription, read_index_file, write_index_file
 from antipodal.index.items import MAX_ITEMS, IndexedItems, RowNumbers, row_width, take_rows, to_rows
-from antipodal.index.merging import first_of_all, union, without
-from antipodal.index.rescore import OVERSAMPLE, Vectors, rescored
+from antipodal.index.radius_tables import Bands
+from antipodal.index.rerank import OVERSAMPLE, Vectors, rescored
+from antipodal.index.results import Ball, Neighbours
 from antipodal.index.scan import MAX_BITS, RowHits
+from antipodal.index.segments import Contents, first_of_all, union, without
+from antipodal.validation import MAX_ID, Ids, check_ids, check_whole, some_ids
 
 
 class HammingIndex:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.checks import Ids
 from antipodal.codes import Codes, code_width
+from antipodal.validation import Ids
 
 RowNumbers = NDArray[np.int64]
 

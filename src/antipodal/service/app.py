@@ -16,13 +16,7 @@ from starlette.staticfiles import StaticFiles
 import antipodal
 from antipodal.errors import StoreError
 from antipodal.service import schemas
-from antipodal.service.bodies import (
-    codes_response,
-    media_type,
-    media_types,
-    read_rows,
-    takes_bytes,
-)
+from antipodal.service.bodies import codes_response, media_type, media_types, read_rows, takes_bytes
 from antipodal.service.engine import Engine
 from antipodal.service.gate import Gate
 from antipodal.service.guard import Guard, GuardedRoute

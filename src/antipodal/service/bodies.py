@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from antipodal.codes import Codes
-from antipodal.reading.arrowcolumns import stack_vectors
+from antipodal.io.arrow import stack_vectors
 from antipodal.service.limits import Limits
 
 BYTES, ARROW = "application/octet-stream", "application/vnd.apache.arrow.stream"

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.codes import Codes, code_width
-from antipodal.hashers import BaseHasher
+from antipodal.hashers.base import BaseHasher
 from antipodal.service.imagefeatures import ImageFeatures
 from antipodal.service.limits import Limits
 

@@ -7,10 +7,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.checks import Ids
 from antipodal.codes import Codes, code_width, from_hex, to_hex
 from antipodal.evaluation.metrics import bit_health
-from antipodal.hashers import BaseHasher, load
+from antipodal.hashers.base import BaseHasher
+from antipodal.hashers.registry import load
+from antipodal.io.model_file import model_identity
 from antipodal.service.coding import Coder
 from antipodal.service.limits import Limits
 from antipodal.service.schemas import (
@@ -21,8 +22,8 @@ from antipodal.service.schemas import (
     UpsertRequest,
 )
 from antipodal.service.searching import Search, check_where, described
-from antipodal.storage.modelfile import model_identity
 from antipodal.stores import Items, Store, open_store
+from antipodal.validation import Ids
 
 _HEALTH_SAMPLE = 1_000
 

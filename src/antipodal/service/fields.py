@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from antipodal.stores.where import kind
+from antipodal.stores.filters import kind
 
 _MOST_FIELDS = 100
 _MOST_VALUES = 30  # of a field, the most frequent first

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.checks import Ids
 from antipodal.index.scan import Distances
+from antipodal.validation import Ids
 
 
 class HitLists(NamedTuple):

@@ -13,7 +13,7 @@ from antipodal.service.maps import MOST_ITEMS, Maps
 from antipodal.service.pool import Pool
 from antipodal.service.replies import json_answer, problems
 from antipodal.service.schemas import FindRequest, Item
-from antipodal.stores.finding import find_words
+from antipodal.stores.text_search import find_words
 
 MOST_LOOKED_AT = 200_000  # items, for words
 _SAMPLE = 1_000

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.manifold import TSNE
 
-from antipodal.checks import Ids
 from antipodal.codes import Codes, unpack
 from antipodal.evaluation.metrics import hamming_distances
 from antipodal.service.engine import Engine
+from antipodal.validation import Ids
 
 MOST_ITEMS = 2_000
 _FEWEST_CODES = 12  # below that there are no neighbourhoods to keep

@@ -20,7 +20,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from antipodal.errors import AntipodalError
-from antipodal.storage.files import alone_in, replacing
+from antipodal.io.atomic import alone_in, replacing
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 OUR_NAMES = frozenset(("docs", "healthz", "metrics", "readyz", "static", "v1"))  # at the root

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.checks import Ids
 from antipodal.codes import Codes, code_width
 from antipodal.index import Ball, HammingIndex, Neighbours
 from antipodal.service.limits import Limits
+from antipodal.stores.filters import Where
 from antipodal.stores.snapshot import ItemBatch, Snapshot
-from antipodal.stores.where import Where
+from antipodal.validation import Ids
 
 
 class FirstBits(Snapshot):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from antipodal.codes import Codes, from_hex, to_hex
 from antipodal.index import Neighbours
-from antipodal.index.rescore import OVERSAMPLE, rescored
+from antipodal.index.rerank import OVERSAMPLE, rescored
 from antipodal.service.calls import check_wanted
 from antipodal.service.coding import Coder
 from antipodal.service.hitlists import HitLists
@@ -17,7 +17,7 @@ from antipodal.service.prefixes import FirstBits, prefix_mask
 from antipodal.service.problems import UnavailableError
 from antipodal.service.schemas import SearchRequest
 from antipodal.stores import Items, Snapshot, Store
-from antipodal.stores.where import matches, parse_where
+from antipodal.stores.filters import matches, parse_where
 
 _TRIES = 20
 _BALLS_AT_ONCE = 16  # each may hold every item

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import LiteralString, NamedTuple
 
 from antipodal.errors import AntipodalError, StoreError
-from antipodal.stores.about import About
-from antipodal.stores.address import Address, parse_url
-from antipodal.stores.opening import need_module, open_address
+from antipodal.stores.base import About
+from antipodal.stores.engines import need_module, open_address
+from antipodal.stores.url import Address, parse_url
 
 _SQLITE, _OURS = b"SQLite format 3\0", b"antp"  # how the file begins, and what is at byte 68
 _TABLES: LiteralString = """

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from antipodal.checks import Ids, check_ids
 from antipodal.codes import check_codes
 from antipodal.stores.metadata import Metadata, metadata_texts
+from antipodal.validation import Ids, check_ids
 
 BATCH_SIZE = 50_000  # items in one transaction
 

@@ -1,10 +1,4 @@
-"""What the metadata of an item may hold, and the one JSON text it becomes.
-
-JSON leaves to each engine what a number is: SQLite keeps 64-bit integers and doubles, jsonb
-decimals of any length, Milvus either. Metadata are brought to a form that all of them keep:
-integers within 64 bits, finite doubles, and a double that is a 64-bit integer is that integer
-(3.0 becomes 3). Then two values are equal, or ordered, in one engine as they are in all.
-"""
+"""Item metadata: allowed values and canonical JSON text."""
 
 import json
 import math

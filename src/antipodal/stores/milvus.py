@@ -16,20 +16,18 @@ import numpy as np
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from antipodal.checks import MAX_ID, Ids
 from antipodal.codes import Codes, code_width, from_bytes, to_bytes
 from antipodal.errors import StoreError
 from antipodal.index import Ball, Neighbours
 from antipodal.index.scan import Distances
-from antipodal.stores.about import About
-from antipodal.stores.address import Address
-from antipodal.stores.dialects import milvus_narrowing
-from antipodal.stores.hits import ItemHits, by_distance_and_id, nearest, within
+from antipodal.stores.base import About, Store
+from antipodal.stores.filters import Where, matches, milvus_narrowing
 from antipodal.stores.loading import batches
 from antipodal.stores.metadata import clean, metadata_text
+from antipodal.stores.results import ItemHits, by_distance_and_id, nearest, within
 from antipodal.stores.snapshot import ItemBatch, Snapshot
-from antipodal.stores.store import Store
-from antipodal.stores.where import Where, matches
+from antipodal.stores.url import Address
+from antipodal.validation import MAX_ID, Ids
 
 MAX_HITS = 16_384  # a query may have, in every version of Milvus
 _MAX_ANSWERS = 500_000  # hits of all queries of a call: answers beyond 64 MB are refused

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from antipodal.checks import Ids, check_whole
 from antipodal.codes import Codes, check_codes, code_width
 from antipodal.errors import StoreError
 from antipodal.index import Ball, HammingIndex, Neighbours
 from antipodal.index.asymmetric import Floats, check_one, check_values
-from antipodal.index.rescore import OVERSAMPLE, Vectors, rescored
+from antipodal.index.rerank import OVERSAMPLE, Vectors, rescored
+from antipodal.stores.filters import Where, parse_where
 from antipodal.stores.loading import BATCH_SIZE, check_different
-from antipodal.stores.where import Where, parse_where
+from antipodal.validation import Ids, check_whole
 
 NO_APPROXIMATE = "only stores in PostgreSQL can have one, others are searched exactly"
 

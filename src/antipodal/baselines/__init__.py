@@ -1,0 +1,1 @@
+"""Baselines: the methods that the recommended ones are compared with."""

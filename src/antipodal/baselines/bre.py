@@ -1,0 +1,304 @@
+"""Binary reconstructive embeddings: Hamming distances that rebuild given distances.
+
+    h_p(x) = sign(Σ_q W_pq κ(s_pq, x))           bit p has random landmarks s_p1, s_p2, … of its own
+    min_W Σ_ij (d_ij - |{p: h_p(x_i) ≠ h_p(x_j)}| / b)²             over sampled pairs (i, j)
+
+One weight is changed at a time. As it runs over the real line each row changes its bit once, at
+a threshold of its own, so that sorting the thresholds finds the best weight of all exactly.
+[Kulis2009]
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from antipodal.hashers.base import BaseHasher, FloatArray
+from antipodal.hashers.registry import built_in
+from antipodal.hashers.rows import draw_rows, feature_moments, feature_scale, unit_rows
+from antipodal.threads import one_thread
+from antipodal.validation import check_labels, check_whole
+
+_ENOUGH = 1e-3  # a sweep that lowers the error by less than this share is the last
+_APART = 1e-9  # thresholds nearer to each other, relative to their size, count as equal
+
+
+class Partners(NamedTuple):
+    """Pairs: row i with each of the rows in `rows[i]`, and how far apart they should be."""
+
+    rows: NDArray[np.int64]  # (m, k)
+    target: NDArray[np.float64]  # (m, k)
+
+
+@built_in
+class BRE(BaseHasher):
+    """Bits whose Hamming distances follow given distances. [Kulis2009]
+
+    With labels the distance of two rows is 0 if they share one and else 1; without, it is
+    ¼‖x - x'‖², of rows that are centred, scaled and of length 1. κ is a Gaussian kernel, less
+    its mean over the training rows: κ(s, x) = exp(-γ‖s - x‖²) - κ̄(s).
+
+    Parameters
+    ----------
+    n_bits : int
+        Length b of the code.
+    n_anchors : int
+        Landmarks of each bit, drawn from the training rows.
+    n_partners : int
+        Pairs that each row is in: half with similar rows (without labels: nearest), half with
+        dissimilar (without labels: any) ones.
+    n_samples : int
+        Rows to train on, at most; where there are more, so many are drawn, evenly from classes.
+        Mean and scale are those of all rows.
+    n_sweeps : int
+        Passes over all weights, at most.
+    gamma : float
+        γ of the kernel, for rows of length 1.
+    standardize : bool
+        Whether to scale features to deviation 1 before rows are scaled to length 1.
+    random_state : int, RandomState or None
+        Seed of everything that is drawn.
+
+    Attributes
+    ----------
+    errors_ : array
+        Mean of the squared errors before the first sweep and after each; it never rises.
+    """
+
+    mean_: NDArray[np.float32]
+    feature_scale_: NDArray[np.float32]
+    landmarks_: NDArray[np.float32]
+    weights_: NDArray[np.float32]
+    offsets_: NDArray[np.float32]
+    errors_: NDArray[np.float64]
+
+    uses_labels = True  # where there are any
+    encoding_parameters = ("n_bits", "gamma")
+
+    def __init__(
+        self,
+        n_bits: int = 64,
+        *,
+        n_anchors: int = 100,
+        n_partners: int = 50,
+        n_samples: int = 3000,
+        n_sweeps: int = 5,
+        gamma: float = 1.0,
+        standardize: bool = True,
+        random_state: Any = None,
+    ) -> None:
+        self.n_bits = n_bits
+        self.n_anchors = n_anchors
+        self.n_partners = n_partners
+        self.n_samples = n_samples
+        self.n_sweeps = n_sweeps
+        self.gamma = gamma
+        self.standardize = standardize
+        self.random_state = random_state
+
+    @one_thread()
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
+        """Learn from labels y, (m,) or multi-hot (m, c), or without them from distances."""
+        rows = self.check_fit(X)
+        self._check_parameters()
+        labels = None if y is None else check_labels(y, len(rows))
+        rng = check_random_state(self.random_state)
+        chosen = draw_rows(len(rows), self.n_samples, rng, labels)
+        self._learn_scale(rows)
+        sample = self._normalised(torch.from_numpy(rows[chosen].astype(np.float32)))
+        Z = sample.numpy().astype(np.float64)
+        if labels is None:
+            partners = distance_partners(Z, self.n_partners, rng)
+        else:
+            partners = label_partners(labels[chosen], self.n_partners, rng)
+        n_anchors = min(self.n_anchors, len(Z))
+        anchors = np.stack([rng.permutation(len(Z))[:n_anchors] for _ in range(self.n_bits)])
+        K = np.exp(2 * self.gamma * (Z @ Z.T - 1))  # ‖s - x‖² = 2 - 2s·x
+        centre = K.mean(axis=0)
+        W, errors = descend(K - centre, anchors, partners, self.n_sweeps, rng)
+        self.errors_ = np.array(errors)
+        used = np.unique(anchors)
+        weights = np.zeros((len(Z), self.n_bits))
+        weights[anchors.T, np.arange(self.n_bits)] = W.T
+        self.landmarks_ = sample.numpy()[used]
+        self.weights_ = weights[used].astype(np.float32)
+        self.offsets_ = -(centre[used] @ weights[used]).astype(np.float32)
+        return self
+
+    def _learn_scale(self, rows: NDArray[Any]) -> None:
+        mean, deviation = feature_moments(rows)
+        scale = feature_scale(mean, deviation) if self.standardize else np.ones_like(mean)
+        self.mean_, self.feature_scale_ = mean.astype(np.float32), scale.astype(np.float32)
+
+    def _normalised(self, X: Tensor) -> Tensor:
+        mean, scale = torch.from_numpy(self.mean_), torch.from_numpy(self.feature_scale_)
+        return unit_rows((X - mean) / scale)
+
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits."""
+        landmarks, weights = torch.from_numpy(self.landmarks_), torch.from_numpy(self.weights_)
+        offsets, gamma = torch.from_numpy(self.offsets_), self.gamma
+        scaled = 2 * gamma * landmarks.T
+        work = torch.empty(max_rows, len(landmarks))
+
+        def project(X: Tensor) -> Tensor:
+            K: Tensor = torch.mm(self._normalised(X), scaled, out=work[: len(X)])
+            return torch.addmm(offsets, K.sub_(2 * gamma).exp_(), weights)
+
+        return project
+
+    def _check_parameters(self) -> None:
+        for name, least in (
+            ("n_anchors", 1), ("n_partners", 2), ("n_samples", 2), ("n_sweeps", 0),
+        ):  # fmt: skip
+            check_whole(getattr(self, name), name, least)
+        if not 0 < self.gamma < float("inf"):
+            raise ValueError(f"gamma must be positive and finite: got {self.gamma}")
+
+
+def label_partners(labels: NDArray[Any], k: int, rng: np.random.RandomState) -> Partners:
+    """Draw ⌊k/2⌋ rows that share a label with each row, at distance 0, and others, at 1.
+
+    A row that is alone with its label is its own partner, at distance 0 as it is anyway; one
+    that shares with all is its own dissimilar partner, which changes nothing either.
+    """
+    if labels.ndim == 1:
+        similar = labels[:, None] == labels
+    else:
+        similar = labels.astype(np.float32) @ labels.T.astype(np.float32) > 0
+    np.fill_diagonal(similar, False)
+    dissimilar = ~similar
+    np.fill_diagonal(dissimilar, False)
+    alike, unlike = _draw(similar, k // 2, rng), _draw(dissimilar, k - k // 2, rng)
+    target = np.repeat([0.0, 1.0], [alike.shape[1], unlike.shape[1]])
+    return Partners(np.hstack([alike, unlike]), np.tile(target, (len(labels), 1)))
+
+
+def distance_partners(Z: FloatArray, k: int, rng: np.random.RandomState) -> Partners:
+    """Take the ⌊k/2⌋ nearest rows of each row and others at random, at distance ¼‖z - z'‖².
+
+    Opposite rows are then 1 apart and orthogonal ones ½, as the bits of unrelated rows are.
+    """
+    m = len(Z)
+    products = Z @ Z.T
+    np.fill_diagonal(products, -np.inf)
+    n_near = min(k // 2, m - 1)
+    near = np.argpartition(-products, n_near - 1, axis=1)[:, :n_near]
+    step = rng.randint(1, m, (m, k - k // 2))
+    rows = np.hstack([near, (np.arange(m)[:, None] + step) % m])  # any but the row itself
+    return Partners(rows, (1 - np.take_along_axis(products, rows, axis=1)) / 2)
+
+
+def _draw(allowed: NDArray[np.bool_], k: int, rng: np.random.RandomState) -> NDArray[np.int64]:
+    """Draw k allowed columns for each row, with replacement; the row itself if there is none."""
+    first = np.argsort(~allowed, axis=1, kind="stable")  # the allowed ones in front
+    count = allowed.sum(axis=1, keepdims=True)
+    place = (rng.random_sample((len(allowed), k)) * count).astype(np.int64)
+    itself = np.arange(len(allowed))[:, None]
+    return np.where(count > 0, np.take_along_axis(first, place, axis=1), itself)
+
+
+def descend(
+    K: FloatArray,
+    anchors: NDArray[np.int64],
+    partners: Partners,
+    n_sweeps: int,
+    rng: np.random.RandomState,
+) -> tuple[FloatArray, list[float]]:
+    """Improve random weights W (b, q), a weight at a time; return them and the errors.
+
+    K (m, m) is the kernel of all rows with all rows, anchors (b, q) the landmarks of each bit.
+    """
+    b, J = len(anchors), partners.rows
+    W = rng.standard_normal(anchors.shape)
+    bits = np.stack([K[:, a] @ w > 0 for a, w in zip(anchors, W, strict=True)])
+    unequal = np.zeros(J.shape)  # bits in which the two of each pair differ
+    for h in bits:
+        unequal += h[:, None] != h[J]
+
+    def error() -> float:
+        return float(np.square(partners.target - unequal / b).mean())
+
+    errors = [error()]
+    for _ in range(n_sweeps):
+        for p in rng.permutation(b):
+            unequal -= bits[p][:, None] != bits[p][J]
+            # With e what the other bits leave of d, (e - δ/b)² = e² + δ(1/b² - 2e/b), δ = 0 or 1.
+            cost = 1 / b**2 - 2 / b * (partners.target - unequal / b)
+            bits[p] = improve_bit(W[p], np.asfortranarray(K[:, anchors[p]]), cost, J, rng)
+            unequal += bits[p][:, None] != bits[p][J]
+        errors.append(error())
+        if errors[-1] > (1 - _ENOUGH) * errors[-2]:
+            break
+    return W, errors
+
+
+def improve_bit(
+    w: FloatArray,
+    K: FloatArray,
+    cost: FloatArray,
+    J: NDArray[np.int64],
+    rng: np.random.RandomState,
+) -> NDArray[np.bool_]:
+    """Update the weights w of one bit in turn, in place, and return its value for each row.
+
+    `cost[i, j]` is what it costs if row i and row J[i, j] have unequal bits.
+    """
+    total = cost.sum(axis=1) - np.bincount(J.ravel(), cost.ravel(), len(K))
+    value = K @ w
+    for q in rng.permutation(len(w)):
+        rest = value - w[q] * K[:, q]
+        w[q] = best_weight(w[q], rest, K[:, q], cost, J, total)
+        value = rest + w[q] * K[:, q]
+    bits: NDArray[np.bool_] = K @ w > 0
+    return bits
+
+
+def best_weight(
+    current: float,
+    rest: FloatArray,
+    k: FloatArray,
+    cost: FloatArray,
+    J: NDArray[np.int64],
+    total: FloatArray,
+) -> float:
+    """Return the w for which the bits [rest + w·k > 0] cost least, or the current one.
+
+    Row i changes its bit at w = -restᵢ/kᵢ. Let all thresholds lie above w, and let w grow: a pair
+    has toggled between equal and unequal while w is between its two thresholds. So every pair
+    adds ±cost at the lower of them, + if its bits were equal, and takes it back at the upper.
+    `total` is, for each row i, the cost of its pairs (i, ·) less that of pairs (·, i).
+    """
+    moves = k != 0
+    threshold = np.full(len(k), np.inf)
+    np.divide(-rest, k, out=threshold, where=moves)
+    order = np.argsort(threshold)
+    rank = np.empty(len(k), np.int32)
+    rank[order] = np.arange(1, len(k) + 1, dtype=np.int32)
+    starts_low = np.where(moves, k > 0, rest <= 0)  # bit 0 while w is below all thresholds
+    # One look-up a pair brings both the rank of the partner and, as its sign, where it starts.
+    partner = np.take(np.where(starts_low, -rank, rank), J, mode="clip")
+    negative = (np.abs(partner) < rank[:, None]) ^ (partner < 0) ^ starts_low[:, None]
+    turned = negative * cost
+    step = total - 2 * (turned.sum(axis=1) - np.bincount(J.ravel(), turned.ravel(), len(k)))
+
+    order = order[: np.count_nonzero(moves)]
+    if not len(order):
+        return current
+    t = threshold[order]
+    change = np.concatenate([[0.0], np.cumsum(step[order])])  # of the cost, after each threshold
+    here = change[np.searchsorted(t, current)]
+    change[1:-1][np.diff(t) <= _APART * np.abs(t[1:])] = np.inf  # no room between the two
+    best = int(change.argmin())
+    if change[best] >= here - 1e-12:
+        return current
+    below, above = t[max(best - 1, 0)], t[min(best, len(t) - 1)]
+    if best == 0:
+        return float(above - abs(above) - 1)
+    if best == len(t):
+        return float(below + abs(below) + 1)
+    return float((below + above) / 2)

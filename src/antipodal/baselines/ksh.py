@@ -1,0 +1,262 @@
+"""Kernel-based supervised hashing: codes whose inner products copy the labels."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy.linalg import cholesky, eigh, solve_triangular
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from antipodal.hashers.base import SupervisedHasher
+from antipodal.hashers.kernel_features import (
+    check_bandwidth,
+    choose_bandwidth,
+    distance_blocks,
+    distance_map,
+)
+from antipodal.hashers.registry import built_in
+from antipodal.hashers.rows import as_floats, draw_rows
+from antipodal.paper.losses import are_similar
+from antipodal.threads import one_thread
+from antipodal.validation import check_whole
+
+Float32Array = NDArray[np.float32]
+Float64Array = NDArray[np.float64]
+
+_STILL = 1e-5  # relative gain of an iteration below which the ascent has arrived
+_FASTER = 1.3  # growth of the step after each iteration; backtracking halves it
+
+
+@built_in
+class KSH(SupervisedHasher):
+    """Signs of kernel expansions whose codes multiply to the labels: b = [Aᵀk̄(x) > 0]. [Liu2012]
+
+        min ‖HHᵀ/r - S‖_F²,    H = sign(K̄A),  S_ij = 1 where labels agree, else -1
+
+    with r bits, and k̄ the kernels exp(-‖x - a‖²/σ²) on anchors a, less their means. The bits are
+    learned one after another, each on what the ones before it have left of rS.
+
+    Parameters
+    ----------
+    n_bits : int
+        Length of the code.
+    n_anchors : int
+        Most anchors: rows drawn from those learned from.
+    n_labelled : int
+        Rows to learn from, at most; where there are more, so many are drawn, evenly from classes.
+        Time grows with their number, memory with that of distinct label sets squared.
+    bandwidth : float, optional
+        σ, by default the root of the mean squared distance of rows from anchors.
+    ridge : float
+        What is added to the diagonal of K̄ᵀK̄, in units of its mean.
+    n_iter : int
+        Most iterations of the gradient ascent for a bit. With 0 the bits are those of the
+        spectral relaxation.
+    random_state : int, RandomState or None
+        Seed of the rows that are drawn.
+    """
+
+    mean_: Float32Array
+    anchors_: Float32Array
+    bandwidth_: float
+    kernel_mean_: Float32Array
+    projection_: Float32Array
+
+    def __init__(
+        self,
+        n_bits: int = 64,
+        *,
+        n_anchors: int = 1000,
+        n_labelled: int = 5000,
+        bandwidth: float | None = None,
+        ridge: float = 0.1,
+        n_iter: int = 60,
+        random_state: Any = None,
+    ) -> None:
+        self.n_bits = n_bits
+        self.n_anchors = n_anchors
+        self.n_labelled = n_labelled
+        self.bandwidth = bandwidth
+        self.ridge = ridge
+        self.n_iter = n_iter
+        self.random_state = random_state
+
+    @one_thread()
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
+        """Learn from labels y, a class per row (n,) or multi-hot concepts (n, c)."""
+        checked = self.check_fit(X)
+        labels = self.check_labels(y, len(checked))
+        self._check_parameters()
+        rng = check_random_state(self.random_state)
+        chosen = draw_rows(len(checked), self.n_labelled, rng, labels)
+        rows, labels = as_floats(checked[chosen]), labels[chosen]
+
+        self.mean_ = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+        anchors = np.sort(rng.permutation(len(rows))[: self.n_anchors])
+        self.anchors_ = rows[anchors].astype(np.float32)
+        squared = np.concatenate(
+            [part.numpy().copy() for _, part in distance_blocks(rows, self.anchors_, self.mean_)]
+        )
+        self.bandwidth_ = choose_bandwidth(self.bandwidth, float(squared.mean(dtype=np.float64)))
+        kernels = np.exp(squared / -np.float32(self.bandwidth_**2)).astype(np.float64)
+        mean = kernels.mean(axis=0)
+        self.kernel_mean_ = mean.astype(np.float32)
+        residue = LabelResidue(labels, self.n_bits)
+        A = learn_bits(kernels - mean, residue, self.ridge, self.n_iter)
+        self.projection_ = A.astype(np.float32)
+        return self
+
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits."""
+        distances = distance_map(self.anchors_, self.mean_, max_rows)
+        mean, A = torch.from_numpy(self.kernel_mean_), torch.from_numpy(self.projection_)
+        return lambda X: distances(X).div_(-(self.bandwidth_**2)).exp_().sub_(mean) @ A
+
+    def _check_parameters(self) -> None:
+        check_whole(self.n_anchors, "n_anchors", 1)
+        check_whole(self.n_labelled, "n_labelled", 2)
+        check_whole(self.n_iter, "n_iter", 0)
+        check_bandwidth(self.bandwidth)
+        if not 0 < self.ridge < float("inf"):
+            raise ValueError(f"ridge must be positive and finite: got {self.ridge}")
+
+
+class LabelResidue:
+    """R = rS - Σ bbᵀ over the bits b so far: what they have left unexplained of the labels.
+
+    Rows with the same labels have the same row in S, so S = PTPᵀ with a table T of the distinct
+    labels (classes, or sets of concepts) and the rows' membership P. R is never formed.
+    """
+
+    def __init__(self, labels: NDArray[Any], n_bits: int) -> None:
+        distinct, group = np.unique(labels, axis=0, return_inverse=True)
+        similar = are_similar(torch.from_numpy(distinct), torch.from_numpy(distinct)).numpy()
+        self.n_bits = n_bits
+        self.n_learned = 0
+        self._group = group.reshape(-1)
+        self._table = np.where(similar, np.float32(n_bits), np.float32(-n_bits))  # rT
+        self._bits = np.empty((n_bits, len(labels)), np.float32)
+
+    def times(self, v: Float32Array) -> Float32Array:
+        """Return Rv."""
+        by_label = np.bincount(self._group, v, len(self._table)).astype(np.float32)  # Pᵀv
+        B = self._bits[: self.n_learned]
+        product: Float32Array = np.dot(self._table, by_label)[self._group] - (B @ v) @ B
+        return product
+
+    def form(self, Q: Float64Array) -> Float64Array:
+        """Return QᵀRQ."""
+        by_label = np.zeros((len(self._table), Q.shape[1]))
+        np.add.at(by_label, self._group, Q)
+        BQ = self._bits[: self.n_learned] @ Q
+        return by_label.T @ (self._table.astype(np.float64) @ by_label) - BQ.T @ BQ
+
+    def fit(self, b: Float32Array) -> float:
+        """Return bᵀRb, the larger the more bit b explains: ‖R - bbᵀ‖² = ‖R‖² - 2bᵀRb + l²."""
+        return float(b @ self.times(b).astype(np.float64))
+
+    def subtract(self, b: Float32Array) -> None:
+        """Take away what bit b explains: R ← R - bbᵀ."""
+        self._bits[self.n_learned] = b
+        self.n_learned += 1
+
+
+def learn_bits(K: Float64Array, residue: LabelResidue, ridge: float, n_iter: int) -> Float64Array:
+    """Return A (m, r), a column a bit, for centred kernels K (l, m). [Liu2012]
+
+    A bit is b = sign(Ka), and a should maximise bᵀRb. Two relaxations are tried, the second from
+    where the first ends, and the better bit is kept:
+
+        max (Ka)ᵀR(Ka)      subject to ‖Ka‖² = l       an eigenvector, of KᵀRK against KᵀK
+        max φ(Ka)ᵀRφ(Ka)    φ(x) = 2/(1 + e⁻ˣ) - 1     by gradient ascent
+
+    In place of a stands c = Gᵀa, where GGᵀ = KᵀK + εI, and of K the nearly orthonormal Q = KG⁻ᵀ:
+    the eigenproblem is then an ordinary one, and the ascent well conditioned.
+    """
+    n_rows, m = K.shape
+    gram = K.T @ K
+    gram[np.diag_indices(m)] += ridge * (np.trace(gram) / m or 1.0)
+    G = cholesky(gram, lower=True)
+    Q = solve_triangular(G, K.T, lower=True).T
+    Q32 = np.ascontiguousarray(Q, dtype=np.float32)
+    form = residue.form(Q)
+    C = np.empty((m, residue.n_bits))
+    for k in range(residue.n_bits):
+        direction = leading_direction(form)
+        length = float(np.linalg.norm(Q @ direction)) or 1.0  # 0 if all rows are equal
+        spectral = (direction * np.sqrt(n_rows) / length).astype(np.float32)
+        smooth = ascend(Q32, residue, spectral, n_iter)
+        c, b = max(
+            ((c, _signs(Q32 @ c)) for c in (spectral, smooth)),
+            key=lambda candidate: residue.fit(candidate[1]),
+        )
+        C[:, k] = c
+        residue.subtract(b)
+        Qb = b @ Q
+        form -= np.outer(Qb, Qb)
+    return solve_triangular(G, C, lower=True, trans="T")
+
+
+def leading_direction(form: Float64Array) -> Float64Array:
+    """Return the unit vector c that maximises the quadratic form."""
+    last = len(form) - 1
+    _, vectors = eigh(form, subset_by_index=(last, last))
+    direction: Float64Array = vectors[:, 0]
+    return direction
+
+
+def smoothed_fit(
+    c: Float32Array, Q: Float32Array, residue: LabelResidue
+) -> tuple[float, Float32Array]:
+    """Return φᵀRφ for φ = φ(Qc), and the vector whose product with Qᵀ is its gradient.
+
+    ∇ = Qᵀ[(1 - φ²) ∘ Rφ],    since φ' = (1 - φ²)/2
+    """
+    phi = np.tanh(Q @ c / 2)
+    R_phi = residue.times(phi)
+    return float(phi @ R_phi), (1 - phi * phi) * R_phi
+
+
+def ascend(
+    Q: Float32Array, residue: LabelResidue, start: Float32Array, n_iter: int
+) -> Float32Array:
+    """Maximise `smoothed_fit` from a start, by Nesterov's accelerated gradients.
+
+    The step is found by backtracking, and momentum that leads downhill is dropped.
+    """
+    x = point = start
+    reached, momentum, step = -np.inf, 1.0, 0.0
+    for _ in range(n_iter):
+        value, sensitivity = smoothed_fit(point, Q, residue)
+        gradient = sensitivity @ Q
+        slope = float(np.linalg.norm(gradient))
+        if slope == 0:
+            break
+        step = step or float(np.linalg.norm(start)) / slope
+        while True:
+            new = point + np.float32(step) * gradient
+            new_value, _ = smoothed_fit(new, Q, residue)
+            if new_value >= value + step * slope**2 / 2:
+                break
+            step /= 2
+            if step * slope <= 1e-6 * float(np.linalg.norm(point)):
+                return x
+        if new_value < reached:
+            point, momentum = x, 1.0
+            continue
+        gain = new_value - reached
+        following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+        point = new + np.float32((momentum - 1) / following) * (new - x)
+        x, reached, momentum = new, new_value, following
+        if gain <= _STILL * abs(reached):
+            break
+        step *= _FASTER
+    return x
+
+
+def _signs(values: Float32Array) -> Float32Array:
+    """Return 1 where a bit is set, -1 where not."""
+    return np.where(values > 0, np.float32(1), np.float32(-1))

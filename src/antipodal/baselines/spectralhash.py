@@ -1,0 +1,128 @@
+"""Spectral hashing: eigenfunctions of the Laplacian on a box, along principal components."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy.linalg import eigh
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from antipodal.hashers.base import BaseHasher
+from antipodal.hashers.registry import built_in
+from antipodal.hashers.rows import sample_rows
+from antipodal.threads import one_thread
+
+# A component that spreads less than this share of the widest holds rounding, not data.
+_NARROWEST = 1e-5
+
+
+@built_in
+class SpectralHash(BaseHasher):
+    """Signs of the smoothest waves along principal components. [Weiss2008]
+
+    If the components v = Pᵀ(x - μ) were spread evenly over a box, the eigenfunctions of the graph
+    Laplacian of the data would be waves along its sides [aⱼ, bⱼ], smoother for smaller ω:
+
+        Φ(v) = sin(π/2 + kπ(vⱼ - aⱼ)/(bⱼ - aⱼ)),    ω = kπ/(bⱼ - aⱼ),    k = 1, 2, …
+
+    The bits are the signs of the n_bits smoothest over all components j and modes k, so that long
+    sides get several bits. A row outside of the box is moved to its nearest face.
+
+    Parameters
+    ----------
+    n_bits : int
+        Length of the code; it may exceed the number of features.
+    n_samples : int
+        Rows to learn from, at most; where there are more, so many are drawn.
+    random_state : int, RandomState or None
+        Seed of the rows that are drawn; nothing else is.
+
+    Attributes
+    ----------
+    component_, mode_ : (n_bits,) int64
+        j and k of each bit, by rising ω.
+    lower_, upper_ : (n_components,) float32
+        The box, a and b: the ranges of the training rows.
+    """
+
+    mean_: NDArray[np.float32]
+    components_: NDArray[np.float32]
+    lower_: NDArray[np.float32]
+    upper_: NDArray[np.float32]
+    component_: NDArray[np.int64]
+    mode_: NDArray[np.int64]
+
+    def __init__(
+        self, n_bits: int = 64, *, n_samples: int = 100_000, random_state: Any = None
+    ) -> None:
+        self.n_bits = n_bits
+        self.n_samples = n_samples
+        self.random_state = random_state
+
+    @one_thread()
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
+        """Learn the components and the box; y is ignored."""
+        rng = check_random_state(self.random_state)
+        rows = sample_rows(self.check_fit(X), self.n_samples, rng).astype(np.float64)
+        if (rows == rows[0]).all():
+            raise ValueError(
+                f"SpectralHash needs rows that differ: all {len(rows)} training rows are the same"
+            )
+        n_features = rows.shape[1]
+        mean = rows.mean(axis=0)
+        rows -= mean
+        n_components = min(self.n_bits, n_features)
+        _, vectors = eigh(
+            rows.T @ rows, subset_by_index=(n_features - n_components, n_features - 1)
+        )
+        components = vectors[:, ::-1]
+        V = rows @ components
+        lower, upper = V.min(axis=0), V.max(axis=0)
+        sides = upper - lower
+        wide = sides > _NARROWEST * sides.max()
+        self.mean_ = mean.astype(np.float32)
+        self.components_ = np.ascontiguousarray(components[:, wide], dtype=np.float32)
+        self.lower_ = lower[wide].astype(np.float32)
+        self.upper_ = upper[wide].astype(np.float32)
+        self.component_, self.mode_ = smoothest_modes(sides[wide], self.n_bits)
+        return self
+
+    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+        """Return the map to the values whose signs are the bits."""
+        mean, components = torch.from_numpy(self.mean_), torch.from_numpy(self.components_)
+        lower, upper = torch.from_numpy(self.lower_), torch.from_numpy(self.upper_)
+        component = torch.from_numpy(self.component_)
+        frequency = math.pi * torch.from_numpy(self.mode_) / (upper - lower)[component]
+
+        def project(X: Tensor) -> Tensor:
+            inside = ((X - mean) @ components).clamp(lower, upper)
+            return torch.cos((inside - lower)[:, component] * frequency)  # sin(π/2 + ·) = cos(·)
+
+        return project
+
+
+def smoothest_modes(
+    sides: NDArray[np.floating[Any]], n_modes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return side j and mode k ≥ 1 of the n_modes smallest k / sides[j], in rising order.
+
+    The eigenvalue 1 - exp(-ε²ω²/2) of a wave rises with its ω = kπ/side, whatever ε is. Products
+    of waves along several sides are left out: their signs follow from the signs of the factors.
+
+    Examples
+    --------
+    >>> side, mode = smoothest_modes(np.array([3.0, 1.4]), 4)
+    >>> side.tolist(), mode.tolist()
+    ([0, 0, 1, 0], [1, 2, 1, 3])
+    """
+    # The longest side alone has n_modes waves up to k/side = n_modes / max(sides): faster ones
+    # cannot be among the smoothest. One more mode a side makes up for rounding.
+    most = (n_modes * sides / sides.max()).astype(np.int64) + 1
+    side = np.repeat(np.arange(len(sides)), most)
+    mode = np.arange(len(side)) - np.repeat(np.cumsum(most) - most, most) + 1
+    order = np.argsort(mode / sides[side], kind="stable")[:n_modes]
+    return side[order], mode[order]

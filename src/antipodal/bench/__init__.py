@@ -1,0 +1,1 @@
+"""Benchmarks: methods × code lengths × seeds."""

@@ -1,0 +1,307 @@
+"""Comparison of several runs as tables and as one HTML file."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Literal, NamedTuple
+
+from antipodal.bench.records import Record
+from antipodal.bench.tables import spread
+from antipodal.errors import AntipodalError
+from antipodal.evaluation.charts import log_chart, method_looks, range_chart
+from antipodal.evaluation.html import about_table, html_page, html_table, origin, text
+from antipodal.io.atomic import replacing
+from antipodal.io.file_kinds import JSON_LINES, FoundFile
+from antipodal.io.jsonl import read_objects
+
+Kind = Literal["bench", "audit", "evaluation", "neighbours"]
+
+# The fields that every record of a kind has; the first kind that fits is meant.
+_FIELDS: dict[Kind, set[str]] = {
+    "bench": {"dataset", "method", "bits", "seed", "map"},
+    "audit": {"method", "bits", "bytes", "search", "recall"},
+    "evaluation": {"queries", "database", "map", "bit_balance"},
+    "neighbours": {"recall", "recall_error", "bytes"},
+}
+COMMANDS: dict[Kind, str] = {
+    "bench": "antipodal bench",
+    "audit": "antipodal audit",
+    "evaluation": "antipodal evaluate",
+    "neighbours": "antipodal evaluate --neighbours",
+}
+
+
+class Run(NamedTuple):
+    """The records of one file, all of one kind."""
+
+    name: str
+    kind: Kind
+    records: list[Record]
+
+
+def read_run(path: str | os.PathLike[str]) -> Run:
+    """Read the records of a run, or say what is wrong with the file."""
+    file = FoundFile(os.fspath(path), JSON_LINES, "place among the runs")
+    records = [line.fields for line in read_objects(file)]
+    if not records:
+        raise AntipodalError(f"{path} has no records: did the run fail?")
+    kind = _kind(records[0])
+    if kind is None:
+        raise AntipodalError(
+            f"{path} does not hold what evaluate, audit or bench print with --json: its first "
+            f"record has {', '.join(list(records[0])[:5]) or 'nothing'}"
+        )
+    odd = next((i for i, record in enumerate(records) if _kind(record) != kind), None)
+    if odd is not None:
+        raise AntipodalError(
+            f"{path} must hold the records of one run: record {odd + 1} is not of "
+            f"`{COMMANDS[kind]}` as the first is"
+        )
+    return Run(Path(path).stem, kind, records)
+
+
+def _kind(record: Record) -> Kind | None:
+    return next((kind for kind, names in _FIELDS.items() if names <= record.keys()), None)
+
+
+# Measures for which less is better; of those that are in neither list none is best.
+_LESS = ("empty_", "bit_correlation", "quantisation_error", "candidates_for", "recall_error")
+_MORE = ("map", "mp_at", "precision_", "recall", "f1_", "ndcg", "judged_recall")
+_BENCHED = {
+    "map": "mAP",
+    "precision_r2": "precision, radius ≤ 2",
+    "recall_r2": "recall, radius ≤ 2",
+}
+
+
+class Compared(NamedTuple):
+    """A value, as it is shown, and as it is compared: greater is better, None is not compared."""
+
+    shown: str
+    value: float | int | str | None = None
+    rank: float | None = None
+
+
+class Comparison(NamedTuple):
+    """A table with a column for each run; `headings` are those of the columns before them."""
+
+    title: str
+    headings: list[str]
+    rows: list[tuple[list[str], list[Compared]]]
+
+
+def check_alike(runs: Sequence[Run]) -> None:
+    """Refuse runs of different commands: they measure different things."""
+    for run in runs[1:]:
+        if run.kind != runs[0].kind:
+            raise AntipodalError(
+                f"runs side by side must be of one command: {runs[0].name} is of "
+                f"`{COMMANDS[runs[0].kind]}`, {run.name} of `{COMMANDS[run.kind]}`"
+            )
+
+
+def names_of(runs: Sequence[Run]) -> list[str]:
+    """Return what to call each run: by its file, numbered where two files have one name."""
+    names = [run.name for run in runs]
+    return [
+        name if names.count(name) == 1 else f"{name} ({place})"
+        for place, name in enumerate(names, start=1)
+    ]
+
+
+def compare(runs: Sequence[Run]) -> list[Comparison]:
+    """Put runs of one command side by side."""
+    check_alike(runs)
+    if runs[0].kind == "audit":
+        return [_settings(runs)]
+    if runs[0].kind == "bench":
+        return [_cells(runs, key, name) for key, name in _BENCHED.items()]
+    return [_measures(runs)]
+
+
+def _measures(runs: Sequence[Run]) -> Comparison:
+    """Compare runs of one record each, a row a measure."""
+    for run in runs:
+        if len(run.records) > 1:
+            raise AntipodalError(
+                f"{run.name} holds {len(run.records)} evaluations: a run is one, in its own file"
+            )
+    records = [run.records[0] for run in runs]
+    measures = dict.fromkeys(name for record in records for name in record)
+    rows = [([name], [_cell(record, name) for record in records]) for name in measures]
+    return Comparison("percent, counts where whole", ["measure"], rows)
+
+
+def _cell(record: Record, name: str) -> Compared:
+    value = record.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return Compared("–" if value is None else str(value), value)
+    shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    if name.startswith(_LESS):
+        return Compared(shown, value, -value)
+    return Compared(shown, value, float(value) if name.startswith(_MORE) else None)
+
+
+def _settings(runs: Sequence[Run]) -> Comparison:
+    """Compare audits, a row a code and a way to search it."""
+
+    def key(record: Record) -> tuple[int, str, str]:
+        return record["bytes"], record["method"], record["search"]
+
+    found = [{key(record): record for record in run.records} for run in runs]
+    rows = []
+    for each in sorted({key for records in found for key in records}):
+        cells = []
+        for records in found:
+            record = records.get(each)
+            if record is None:
+                cells.append(Compared("–"))
+            else:
+                error = record.get("recall_error", 0.0)
+                recall = record["recall"]
+                cells.append(Compared(f"{recall:.3f} ± {error:.3f}", recall, recall))
+        rows.append(([each[1], str(each[0]), each[2]], cells))
+    title = "share of the true neighbours that is found, ± 1.96 standard errors"
+    return Comparison(title, ["code", "bytes", "search"], rows)
+
+
+def _cells(runs: Sequence[Run], key: str, name: str) -> Comparison:
+    """Compare benchmarks, a row a method and length: means over seeds."""
+    groups = [grouped(run.records) for run in runs]
+    rows = []
+    for dataset, method, bits in sorted({cell for group in groups for cell in group}):
+        cells = []
+        for group in groups:
+            scores = [r[key] for r in group.get((dataset, method, bits), []) if key in r]
+            average = mean(scores) if scores else None
+            cells.append(Compared(spread(scores) if scores else "–", average, average))
+        rows.append(([dataset, method, str(bits)], cells))
+    title = f"{name}, percent, mean ± standard deviation over seeds"
+    return Comparison(title, ["dataset", "method", "bits"], rows)
+
+
+def grouped(records: Sequence[Record]) -> dict[tuple[str, str, int], list[Record]]:
+    """Gather the seeds of each dataset, method and length."""
+    groups: dict[tuple[str, str, int], list[Record]] = {}
+    for record in records:
+        groups.setdefault((record["dataset"], record["method"], record["bits"]), []).append(record)
+    return groups
+
+
+def best_of(cells: Sequence[Compared]) -> set[int]:
+    """Return the places of the best; of none where there is nothing to compare."""
+    ranks = [cell.rank for cell in cells if cell.rank is not None]
+    if len(ranks) < 2 or min(ranks) == max(ranks):
+        return set()
+    return {place for place, cell in enumerate(cells) if cell.rank == max(ranks)}
+
+
+def text_rows(comparison: Comparison) -> list[list[str]]:
+    """Return the rows as text, a mark at what is best."""
+    return [
+        [*names, *(f"{'* ' if i in best_of(cells) else ''}{c.shown}" for i, c in enumerate(cells))]
+        for names, cells in comparison.rows
+    ]
+
+
+Curves = dict[str, list[tuple[float, float]]]
+
+
+def write_comparison(
+    path: str | os.PathLike[str],
+    runs: Sequence[Run],
+    files: Sequence[str],
+    about: Mapping[str, str] | None = None,
+) -> None:
+    """Write runs of one command, which `files` hold, side by side as one HTML file."""
+    names = names_of(runs)
+    facts = [*(about or {}).items(), *zip(names, files, strict=True)]
+    facts += [("runs of", COMMANDS[runs[0].kind]), *origin()]
+    sections = [about_table(facts)]
+    comparisons = compare(runs)
+    sections.append(_CHARTS[runs[0].kind](runs, names))
+    for title, headings, rows in comparisons:
+        cells = [
+            [
+                *map(text, labels),
+                *(
+                    f'<span class="best">{text(cell.shown)}</span>'
+                    if place in best_of(values)
+                    else text(cell.shown)
+                    for place, cell in enumerate(values)
+                ),
+            ]
+            for labels, values in rows
+        ]
+        table = html_table([text(heading) for heading in (*headings, *names)], cells)
+        sections.append(f"<h2>{text(title[0].upper() + title[1:])}</h2>{table}")
+    if len(runs) > 1:
+        sections.append('<p>In <span class="best">colour</span>: the best of a row.</p>')
+    with replacing(path) as file:
+        file.write(html_page("Runs side by side", sections).encode())
+
+
+def _ranges_of_map(runs: Sequence[Run], names: Sequence[str]) -> str:
+    rows = []
+    for name, run in zip(names, runs, strict=True):
+        r = run.records[0]
+        drawn = range_chart(r["map_worst"], r["map"], r["map_best"], r["chance"])
+        rows.append([text(name), f"{r['map']:.2f}", drawn])
+    table = html_table(["run", "mAP", "0 to 100"], rows)
+    return f"<h2>mAP</h2><p>With the range that ties leave open. Dashed: chance.</p>{table}"
+
+
+def _no_chart(runs: Sequence[Run], names: Sequence[str]) -> str:
+    return ""
+
+
+def _recall_by_bytes(runs: Sequence[Run], names: Sequence[str]) -> str:
+    """Draw a chart a way to search, a curve a run and method."""
+    charts = []
+    for search, title in (("hamming", "By Hamming distance"), ("asymmetric", "With real queries")):
+        curves: Curves = {}
+        for name, run in zip(names, runs, strict=True):
+            for r in sorted(run.records, key=lambda record: record["bytes"]):
+                if r["search"] == search:
+                    curve = f"{r['method'].partition(',')[0]} · {name}"
+                    curves.setdefault(curve, []).append((r["bytes"], 100 * r["recall"]))
+        if curves:
+            charts.append(_by_size(title, curves, "bytes per vector", "found, %"))
+    return f'<h2>Neighbours that are found</h2><div class="pair">{"".join(charts)}</div>'
+
+
+def _map_by_bits(runs: Sequence[Run], names: Sequence[str]) -> str:
+    """Draw a chart a dataset of which there are several lengths, a curve a run and method."""
+    by_dataset: dict[str, Curves] = {}
+    for name, run in zip(names, runs, strict=True):
+        for (dataset, method, bits), records in sorted(grouped(run.records).items()):
+            if bits:  # rankings without codes have none
+                point = (float(bits), mean(r["map"] for r in records))
+                curves = by_dataset.setdefault(dataset, {})
+                curves.setdefault(f"{method} · {name}", []).append(point)
+    charts = [
+        _by_size(dataset, curves, "bits", "mAP, %")
+        for dataset, curves in by_dataset.items()
+        if len({x for points in curves.values() for x, _ in points}) > 1
+    ]
+    if not charts:
+        return ""
+    return f'<h2>mAP by code length</h2><div class="pair">{"".join(charts)}</div>'
+
+
+def _by_size(title: str, curves: Curves, x_axis: str, y_axis: str) -> str:
+    sizes = [x for points in curves.values() for x, _ in points]
+    chart = log_chart(
+        curves, x_axis=x_axis, y_axis=y_axis, x_range=(min(sizes), max(sizes)),
+        looks=method_looks(curves),
+    )  # fmt: skip
+    return f"<div><h3>{text(title)}</h3>{chart}</div>"
+
+
+_CHARTS: dict[str, Callable[[Sequence[Run], Sequence[str]], str]] = {
+    "evaluation": _ranges_of_map,
+    "neighbours": _no_chart,
+    "audit": _recall_by_bytes,
+    "bench": _map_by_bits,
+}

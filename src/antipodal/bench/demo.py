@@ -1,0 +1,162 @@
+"""The demonstration: learn codes of handwritten digits, score them, look at neighbours."""
+
+import base64
+import io
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from antipodal.bench.runner import Benchmark
+from antipodal.datasets.arrayfiles import digits
+from antipodal.evaluation.metrics import Evaluation, evaluate, hamming_distances
+from antipodal.hashers.network import NetworkHasher
+from antipodal.hashers.registry import built_in_hashers, make_hasher
+from antipodal.io.arrays import write_codes
+from antipodal.io.atomic import replacing
+from antipodal.io.model_file import model_identity
+from antipodal.stores import open_store
+
+if TYPE_CHECKING:
+    from antipodal.paper.training import Progress
+
+
+SHADES = " ░▒▓█"
+
+
+@dataclass(frozen=True)
+class Score:
+    """One line of the table."""
+
+    method: str
+    uses_labels: bool
+    fit_seconds: float
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True)
+class NearestImages:
+    """A query and its nearest items: row numbers and Hamming distances."""
+
+    query: int
+    nearest: NDArray[np.intp]
+    distances: NDArray[Any]
+
+
+class Demo:
+    """Scikit-learn's 1,797 images of digits, 50 labelled per class, 20 queries per class."""
+
+    def __init__(self, n_bits: int, n_epochs: int | None, seed: int) -> None:
+        data = digits()
+        self.rows = Benchmark(data, n_train=50, n_query=20).rows(seed)
+        self.images, self.labels, self.split = self.rows.X, self.rows.y, self.rows.split
+        self.pixels = np.asarray(data.images)
+        self.n_bits = n_bits
+        self.hashers = {name: make_hasher(name, n_bits, seed) for name in built_in_hashers()}
+        for hasher in self.hashers.values():
+            if isinstance(hasher, NetworkHasher) and n_epochs is not None:
+                hasher.n_epochs = n_epochs
+        self.deep: NetworkHasher = self.hashers["DeepLinf"]
+
+    def scores(self) -> Iterator[Score]:
+        """Fit and score one method after the other."""
+        for name, hasher in self.hashers.items():
+            began = time.perf_counter()
+            self.rows.fit(hasher)
+            yield self._score(name, time.perf_counter() - began)
+
+    def score_deep(self, progress: "Progress | None" = None) -> Score:
+        """Fit and score the deep network alone."""
+        began = time.perf_counter()
+        self.rows.fit(self.deep, progress=progress)
+        return self._score("DeepLinf", time.perf_counter() - began)
+
+    def _score(self, name: str, seconds: float) -> Score:
+        X, y, rows, hasher = self.images, self.labels, self.split, self.hashers[name]
+        queries, database = hasher.encode(X[rows.query]), hasher.encode(X[rows.database])
+        result = evaluate(queries, database, y[rows.query], y[rows.database], n_bits=self.n_bits)
+        return Score(name, hasher.uses_labels, seconds, result)
+
+    def save(self, directory: Path) -> tuple[Path, Path]:
+        """Write model and database codes; return their paths."""
+        directory.mkdir(parents=True, exist_ok=True)
+        model, codes = directory / "digits.antipodal", directory / "digits-codes.npy"
+        self.deep.save(model)
+        packed = self.deep.encode(self.images[self.split.database])
+        write_codes(codes, [packed], *packed.shape)
+        return model, codes
+
+    def fill_store(self, directory: Path, model: Path) -> str:
+        """Keep the database in a new store, each item with label and picture; return its address.
+
+        The store of an earlier demonstration goes: it keeps the codes of another model.
+        """
+        path = directory / "digits.db"
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        identity = model_identity(model)
+        url = f"sqlite:///{quote(str(path))}"
+        rows = self.split.database
+        metadata = [
+            {"label": int(self.labels[row]), "thumbnail": data_url(self.pixels[row])}
+            for row in rows
+        ]
+        with open_store(url, n_bits=self.n_bits, model=identity) as store:
+            store.upsert(rows, self.deep.encode(self.images[rows]), metadata)
+        return url
+
+    def write_queries(self, directory: Path) -> Path:
+        """Write an image of each digit that the network has not seen; return their folder."""
+        folder = directory / "unseen"
+        folder.mkdir(parents=True, exist_ok=True)
+        queries = self.split.query
+        for label in range(10):
+            row = queries[self.labels[queries] == label][0]
+            with replacing(folder / f"{label}.png") as file:
+                file.write(png(self.pixels[row]))
+        return folder
+
+    def neighbours(self, n_queries: int, k: int) -> list[NearestImages]:
+        """Ask the first query of each of some classes for its k nearest database items."""
+        queries = self.split.query
+        classes = np.linspace(0, 9, n_queries, dtype=int)
+        asked = [queries[self.labels[queries] == label][0] for label in classes]
+        database = self.split.database
+        distances = hamming_distances(
+            self.deep.encode(self.images[asked]), self.deep.encode(self.images[database])
+        )
+        found = []
+        for query, row in zip(asked, distances, strict=True):
+            order = np.argsort(row, kind="stable")[:k]
+            found.append(NearestImages(int(query), database[order], row[order]))
+        return found
+
+    def picture(self, rows: list[int], captions: list[str]) -> list[str]:
+        """Images side by side as lines of text, two characters per pixel."""
+        lines = ["   ".join(caption.ljust(16) for caption in captions)]
+        for y in range(8):
+            cells = []
+            for row in rows:
+                pixels = self.images[row].reshape(8, 8)[y] / 16
+                cells.append("".join(2 * SHADES[round(p * (len(SHADES) - 1))] for p in pixels))
+            lines.append("   ".join(cells))
+        return [line.rstrip() for line in lines]
+
+
+def png(image: NDArray[np.uint8]) -> bytes:
+    """Write a grey image (height, width) as a PNG file. Pillow comes with the extra `serve`."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return file.getvalue()
+
+
+def data_url(image: NDArray[np.uint8]) -> str:
+    """Return a grey image as the address of a picture that a page can show as it is."""
+    return "data:image/png;base64," + base64.b64encode(png(image)).decode()

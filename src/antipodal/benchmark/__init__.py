@@ -1,1 +1,0 @@
-"""Hashers × code lengths × seeds: `cells` measures, `records` keeps, `summary` makes the tables."""

@@ -1,0 +1,233 @@
+"""Encoding of record batches and of single parquet files."""
+
+import hashlib
+import io
+import os
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from antipodal.codes import code_width
+from antipodal.errors import AntipodalError
+from antipodal.hashers.base import BaseHasher
+from antipodal.hashers.registry import load
+from antipodal.io.arrow import ParquetTable, batch_vectors, describe_column
+from antipodal.io.atomic import replacing
+from antipodal.io.columns import TableColumn, check_column, choose_columns
+from antipodal.io.file_kinds import find_kind
+from antipodal.threads import one_torch_thread
+
+CODE = "code"  # the column that is added
+
+
+class BatchEncoder:
+    r"""Adds the column `code`, fixed-size binary, to a batch of Arrow: for engines of batches.
+
+    The model is read once, where the object is made: in Ray that is the actor, in Spark the
+    function that gets the batches. It computes on one thread, since engines run many at once; the
+    codes are those of `hasher.encode`, whatever batches the rows come in.
+
+    Parameters
+    ----------
+    model : path or BaseHasher
+        Written by `save`, or a fitted hasher.
+    column : str or sequence of str, optional
+        The column of vectors, or several of numbers that make one. By default the only one there
+        is, as `antipodal.open_vectors` finds it.
+    columns : collection of str, optional
+        Which columns to keep beside the codes, in the order of the batch. By default all.
+
+    Examples
+    --------
+    >>> from antipodal import SignHash
+    >>> hasher = SignHash(4, center=False, rotate=False).fit([[1.0, -2.0, 3.0, -4.0]])
+    >>> encoder = BatchEncoder(hasher, columns=["id"])
+    >>> batch = pa.table({"id": [7, 8], "vector": [[1.0, 1.0, 1.0, -1.0], [-1.0, 1.0, 1.0, 1.0]]})
+    >>> encoder(batch).to_pylist()
+    [{'id': 7, 'code': b'\xe0'}, {'id': 8, 'code': b'p'}]
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | BaseHasher,
+        *,
+        column: str | Sequence[str] | None = None,
+        columns: Collection[str] | None = None,
+    ) -> None:
+        self.hasher = model if isinstance(model, BaseHasher) else load(model)
+        self.column = column
+        self.columns = columns
+
+    def __call__(self, batch: Any) -> Any:
+        """Return the batch with its codes; a record batch for one, a table for a table."""
+        if not isinstance(batch, pa.Table):
+            return self._encoded(batch)
+        # Not by self(part): Ray replaces __call__ by one that waits for itself.
+        parts = [self._encoded(part) for part in batch.to_batches()]
+        return pa.Table.from_batches(parts, self.schema(batch.schema))
+
+    def _encoded(self, batch: Any) -> Any:
+        width = code_width(self.hasher.n_bits)
+        codes = np.empty((0, width), np.uint8)
+        if len(batch):
+            rows = batch_vectors(batch, self.vector_columns(batch.schema), 0, None)
+            with one_torch_thread():
+                codes = self.hasher.encode(rows)
+        column = pa.Array.from_buffers(pa.binary(width), len(codes), [None, pa.py_buffer(codes)])
+        schema = self.schema(batch.schema)
+        arrays = [batch.column(name) for name in schema.names[:-1]]
+        return pa.RecordBatch.from_arrays([*arrays, column], schema=schema)
+
+    def schema(self, schema: pa.Schema, name: str = "the batch") -> pa.Schema:
+        """Return the schema of what comes out for that of what goes in; `name` is for messages."""
+        for column in self.columns or ():
+            check_column(name, _described(schema), column)
+        kept = [f for f in schema if self.columns is None or f.name in self.columns]
+        if any(field.name == CODE for field in kept):
+            raise AntipodalError(
+                f"{name} has a column {CODE!r} already, which is where the codes go: name the "
+                "columns to keep, without it"
+            )
+        added = pa.field(CODE, pa.binary(code_width(self.hasher.n_bits)), nullable=False)
+        return pa.schema([*kept, added], schema.metadata)
+
+    def vector_columns(self, schema: pa.Schema, name: str = "the batch") -> tuple[str, ...]:
+        """Return the names of the columns that hold the vectors."""
+        return choose_columns(name, _described(schema), self.column, ())
+
+    def columns_read(self, schema: pa.Schema, name: str = "the batch") -> list[str]:
+        """Return the names of the columns that are kept or hold the vectors, in their order."""
+        *kept, _ = self.schema(schema, name).names
+        wanted = {*kept, *self.vector_columns(schema, name)}
+        return [name for name in schema.names if name in wanted]
+
+
+def _described(schema: pa.Schema) -> dict[str, TableColumn]:
+    return {field.name: describe_column(field.type) for field in schema}
+
+
+BATCH_BYTES = 2**24  # of what is read at a time: a few batches of each open file are in memory
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class FileJob(NamedTuple):
+    """What is to be read, what is to be written, and the name of both in the manifest."""
+
+    name: str
+    source: str
+    target: str
+
+
+class FileRecord(NamedTuple):
+    """A file that was written whole, and what it was made of."""
+
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+    source_bytes: int
+    source_modified_ns: int
+
+
+class StoppedError(Exception):
+    """Another file failed, or the user has had enough."""
+
+
+def encode_file(
+    encoder: BatchEncoder, job: FileJob, pool: Executor, n_ahead: int = 2, stop: Event | None = None
+) -> FileRecord:
+    """Write the codes of one file, whole or not at all.
+
+    Parameters
+    ----------
+    pool : Executor
+        Whose threads encode.
+    n_ahead : int
+        Batches that wait to be encoded or written, at most.
+    stop : Event, optional
+        Once it is set, the file is given up.
+    """
+    before = os.stat(job.source)
+    table = ParquetTable(find_kind(job.source))
+    schema = table.schema()
+    names = encoder.columns_read(schema, job.source)
+    written = encoder.schema(schema, job.source)
+    vectors = encoder.vector_columns(schema, job.source)
+    plain = [name for name in written.names if name in vectors or name == CODE]
+    n_rows = 0
+    Path(job.target).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(job.target) as file, ThreadPoolExecutor(1) as reader:
+        stream = _Hashed(file)
+        batches = read_ahead(table.record_batches(names, BATCH_BYTES), reader)
+        # A dictionary of numbers that hardly repeat would be built, and thrown away.
+        others = [name for name in written.names if name not in plain]
+        with pq.ParquetWriter(stream, written, use_dictionary=others) as writer:
+            for batch in in_order(pool, partial(_encode, encoder, job.source), batches, n_ahead):
+                if stop is not None and stop.is_set():
+                    raise StoppedError
+                writer.write_batch(batch)
+                n_rows += len(batch)
+    after = os.stat(job.source)
+    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        os.unlink(job.target)
+        raise AntipodalError(f"{job.source} changed while it was read: encode it again")
+    return FileRecord(
+        job.name, n_rows, stream.n_bytes, stream.digest.hexdigest(),
+        after.st_size, after.st_mtime_ns,
+    )  # fmt: skip
+
+
+def _encode(encoder: BatchEncoder, source: str, numbered: tuple[int, Any]) -> pa.RecordBatch:
+    first, batch = numbered
+    try:
+        return encoder(batch)
+    except (ValueError, TypeError) as error:
+        raise AntipodalError(
+            f"cannot encode {source}, in the {len(batch):,} rows from row {first:,} on: {error}"
+        ) from error
+
+
+def read_ahead(items: Iterator[Item], pool: Executor) -> Iterator[Item]:
+    """Yield the items, the next of which is made meanwhile."""
+    coming = pool.submit(next, items, None)
+    while (item := coming.result()) is not None:
+        coming = pool.submit(next, items, None)
+        yield item
+
+
+def in_order(
+    pool: Executor, function: Callable[[Item], Result], items: Iterable[Item], n_ahead: int
+) -> Iterator[Result]:
+    """Map the items on the threads of a pool, at most n_ahead of them at a time."""
+    waiting: deque[Future[Result]] = deque()
+    for item in items:
+        waiting.append(pool.submit(function, item))
+        if len(waiting) > n_ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+class _Hashed(io.RawIOBase):
+    """A file to write to that knows the checksum and the number of the bytes it got."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest, self.n_bytes = file, hashlib.sha256(), 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        self.n_bytes += len(data)
+        return self.file.write(data)

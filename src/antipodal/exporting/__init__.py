@@ -1,1 +1,0 @@
-"""Models for other runtimes: what a hasher computes, as a graph of ONNX."""

@@ -1,1 +1,0 @@
-"""What several hashers share: anchors, kernels, cuts, the classifier."""

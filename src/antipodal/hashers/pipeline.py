@@ -1,0 +1,79 @@
+"""Encoding pipeline of a fitted network: scaling, feature map, encoder."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from antipodal.hashers.kernel_features import Lift, kernel_map, lift_rows
+from antipodal.hashers.preprocessing import Inputs, linear_map, scale_map
+from antipodal.paper.encoders import Encoder
+
+
+class Network(NamedTuple):
+    """A fitted network: scaling, then a hidden layer, a kernel or neither, then the encoder."""
+
+    inputs: Inputs
+    hidden: Encoder | None
+    lift: Lift | None
+    encoder: Encoder
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its layers are those of the unfolding, and not of an own `forward`."""
+        hidden = self.hidden
+        return self.encoder.is_plain_unfolding and (hidden is None or hidden.is_plain_unfolding)
+
+
+def forward_map(network: Network, max_rows: int) -> Callable[[Tensor], Tensor]:
+    """Return the map (m, n) -> (m, N) from rows to z, for up to max_rows of them."""
+    encoder = network.encoder
+    if not network.is_plain:
+        inputs = encoder_inputs(network)
+        return lambda X: encoder(inputs(X))
+    theta = encoder.threshold
+    first_layer = _first_layer(network, encoder.W / theta[:, None], max_rows)
+    stages = [(S * theta / theta[:, None], b / theta) for S, b in encoder.stages()]
+    # Memory that is asked for anew for every block would cost more than the neurons.
+    work = torch.empty(3, max_rows, len(theta))
+
+    def forward(X: Tensor) -> Tensor:
+        drive, v, u = work[:, : len(X)].unbind()
+        drive = first_layer(X, drive)
+        v = encoder.layers(drive, stages, partial(encoder.unit, out=v), out=u)
+        return encoder.readout(v.mul_(theta))
+
+    return forward
+
+
+def encoder_inputs(network: Network) -> Callable[[Tensor], Tensor]:
+    """Return the map from rows to what the encoder sees of them."""
+    scale, hidden, lift = scale_map(network.inputs), network.hidden, network.lift
+    if lift is not None:
+        return lambda X: lift_rows(lift, scale(X))
+    return scale if hidden is None else lambda X: hidden(scale(X))
+
+
+def _first_layer(network: Network, W: Tensor, max_rows: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return what writes Wy of rows (m, n) to a given tensor, y as the encoder sees it."""
+    inputs, hidden, lift, _ = network
+    if lift is not None:
+        scale, kernels = scale_map(inputs), kernel_map(lift, max_rows)
+        weights = torch.from_numpy(lift.weight) @ W.T  # W(Lᵀk - c), again one product
+        shift = -(W @ torch.from_numpy(lift.offset))
+        return lambda X, out: torch.addmm(shift, kernels(scale(X)), weights, out=out)
+    if hidden is None:
+        return linear_map(inputs, W, torch.zeros(len(W)))
+    theta = hidden.threshold
+    c = torch.zeros_like(theta) if hidden.c is None else hidden.c
+    below = linear_map(inputs, hidden.W / theta[:, None], c / theta)
+    work = torch.empty(2, max_rows, len(theta))
+
+    def write(X: Tensor, out: Tensor) -> Tensor:
+        u, v = work[:, : len(X)].unbind()
+        h = hidden.readout(hidden.unit(below(X, u), out=v).mul_(theta))
+        return torch.mm(h, W.T, out=out)
+
+    return write

@@ -1,0 +1,150 @@
+"""Feature preprocessing: square root, centring, scaling, and their selection."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.linalg.lapack import dpotrf, dpotri
+from torch import Tensor
+
+from antipodal.hashers.rows import feature_moments, feature_scale, row_blocks
+
+Floats = NDArray[np.floating[Any]]
+
+_RIDGES = (0.03, 0.1, 0.3, 1.0)
+
+
+def gaussian_kernel(X: Floats, gamma: float) -> Floats:
+    """Return exp(-γ‖x - x'‖²) for all pairs of rows, (m, m)."""
+    lengths = np.einsum("ij,ij->i", X, X)
+    K: Floats = 2 * X @ X.T
+    for block in row_blocks(K):  # in place: K is the largest array of all
+        squared = lengths[block, None] + lengths - K[block]
+        K[block] = np.exp(-gamma * np.maximum(squared, 0))
+    return K
+
+
+def leave_one_out_error(X: Floats, targets: NDArray[np.bool_]) -> float:
+    """Return the mean squared error of ±1 targets (m, c), each row left out; the best λ's.
+
+    γ is 1/n: rows (m, n) are scaled to mean square 1.
+    """
+    K = gaussian_kernel(X.astype(np.float64), 1 / X.shape[1])
+    T = np.where(targets, 1.0, -1.0)
+    return min(float(np.square(left_out_residuals(K, T, ridge)).mean()) for ridge in _RIDGES)
+
+
+def left_out_residuals(K: Floats, T: Floats, ridge: float) -> Floats:
+    """Return t - f₋ᵢ(x_i) for each row i and each column of T (m, c)."""
+    factor, _ = dpotrf(K + ridge * np.eye(len(K)), lower=True)
+    lower, _ = dpotri(factor, lower=True)  # the inverse, below its diagonal: half the work
+    G = np.tril(lower) + np.tril(lower, -1).T
+    sums = G.sum(axis=1)
+    total = sums.sum()
+    a = G @ T - np.outer(sums, sums @ T / total)
+    residuals: Floats = a / (np.diag(G) - sums**2 / total)[:, None]
+    return residuals
+
+
+Scaling = Literal["auto", "each", "common", "root-each", "root-common", "none"]
+
+SCALINGS: tuple[Scaling, ...] = ("auto", "each", "common", "root-each", "root-common", "none")
+_CHOICES: tuple[Scaling, ...] = ("each", "common", "root-each", "root-common")
+_MOST_ROWS = 1000  # that a choice is made on
+_FAR = 30.0  # deviations between zero and the mean of a feature
+
+
+class Inputs(NamedTuple):
+    """How to make y of x: whether to take roots, μ (n,) and σ (n,)."""
+
+    root: bool
+    mean: NDArray[np.float32]
+    scale: NDArray[np.float32]
+
+
+def check_scaling(scaling: str) -> None:
+    """Refuse a scaling that is not one of those known."""
+    if scaling not in SCALINGS:
+        raise ValueError(f"scaling must be one of {', '.join(SCALINGS)}: got {scaling!r}")
+
+
+def learn_inputs(rows: NDArray[Any], scaling: Scaling) -> Inputs:
+    """Learn μ and σ from rows (m, n); `scaling` is any but "auto"."""
+    root = scaling.startswith("root")
+    n_features = rows.shape[1]
+    if scaling == "none":
+        return Inputs(False, np.zeros(n_features, np.float32), np.ones(n_features, np.float32))
+    mean, deviation = feature_moments(rooted(rows) if root else rows)
+    if scaling.endswith("common"):
+        deviation = np.full(n_features, np.sqrt(np.square(deviation).mean()))
+        mean_size = np.full(n_features, np.abs(mean).mean())
+    else:
+        mean_size = mean
+    scale = feature_scale(mean_size, deviation)
+    return Inputs(root, mean.astype(np.float32), scale.astype(np.float32))
+
+
+def rooted(rows: NDArray[Any]) -> NDArray[Any]:
+    """Return sign(x)·√|x| of each entry, as floats."""
+    roots: NDArray[Any] = np.copysign(np.sqrt(np.abs(rows)), rows)
+    return roots
+
+
+def scaled(rows: NDArray[Any], inputs: Inputs) -> NDArray[np.float32]:
+    """Return y of each row as float32, by blocks; float64 rows are rounded at the end."""
+    Y = np.empty(rows.shape, np.float32)
+    for block in row_blocks(rows):
+        values = rooted(rows[block]) if inputs.root else rows[block]
+        Y[block] = (values - inputs.mean) / inputs.scale
+    return Y
+
+
+def scale_map(inputs: Inputs) -> Callable[[Tensor], Tensor]:
+    """Return the map (m, n) -> (m, n) from x to y."""
+    mean, scale = torch.from_numpy(inputs.mean), torch.from_numpy(inputs.scale)
+    root = root_map(inputs)
+    return lambda X: (root(X) - mean) / scale
+
+
+def root_map(inputs: Inputs) -> Callable[[Tensor], Tensor]:
+    """Return the map r, from x to x itself or to its roots."""
+    if not inputs.root:
+        return lambda X: X
+    return lambda X: X.abs().sqrt_().copysign_(X)
+
+
+def linear_map(
+    inputs: Inputs, weight: Tensor, offset: Tensor
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return what writes W y + c of rows (m, n) to a given tensor, as one product.
+
+    W(r(x) - μ)/σ + c = (W/σ)·r(x) + c - (W/σ)·μ.
+    """
+    mean, scale = torch.from_numpy(inputs.mean), torch.from_numpy(inputs.scale)
+    root = root_map(inputs)
+    weight = weight / scale
+    if (mean.abs() > _FAR * scale).any():
+        # Features far from zero would lose their digits in the product: shift them first.
+        return lambda X, out: torch.addmm(offset, root(X) - mean, weight.T, out=out)
+    shift = offset - weight @ mean
+    return lambda X, out: torch.addmm(shift, root(X), weight.T, out=out)
+
+
+def choose_scaling(
+    rows: NDArray[Any], targets: NDArray[np.bool_], rng: np.random.RandomState
+) -> Scaling:
+    """Return the scaling in which a kernel machine predicts left-out rows best.
+
+    Each of up to 1,000 rows is left out in turn, and its targets, a column per class or concept,
+    are predicted from the others. Roots of features that are all 0 or 1 are what they are.
+    """
+    if len(rows) > _MOST_ROWS:
+        chosen = np.sort(rng.permutation(len(rows))[:_MOST_ROWS])
+        rows, targets = rows[chosen], targets[chosen]
+
+    def error(scaling: Scaling) -> float:
+        return leave_one_out_error(scaled(rows, learn_inputs(rows, scaling)), targets)
+
+    return min(_CHOICES, key=error)

@@ -1,0 +1,184 @@
+"""The file of an index: a short checked header, then the arrays as they are in memory.
+
+    bytes   0 …  7   b"antipidx"
+            8 … 11   format version      } little-endian, unsigned
+           12 … 15   length of the header }
+           16 … 47   SHA-256 of every other byte of the file
+           48 …      header: JSON, padded with spaces to a multiple of 64 bytes
+           then      codes, n_items × row_width bytes, padded with zeros to a multiple of 8
+           then      ids, int64 little-endian, unless they are a range and stand in the header
+           then      tables of small radii, if they were prepared: where the rows of each bucket
+                     begin, uint32 (uint64 from 2³² entries on), and these rows, uint32, each
+                     padded with zeros to a multiple of 8
+           then      an approximate engine in the form of Faiss, if there is one
+
+Version 1 knew neither tables nor the identity of a model, and is read as well.
+
+The arrays are mapped, not read: opening a file costs one pass for the checksum, memory is taken
+only for what is searched, and processes that open one file share it. A file that is replaced
+while open stays as it was for those who have it open. Only a file cut short in place, which
+nothing here does, can hurt them.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from antipodal.codes import Codes
+from antipodal.errors import IndexFileError
+from antipodal.index.items import MAX_ITEMS, IndexedItems, row_width
+from antipodal.index.radius_tables import Tables, table_arrays
+from antipodal.io.atomic import replacing
+from antipodal.validation import Ids
+
+FORMAT_VERSION = 2
+
+Bytes = NDArray[np.uint8]
+
+_MAGIC = b"antipidx"
+_START = struct.Struct("<8sII")
+_DIGEST = slice(_START.size, _START.size + 32)
+
+
+class IndexDescription(NamedTuple):
+    """What the file says of its codes; `model` is the identity of what made them, if known."""
+
+    n_bits: int
+    engine: str
+    model: str | None
+
+
+class Header(NamedTuple):
+    """What the file says before its arrays; `first_id` is None where ids are stored."""
+
+    n_bits: int
+    engine: str
+    n_items: int
+    first_id: int | None
+    engine_bytes: int
+    model: str | None = None
+    bands: int = 0  # of the tables, 0 if there are none
+
+
+def write_index_file(
+    path: str | os.PathLike[str],
+    about: IndexDescription,
+    items: IndexedItems,
+    engine_data: Bytes,
+    tables: Tables | None,
+) -> None:
+    """Write the items; a file already at `path` is replaced at once or not at all."""
+    ids = items.id_column
+    first_id = (ids.start if len(ids) else 0) if isinstance(ids, range) else None
+    n_bits, engine, model = about
+    bands = 0 if tables is None else tables.n_bands
+    header = Header(n_bits, engine, len(items), first_id, len(engine_data), model, bands)
+    text = json.dumps(header._asdict(), sort_keys=True).encode()
+    text += b" " * (-(_DIGEST.stop + len(text)) % 64)
+    start = _START.pack(_MAGIC, FORMAT_VERSION, len(text))
+    arrays: list[NDArray[Any]] = [np.ascontiguousarray(items.rows)]
+    if first_id is None:
+        arrays.append(items.ids.astype("<i8", copy=False))
+    if tables is not None:
+        arrays += [a.astype(a.dtype.newbyteorder("<"), copy=False) for a in tables.arrays]
+    parts: list[Any] = [text]
+    for array in arrays:
+        parts += [array.reshape(-1).view(np.uint8).data, b"\0" * (-array.nbytes % 8)]
+    parts.append(engine_data.data)
+    digest = hashlib.sha256(start)
+    for part in parts:
+        digest.update(part)
+    with replacing(path) as file:
+        for part in (start, digest.digest(), *parts):
+            file.write(part)
+
+
+def read_index_file(
+    path: str | os.PathLike[str],
+) -> tuple[IndexDescription, IndexedItems, Bytes, Tables | None]:
+    """Map what `write_index_file` wrote, or raise IndexFileError saying what is wrong with it."""
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size < _DIGEST.stop:
+                raise IndexFileError(f"{path} is not an index file, or was truncated")
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise IndexFileError(f"cannot read {path}: {reason}") from error
+    magic, version, length = _START.unpack(data[: _START.size])
+    if magic != _MAGIC:
+        raise IndexFileError(f"{path} is not an index file of antipodal")
+    if not 1 <= version <= FORMAT_VERSION:
+        raise IndexFileError(
+            f"{path} has format version {version}, this antipodal reads 1 to {FORMAT_VERSION}. "
+            "It was written by a newer version, or is damaged"
+        )
+    digest = hashlib.sha256(data[: _START.size])
+    digest.update(data[_DIGEST.stop :])
+    if digest.digest() != data[_DIGEST]:
+        raise IndexFileError(
+            f"{path} does not match its checksum: it was truncated, changed or damaged"
+        )
+    try:
+        header = Header(**json.loads(bytes(data[_DIGEST.stop : _DIGEST.stop + length])))
+        items, tables, engine_data = _contents(header, data[_DIGEST.stop + length :])
+    except (TypeError, ValueError, RecursionError) as error:  # the checksum holds: not our writer
+        raise IndexFileError(f"{path} cannot be read: {error}") from error
+    return IndexDescription(header.n_bits, header.engine, header.model), items, engine_data, tables
+
+
+def _contents(header: Header, data: memoryview) -> tuple[IndexedItems, Tables | None, Bytes]:
+    _check(header)
+    n_bits, _, n_items, first_id, engine_bytes, _, bands = header
+    width = row_width(n_bits)
+    kinds: list[tuple[Any, int]] = [(np.uint8, n_items * width)]
+    kinds += [(np.int64, n_items)] if first_id is None else []
+    kinds += table_arrays(n_items, n_bits, bands) if bands else []
+    whole, place = np.frombuffer(data, dtype=np.uint8), 0
+    arrays = []
+    for kind, n in kinds:
+        dtype = np.dtype(kind)
+        stored = whole[place : place + n * dtype.itemsize]
+        if len(stored) < n * dtype.itemsize:
+            break
+        arrays.append(stored.view(dtype.newbyteorder("<")).astype(dtype, copy=False).view(dtype))
+        place += len(stored) + -len(stored) % 8
+    if len(arrays) < len(kinds) or len(whole) != place + engine_bytes:
+        raise ValueError(f"{len(data)} bytes do not hold {n_items} items of {n_bits} bits")
+    rows = arrays[0].reshape(n_items, width)
+    _check_padding(rows, n_bits)
+    ids: range | Ids = arrays[1] if first_id is None else range(first_id, first_id + n_items)
+    if not isinstance(ids, range) and not (ids[1:] > ids[:-1]).all():
+        raise ValueError("its ids are not in increasing order")
+    tables = Tables(rows, n_bits, bands, *arrays[-2:]) if bands else None
+    return IndexedItems.of(rows, ids), tables, whole[place:]
+
+
+def _check(header: Header) -> None:
+    """Refuse a header that no writer of ours could have written."""
+    n_bits, _, n_items, first_id, engine_bytes, model, bands = header
+    numbers = (n_bits, n_items, first_id or 0, engine_bytes, bands)
+    if not all(type(number) is int for number in numbers):
+        raise TypeError(f"numbers in its header are not whole: {header}")
+    if model is not None and type(model) is not str:
+        raise TypeError(f"the model in its header is no name: {model!r}")
+    if n_bits < 1 or not 0 <= n_items <= MAX_ITEMS or engine_bytes < 0:
+        raise ValueError(f"its header claims {n_items} items of {n_bits} bits")
+    if not 0 <= bands <= min(n_bits, 64 * n_items):
+        raise ValueError(f"its header claims tables of {bands} bands, for {n_items} items")
+    if first_id is not None and not -(2**63) <= first_id <= 2**63 - n_items:
+        raise ValueError(f"its ids from {first_id} on do not fit into 64 bits")
+
+
+def _check_padding(rows: Codes, n_bits: int) -> None:
+    """Refuse bits behind the last one of a code: they would count as distance."""
+    behind = np.bitwise_or.reduce(rows[:, n_bits // 8 :], axis=0)
+    behind[:1] &= 0xFF >> n_bits % 8
+    if behind.any():
+        raise ValueError(f"its codes have bits behind the {n_bits} that they should have")

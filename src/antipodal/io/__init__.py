@@ -1,0 +1,1 @@
+"""Files: vectors of any format, models, ONNX, and crash-safe writes."""

@@ -1,0 +1,1 @@
+"""The paper: solver, unfolding, losses, training."""

@@ -1,0 +1,350 @@
+"""Siamese training: one loop for all networks, with checkpoints."""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from antipodal import __version__
+from antipodal.errors import ModelFileError
+from antipodal.io.model_file import read_model_file, write_model_file
+from antipodal.paper.losses import PairLoss, mean_over_prefixes
+from antipodal.paper.pair_sampling import Batch, PairSource
+from antipodal.threads import one_thread
+
+Tensors = Mapping[str, Tensor]
+
+_NEVER_NEGATIVE = (".step", "_avg_sq")  # in what an optimiser remembers
+
+
+def fingerprint(settings: Mapping[str, Any], *parts: Tensors) -> str:
+    """Identify a run by all that decides its result, so that checkpoints are not mixed up."""
+    digest = hashlib.sha256(json.dumps(settings).encode())
+    for tensors in parts:
+        for name, tensor in tensors.items():
+            digest.update(f"{name} {tuple(tensor.shape)}".encode())
+            digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
+    return digest.hexdigest()
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    run: str,
+    encoder: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    history: Mapping[str, Any],
+    best: Tensors,
+) -> None:
+    """Write weights, optimiser state, losses so far and the best weights so far."""
+    tensors = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
+    tensors |= {f"best.{name}": value for name, value in best.items()}
+    for i, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{i}.{key}": value for key, value in state.items()}
+    arrays = {name: value.detach().cpu().numpy() for name, value in tensors.items()}
+    header = {"run": run, "history": history, "antipodal": __version__}
+    write_model_file(path, "checkpoint", header, arrays)
+
+
+def restore_checkpoint(
+    path: str | os.PathLike[str],
+    run: str,
+    encoder: nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Set encoder and optimiser to what was saved; return the losses and the best weights."""
+    header, arrays = read_model_file(path, "checkpoint")
+    if header.get("run") != run:
+        raise ModelFileError(
+            f"{path} is a checkpoint of other data or settings. Remove it to start afresh, "
+            "or name another file"
+        )
+    weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
+    weights |= {f"best.{name}": value for name, value in encoder.state_dict().items()}
+    # A weight that takes no part in the loss never has a gradient, and nothing is remembered of it.
+    known = {name.split(".")[1] for name in arrays if name.startswith("optimizer.")}
+    state = {
+        f"optimizer.{number}.{key}": value
+        for number, values in _state_after_a_step(optimizer).items()
+        for key, value in values.items()
+        if str(number) in known
+    }
+    _check_arrays(path, arrays, weights | state)
+    history = header.get("history")
+    _check_history(path, history)
+    parts: dict[str, dict[str, Tensor]] = {"encoder": {}, "best": {}, "optimizer": {}}
+    for name, array in arrays.items():
+        part, _, rest = name.partition(".")
+        parts[part][rest] = torch.from_numpy(array.copy())
+    encoder.load_state_dict(parts["encoder"])
+    restored: dict[int, dict[str, Tensor]] = {}
+    for name, value in parts["optimizer"].items():
+        number, _, key = name.partition(".")
+        restored.setdefault(int(number), {})[key] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": restored})
+    device = next(encoder.parameters()).device
+    return dict(history or {}), {name: value.to(device) for name, value in parts["best"].items()}
+
+
+def _state_after_a_step(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
+    """Return what an optimiser remembers of each weight, from a copy that has made a step."""
+    probe = deepcopy(optimizer)
+    for group in probe.param_groups:
+        for weight in group["params"]:
+            weight.grad = torch.zeros_like(weight)
+    probe.step()
+    state: dict[int, dict[str, Tensor]] = probe.state_dict()["state"]
+    return {
+        number: {key: value for key, value in values.items() if isinstance(value, Tensor)}
+        for number, values in state.items()
+    }
+
+
+def _check_arrays(
+    path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], expected: Tensors
+) -> None:
+    """Refuse a file without the very arrays of this run: names, shapes, kinds, finite values."""
+    if odd := sorted(arrays.keys() ^ expected.keys()):
+        raise ModelFileError(f"{path} is no checkpoint of this run: {odd[0]} is missing or unknown")
+    for name, array in arrays.items():
+        wanted = np.atleast_1d(expected[name].detach().cpu().numpy())  # as files have them
+        if array.shape != wanted.shape or array.dtype != wanted.dtype:
+            raise ModelFileError(
+                f"{path} is no checkpoint of this run: {name} is {array.dtype} {array.shape}, "
+                f"expected {wanted.dtype} {wanted.shape}"
+            )
+        if not np.isfinite(array).all():
+            raise ModelFileError(f"{path} cannot be gone on from: {name} must be finite")
+        if name.endswith(_NEVER_NEGATIVE) and (array < 0).any():
+            raise ModelFileError(f"{path} cannot be gone on from: {name} must not be negative")
+
+
+def _check_history(path: str | os.PathLike[str], history: Any) -> None:
+    """Refuse losses that no training leaves."""
+
+    def are_numbers(values: Any) -> bool:
+        return isinstance(values, list) and all(type(value) in (int, float) for value in values)
+
+    good = (
+        isinstance(history, dict)
+        and history.keys() == {"loss", "validation_loss", "best_epoch"}
+        and are_numbers(history["loss"])
+        and are_numbers(history["validation_loss"])
+        and len(history["validation_loss"]) in (0, len(history["loss"]))
+        and type(history["best_epoch"]) is int
+        and 0 <= history["best_epoch"] <= len(history["loss"])
+    )
+    if not good:
+        raise ModelFileError(f"{path} is no checkpoint: it does not say what the losses were")
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train: what the paper leaves to a table of settings."""
+
+    n_epochs: int
+    batch_size: int
+    loss: str  # its name, for what goes on from a checkpoint
+    margin: float
+    similar_weight: float
+    optimizer: Literal["adamw", "sgd"]
+    learning_rate: float
+    schedule: Literal["constant", "cosine"]
+    weight_decay: float
+    dropout: float
+    patience: int
+    seed: int
+    nested: tuple[int, ...] = ()  # lengths whose first bits are to be codes of their own
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What a progress callback is told after each epoch."""
+
+    number: int
+    n_epochs: int
+    loss: float
+    validation_loss: float | None
+
+
+@dataclass
+class History:
+    """Losses epoch by epoch, and the epoch whose weights were kept."""
+
+    loss: list[float] = field(default_factory=list)
+    validation_loss: list[float] = field(default_factory=list)
+    best_epoch: int = 0
+
+
+Progress = Callable[[Epoch], None]
+
+
+def train(
+    encoder: nn.Module,
+    X: Tensor,
+    pairs: PairSource,
+    settings: Training,
+    *,
+    loss: PairLoss | None = None,
+    validation: tuple[Tensor, PairSource] | None = None,
+    progress: Progress | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 10,
+) -> History:
+    """Minimise the pairwise loss over the encoder's weights, in place. [Wang2016, Eq. 12]
+
+    Parameters
+    ----------
+    encoder, X, pairs
+        The network, its training rows (m, n) on the same device, and the source of their pairs.
+    settings : Training
+        Everything that decides the result, the seed included: the same settings and data give
+        the same weights, on any number of CPU threads.
+    loss : callable, optional
+        In place of Eq. 12, what to minimise: see `antipodal.paper.losses`.
+    validation : (rows, pairs), optional
+        Held-out rows and their pairs. Training stops when their loss has not improved for
+        `settings.patience` epochs, and the best weights are kept.
+    progress : callable, optional
+        Called with an `Epoch` after each epoch.
+    checkpoint : path, optional
+        Where to keep the state every `checkpoint_every` epochs. If the file is there already,
+        training goes on from it and ends with the same weights as if it had not been stopped;
+        a file of another run is refused.
+    """
+    optimizer = _optimizer(encoder, settings)
+    history = History()
+    best = _weights(encoder)
+    run = ""
+    if checkpoint is not None:
+        run = fingerprint(asdict(settings), encoder.state_dict(), {"X": X, **pairs.tensors()})
+        if Path(checkpoint).exists():
+            losses, best = restore_checkpoint(checkpoint, run, encoder, optimizer)
+            history = History(**losses)
+    generator = torch.Generator(device=X.device)
+    with one_thread():
+        for epoch in range(len(history.loss), settings.n_epochs):
+            if validation is not None and epoch - history.best_epoch > settings.patience:
+                break
+            # A seed per epoch, so that a resumed run draws what an uninterrupted one would.
+            generator.manual_seed(settings.seed * 1_000_003 + epoch)
+            mean = _epoch(encoder, X, pairs, settings, loss, optimizer, epoch, generator)
+            if not math.isfinite(mean):
+                own = "" if loss is None else f", or see whether {settings.loss} divides by zero"
+                raise FloatingPointError(
+                    f"the loss became {mean} in epoch {epoch + 1}: training diverged. "
+                    f"Lower learning_rate (now {settings.learning_rate}){own}"
+                )
+            history.loss.append(mean)
+            held_out = None
+            if validation is not None:
+                held_out = _validation_loss(encoder, *validation, settings, loss)
+                if held_out < min(history.validation_loss, default=math.inf):
+                    history.best_epoch, best = epoch, _weights(encoder)
+                history.validation_loss.append(held_out)
+            if progress is not None:
+                progress(Epoch(epoch + 1, settings.n_epochs, mean, held_out))
+            last = epoch + 1 == settings.n_epochs
+            if checkpoint is not None and ((epoch + 1) % checkpoint_every == 0 or last):
+                save_checkpoint(checkpoint, run, encoder, optimizer, asdict(history), best)
+    if validation is not None:
+        encoder.load_state_dict(best)
+    else:
+        history.best_epoch = max(0, len(history.loss) - 1)
+    return history
+
+
+def _epoch(
+    encoder: nn.Module,
+    X: Tensor,
+    pairs: PairSource,
+    settings: Training,
+    own_loss: PairLoss | None,
+    optimizer: torch.optim.Optimizer,
+    epoch: int,
+    generator: torch.Generator,
+) -> float:
+    """One pass over the pairs; the mean loss of its batches."""
+    encoder.train()
+    batches = list(pairs.batches(settings.batch_size, generator))
+    losses = []
+    for i, batch in enumerate(batches):
+        if settings.schedule == "cosine":
+            done = (epoch + i / len(batches)) / settings.n_epochs
+            rate = settings.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        y = X[batch.rows]
+        if settings.dropout:
+            kept = torch.rand(y.shape, generator=generator, device=y.device) >= settings.dropout
+            y = y * kept / (1 - settings.dropout)
+        loss = _loss(batch, encoder(y), settings, own_loss)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.detach())
+    encoder.eval()
+    return float(torch.stack(losses).mean())
+
+
+def _loss(batch: Batch, z: Tensor, settings: Training, own: PairLoss | None) -> Tensor:
+    """Return the loss of a batch with codes z, by Eq. 12 or the function that was given."""
+    if own is None:
+        return batch.loss(z, settings.margin, settings.similar_weight, settings.nested)
+    similar, dissimilar = batch.tables()
+    targets = similar.to(z.dtype) - dissimilar.to(z.dtype)
+
+    def own_loss(z: Tensor, _: float) -> Tensor:
+        value = own(z, targets)
+        if not isinstance(value, Tensor) or value.ndim:
+            is_tensor = isinstance(value, Tensor)
+            got = f"shape {tuple(value.shape)}" if is_tensor else type(value).__name__
+            raise TypeError(f"{settings.loss} must return a tensor without dimensions: got {got}")
+        return value
+
+    return mean_over_prefixes(own_loss, z, settings.margin, settings.nested)
+
+
+@torch.no_grad()
+def _validation_loss(
+    encoder: nn.Module,
+    X: Tensor,
+    pairs: PairSource,
+    settings: Training,
+    own_loss: PairLoss | None,
+) -> float:
+    """Loss of the held-out pairs, dealt out the same way every time."""
+    generator = torch.Generator(device=X.device).manual_seed(settings.seed)
+    losses = [
+        _loss(batch, encoder(X[batch.rows]), settings, own_loss)
+        for batch in pairs.batches(settings.batch_size, generator)
+    ]
+    return float(torch.stack(losses).mean())
+
+
+def _optimizer(encoder: nn.Module, settings: Training) -> torch.optim.Optimizer:
+    """Weight decay is for matrices: biases and bounds are left alone."""
+    decayed: list[Tensor] = []
+    others: list[Tensor] = []
+    for name, parameter in encoder.named_parameters():
+        (decayed if name.rpartition(".")[2] in ("W", "S") else others).append(parameter)
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=settings.learning_rate)
+    return torch.optim.SGD(groups, lr=settings.learning_rate)
+
+
+def _weights(encoder: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in encoder.state_dict().items()}

@@ -1,0 +1,396 @@
+"""Backup, copy and export of stores."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from antipodal import __version__
+from antipodal.codes import code_width
+from antipodal.errors import StoreError, missing_extra
+from antipodal.io.atomic import replacing, replacing_by_name
+from antipodal.stores.base import Store
+from antipodal.stores.engines import open_store
+from antipodal.stores.metadata import MetadataText, parse_metadata, same_metadata
+from antipodal.stores.snapshot import ItemBatch
+from antipodal.stores.sqlite import SqliteStore
+from antipodal.stores.sqlite_file import SqliteFile
+from antipodal.stores.url import Address, parse_url
+
+
+def resized(batches: Iterator[ItemBatch], size: int) -> Iterator[ItemBatch]:
+    """Yield the same items in batches of that size; the last may be smaller."""
+    waiting: list[ItemBatch] = []
+    n_waiting = 0
+    for batch in batches:
+        waiting.append(batch)
+        n_waiting += len(batch.ids)
+        while n_waiting >= size:
+            joined = _joined(waiting)
+            yield _part(joined, slice(size))
+            waiting = [_part(joined, slice(size, None))]
+            n_waiting -= size
+    if n_waiting:
+        yield _joined(waiting)
+
+
+def _joined(parts: list[ItemBatch]) -> ItemBatch:
+    return ItemBatch(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.codes for part in parts]),
+        [text for part in parts for text in part.texts],
+    )
+
+
+def _part(batch: ItemBatch, part: slice) -> ItemBatch:
+    return ItemBatch(batch.ids[part], batch.codes[part], batch.texts[part])
+
+
+_encode_canonical = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), sort_keys=True
+).encode
+
+
+def canonical(value: Any) -> str:
+    """Return a value of metadata as JSON, the same whatever order an engine keeps fields in.
+
+    Examples
+    --------
+    >>> canonical({"b": 1, "a": 0.5})
+    '{"a":0.5,"b":1}'
+    """
+    return _encode_canonical(value)
+
+
+class ItemsDigest:
+    """The sum, modulo 2²⁵⁶, of a SHA-256 of each item: its id, code and metadata.
+
+    A sum does not depend on the order. It tells copies from what went wrong; against someone who
+    chooses items for their sum it is no guard.
+
+    Parameters
+    ----------
+    n_bits : int
+        Of a code; a part of what is summed.
+    """
+
+    def __init__(self, n_bits: int) -> None:
+        self.items = 0
+        self._sum = 0
+        self._start = hashlib.sha256(n_bits.to_bytes(8, "little"))
+        self._width = code_width(n_bits)
+
+    def add(self, batch: ItemBatch) -> None:
+        """Count these items in."""
+        ids = batch.ids.astype("<i8").tobytes()
+        codes = batch.codes.tobytes()
+        for i, text in enumerate(batch.texts):
+            digest = self._start.copy()
+            digest.update(ids[8 * i : 8 * i + 8])
+            digest.update(codes[self._width * i : self._width * (i + 1)])
+            digest.update(canonical(parse_metadata(text)).encode())
+            self._sum += int.from_bytes(digest.digest(), "little")
+        self.items += len(batch.ids)
+        self._sum %= 2**256
+
+    def through(self, batches: Iterator[ItemBatch]) -> Iterator[ItemBatch]:
+        """Yield batches, counted in."""
+        for batch in batches:
+            self.add(batch)
+            yield batch
+
+    @property
+    def sha256(self) -> str:
+        """The sum of all items so far, in hexadecimal digits."""
+        return f"{self._sum:064x}"
+
+
+class Backup(NamedTuple):
+    """What is in a backup: how many items, and the SHA-256 of the file."""
+
+    items: int
+    sha256: str
+
+
+def back_up(store: Store, path: str | os.PathLike[str]) -> Backup:
+    """Write the items of a store into one file, read it again, and check every item in it.
+
+    An existing file is replaced after the new one has been checked. The store's own files are
+    refused with StoreError: writes since the start of the backup would be lost.
+    """
+    store.check_not_own_file(path)
+    with replacing_by_name(path) as temporary:
+        if isinstance(store, SqliteStore):
+            store.copy_file(temporary)
+        else:
+            _copy_items(store, temporary)
+        return check_backup(temporary)
+
+
+def check_backup(path: str | os.PathLike[str]) -> Backup:
+    """Check every page and every item of a backup by its checksum, or raise StoreError."""
+    with SqliteFile(_address(path)).as_backup() as (_, batches):
+        n_items = sum(len(batch.ids) for batch in batches)
+    with open(path, "rb") as file:
+        return Backup(n_items, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def restore(path: str | os.PathLike[str], url: str, *, sha256: str | None = None) -> Backup:
+    """Put the items of a backup in the place of all that a store has, or make the store.
+
+    The backup is checked before the store is touched. In SQLite and PostgreSQL it is one
+    transaction: others see all items as they were, then all as they are in the backup. In
+    Milvus, which has none, items are replaced first, and those that are too many deleted then.
+
+    Raises
+    ------
+    StoreError
+        The backup is damaged, is not the one of this SHA-256, or has codes of another length or
+        model than the store. Nothing has changed.
+    """
+    backup = check_backup(path)
+    if sha256 not in (None, backup.sha256):
+        raise StoreError(f"{path} is another file than the one to restore: its SHA-256 differs")
+    with (
+        SqliteFile(_address(path)).as_backup() as (about, batches),
+        open_store(url, n_bits=about.n_bits, model=about.model) as store,
+    ):
+        store.check_not_own_file(path)
+        store._replace_all(batches)
+    return backup
+
+
+def _copy_items(store: Store, path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        address = _address(Path(folder) / "items.db")
+        with SqliteStore(address, n_bits=store.n_bits, model=store.model) as copy:
+            with store.snapshot() as now:
+                for ids, codes, texts in now.batches():
+                    copy.upsert(ids, codes, map(MetadataText, texts))
+            copy.copy_file(path)
+
+
+def _address(path: str | os.PathLike[str]) -> Address:
+    return Address("sqlite", os.fspath(path), {}, os.fspath(path))
+
+
+_BATCH = 50_000  # items in one transaction
+
+
+class Copy(NamedTuple):
+    """What both stores hold: how many items, their digest, and how many were there before."""
+
+    items: int
+    sha256: str
+    there_before: int
+
+
+def copy_store(
+    source: Store,
+    url: str,
+    *,
+    replace: bool = False,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Copy:
+    """Copy all items of a store, as they are now, into another one, which is made if need be.
+
+    Then the other is read again: it must have as many items, with the same ids, codes and metadata.
+
+    Parameters
+    ----------
+    url : str
+        Of the store to copy to. It may hold a part of the same items, and nothing else.
+    replace : bool
+        Put the items in the place of all that it holds: in SQLite and PostgreSQL at once.
+    progress : callable
+        Called with the number of items copied.
+
+    Raises
+    ------
+    StoreError
+        The other store holds other items, codes of another length or model, or is not a true copy
+        in the end, because someone else wrote to it.
+    """
+    address = parse_url(url)
+    if address.scheme == "sqlite":  # before opening: a hard link would get a log of its own
+        source.check_not_own_file(address.target)
+    with open_store(url, n_bits=source.n_bits, model=source.model) as target:
+        if target.place == source.place:
+            raise StoreError(f"{source.place} cannot be copied to itself")
+        before = 0 if replace else _check_part(target, source)
+        copied, n_written = ItemsDigest(source.n_bits), 0
+        with source.item_batches() as batches:
+            moved = resized(copied.through(batches()), _BATCH)
+            if replace:
+                target._replace_all(moved)
+            else:
+                for ids, codes, texts in moved:
+                    objects = [MetadataText(text) for text in texts]
+                    target.load(ids, codes, objects, replace=False, resume=before > 0)
+                    n_written += len(ids)
+                    progress(n_written)
+        found = digest_of(target)
+        if (found.items, found.sha256) != (copied.items, copied.sha256):
+            raise StoreError(
+                f"{target.place} is no true copy: it holds {found.items:,} items, and "
+                f"{copied.items:,} were copied. Did someone else write to it?"
+            )
+    return Copy(copied.items, copied.sha256, before)
+
+
+def digest_of(store: Store) -> ItemsDigest:
+    """Read all items of a store, and count and sum them up."""
+    digest = ItemsDigest(store.n_bits)
+    with store.item_batches() as batches:
+        for batch in batches():
+            digest.add(batch)
+    return digest
+
+
+def _check_part(target: Store, source: Store) -> int:
+    """Refuse a store that holds other items than those to copy; return how many it holds."""
+    if target._largest_id() is None:
+        return 0
+    n_items = 0
+    with target.item_batches() as batches:
+        for batch in batches():
+            known = source.get(batch.ids)
+            same = len(known.ids) == len(batch.ids) and np.array_equal(known.codes, batch.codes)
+            if not same or not all(map(same_metadata, batch.texts, known.metadata)):
+                raise StoreError(
+                    f"{target.place} holds other items than {source.place}: nothing was copied. "
+                    "Replace them, or copy to another store"
+                )
+            n_items += len(batch.ids)
+    return n_items
+
+
+_ROWS = 2**16  # of a row group
+_ABOUT = b"antipodal"  # the key of what the file says of itself
+_OWN = ("id", "code", "metadata")
+_EXACT = 2**53  # integers up to this are doubles as well
+
+
+class Export(NamedTuple):
+    """What was exported: how many items, and their digest, which every copy of them has."""
+
+    items: int
+    sha256: str
+
+
+def export_items(
+    store: Store,
+    path: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] = (),
+    progress: Callable[[int], None] = lambda done: None,
+) -> Export:
+    """Write all items of a store, as they are now, to a parquet file: whole or not at all.
+
+    Its columns are `id` (int64), `code` (fixed-size binary), one for each field of the metadata
+    that is asked for, and `metadata`, the whole of them as JSON, fields by name. A block of items
+    is in memory, whatever their number.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        Fields of the metadata that become columns: of integers, doubles, truth values or strings
+        where all items that have one agree on it, otherwise of JSON. Where an item has no such
+        field there is null.
+    progress : callable
+        Called with the number of items written.
+
+    Raises
+    ------
+    StoreError
+        The path is a file of the store itself, or the store was written to during the export.
+    """
+    store.check_not_own_file(path)
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise StoreError(missing_extra("an export", str(error.name), "arrow")) from error
+    if len({*columns, *_OWN}) < len(columns) + len(_OWN):
+        raise ValueError(f"columns must be different, and other than {', '.join(_OWN)}: {columns}")
+    digest, n_written = ItemsDigest(store.n_bits), 0
+    about = {"antipodal": __version__, "bits": store.n_bits, "model": store.model}
+    with replacing(path) as file, store.item_batches() as batches:
+        kinds = _kinds(batches, columns, store.place)
+        types = {"id": pa.int64(), "code": pa.binary(code_width(store.n_bits))}
+        types |= {name: pa.type_for_alias(kind) for name, kind in kinds.items()}
+        fields = [pa.field(name, kind, name not in _OWN) for name, kind in types.items()]
+        fields.append(pa.field("metadata", pa.string(), nullable=False))
+        schema = pa.schema(fields, {_ABOUT: json.dumps(about).encode()})
+        with pq.ParquetWriter(file, schema, use_dictionary=False) as writer:
+            for batch in resized(digest.through(batches()), _ROWS):
+                try:
+                    writer.write_batch(_arrow_batch(pa, schema, batch, columns))
+                except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                    raise StoreError(
+                        f"{store.place} was written while it was exported: try again"
+                    ) from error
+                n_written += len(batch.ids)
+                progress(n_written)
+    return Export(digest.items, digest.sha256)
+
+
+def _kinds(
+    batches: Callable[[], Iterator[ItemBatch]], columns: Sequence[str], place: str
+) -> dict[str, str]:
+    """Look through all items for the type of each field that becomes a column."""
+    if not columns:
+        return {}
+    seen: dict[str, set[Any]] = {name: set() for name in columns}
+    for batch in batches():
+        for text in batch.texts:
+            fields = parse_metadata(text)
+            for name in columns:
+                value = fields.get(name)
+                if value is not None:
+                    is_large = type(value) is int and abs(value) > _EXACT
+                    seen[name].add("large" if is_large else type(value))
+    for name, found in seen.items():
+        if not found:
+            raise ValueError(f"no item of {place} has the field {name!r}")
+    kinds: dict[str, set[Any]] = {
+        "int64": {int, "large"},
+        "float64": {int, float},
+        "bool": {bool},
+        "string": {str},
+    }
+    return {
+        name: next((kind for kind, allowed in kinds.items() if found <= allowed), "string")
+        for name, found in seen.items()
+    }
+
+
+def _arrow_batch(pa: Any, schema: Any, batch: ItemBatch, columns: Sequence[str]) -> Any:
+    codes = np.ascontiguousarray(batch.codes)
+    arrays = [
+        pa.array(batch.ids),
+        pa.Array.from_buffers(schema.field("code").type, len(codes), [None, pa.py_buffer(codes)]),
+    ]
+    objects = [parse_metadata(text) for text in batch.texts]
+    for name in columns:
+        kind = schema.field(name).type
+        values = [fields.get(name) for fields in objects]
+        if kind == pa.string():
+            values = [v if v is None or type(v) is str else canonical(v) for v in values]
+        arrays.append(pa.array(values, kind))
+    arrays.append(pa.array(map(canonical, objects), pa.string(), size=len(objects)))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def read_export_facts(metadata: Mapping[bytes, bytes] | None) -> dict[str, Any] | None:
+    """Return what an exported file says of itself, by the metadata of its schema, if it is one."""
+    try:
+        facts = json.loads((metadata or {})[_ABOUT])
+    except (KeyError, ValueError):
+        return None
+    return dict(facts) if isinstance(facts, dict) else None
