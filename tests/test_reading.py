@@ -464,7 +464,7 @@ def test_labels_of_lines_must_be_of_one_kind(folder):
     ("text", "column", "message"),
     [
         (b"", "a", "empty"),
-        (b"a,b\n", "a,b", r"rows|\ba\b|\bb\b"),
+        (b"a,b\n", "a,b", r"\brows\b|'a'|'b'"),
         (b"a,b\n1,2\n3\n", "a,b", r"Row #3\b.*\b2\b.*\b1\b"),
         (b"a,b\n1,2\n3,x\n", "a,b", "'b'|Row #3: .*'x'"),
         (b"a,b\n1,2\n3,\n", "a,b", r"'b'.*\brow 1\b"),
