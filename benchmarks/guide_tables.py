@@ -99,6 +99,7 @@ COUNTS = {
     "answers": "answers", "torn": "inconsistent answers", "refused": "refused", "used": "accepted",
     "answers checked": "answers checked", "batches acknowledged": "acknowledged batches",
     "kill it": "kills", "restore it": "restores", "switch model": "model swaps",
+    "saves": "saves", "loads": "loads", "deletions": "deletions",
 }  # fmt: skip
 
 
