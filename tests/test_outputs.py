@@ -172,9 +172,9 @@ def test_reports_records_and_onnx_models_do_not_replace_a_store(folder):
         ("evaluate", "codes.npy", "codes.npy", *labels, "--html"),
         ("audit", "X.npy", "--bits", 8, "--html"),
         ("export", "model", "--onnx"),
-        ("bench", "digits", "--methods", "LSH", "--bits", 8, "--out"),
     ):
         assert outputs.STORE in run(*command, "items.db", code=1)
+    assert "items.db" in run("bench", "digits", "--methods", "LSH", "--out", "items.db", code=1)
     assert Path("items.db").read_bytes() == before
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from antipodal.cli.app import AsJson, app, bar, print_json, print_table, say_next
-from antipodal.cli.outputs import RECORDS, check_output
 from antipodal.errors import AntipodalError
 from antipodal.io.atomic import make_folder
 
@@ -159,7 +158,6 @@ def bench(
     if out is None or not out.exists():
         make_folder("." if out is None else out.parent)
     else:
-        check_output(out, RECORDS, force=None)
         with appending(out):  # nothing yet: see that it can be, and that no other run has it
             pass
     if figures is not None:

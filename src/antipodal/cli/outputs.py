@@ -33,7 +33,7 @@ Force = Annotated[
 ]
 
 
-def check_output(path: str | os.PathLike[str], kind: str, force: bool | None = False) -> None:
+def check_output(path: str | os.PathLike[str], kind: str, force: bool = False) -> None:
     """Raise AntipodalError if `path` cannot be written or is a file of another kind.
 
     Call it before long work. Empty files, devices and pipes may always be written.
@@ -42,16 +42,16 @@ def check_output(path: str | os.PathLike[str], kind: str, force: bool | None = F
     ----------
     kind : str
         Kind of the file to be written, as `file_kind` names it.
-    force : bool or None
-        Accept a file of any kind. None means that the command has no option `--force`.
+    force : bool
+        Accept a file of any kind.
     """
     check_writable(path)
     found = None if force else file_kind(path)
     if found not in (None, kind):
-        hint = "" if force is None else ", or pass --force to replace the file"
         raise AntipodalError(
             f"cannot write {path}: expected a new file or an existing {kind}, got a file of "
-            f"another kind, {found}. Is the name right? Choose another one{hint}"
+            f"another kind, {found}. Is the name right? Choose another one, or pass --force "
+            "to replace the file"
         )
 
 
