@@ -405,10 +405,39 @@ def render(text: str) -> str:
     return BLOCK.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
 
 
+CLI_INTRO = """# Command line
+
+The help texts of all commands, written by `make results` (`python benchmarks/render.py`) from
+`antipodal --help`. A test fails if this page and the help texts differ.
+
+| task | commands |
+|---|---|
+| measure recall without labels | `audit` |
+| make codes | `fit`, `encode` |
+| search | `index`, `search`, `store` |
+| serve | `serve`, `switch` |
+| evaluate and compare | `evaluate`, `bench`, `report` |
+| other | `export` (ONNX), `info`, `datasets`, `demo` |
+
+- **Input files** are `.npy`, `.npz`, parquet, Arrow, CSV or JSON Lines, written as `FILE` or
+  `FILE:COLUMN`: [file formats](file-formats.md).
+- **Output**: `--json` prints one JSON object per line; progress goes to standard error.
+- **Exit codes**: 0 success, 1 bad data (one line on standard error), 2 bad usage.
+- **Environment variables**: `ANTIPODAL_STORE` and `ANTIPODAL_STORE_TO` hold store URLs,
+  `ANTIPODAL_KEYS` API keys, `ANTIPODAL_DATA` the folder of the data sets, `TMPDIR` temporary files.
+- **Shell completion**: `antipodal --install-completion`.
+
+"""
+# Options of every command, described in the introduction.
+COMMON = re.compile(r"^\* `--(?:help|json)`: .*\n", re.MULTILINE)
+
+
 def command_line() -> str:
     """Return the reference of all commands and options, from their help texts."""
     command = get_command(app)
-    return get_docs_for_click(obj=command, ctx=typer.Context(command), name="antipodal")
+    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="antipodal")
+    text = COMMON.sub("", text).replace("**Options**:\n\n\n", "")
+    return CLI_INTRO + text[text.index("## ") :]
 
 
 def current_pages() -> dict[Path, str]:
