@@ -1,9 +1,9 @@
-"""Ask a running service with httpx; any other HTTP client does as well.
+"""Add items to a running service and search them, with httpx or any other HTTP client.
 
     antipodal serve --model digits.antipodal --store sqlite:///digits.db &
     python examples/service.py http://127.0.0.1:8000 [KEY]
 
-The model is that of own_features.py. The page of the service is at the same address.
+supervised_codes.py writes the model. `antipodal.Client` wraps the same requests in Python methods.
 """
 
 import sys
@@ -20,24 +20,24 @@ with httpx.Client(base_url=sys.argv[1], headers=headers) as service:
     model = service.get("/v1/model").raise_for_status().json()
     print(f"{model['method']}, {model['n_bits']} bits, {model['n_features']} features")
 
-    # Keep items: the service encodes their vectors.
+    # Add items. The service encodes their vectors.
     items = [
         {"id": i, "vector": X[i].tolist(), "metadata": {"label": int(y[i])}} for i in range(1000)
     ]
     stored = service.put("/v1/items", json={"items": items}).raise_for_status().json()
-    print(f"{stored['upserted']} items kept")
+    print(f"{stored['upserted']} items stored")
 
-    # Search by a vector that is not among them; only among odd digits.
+    # Search by a new vector, among odd digits only.
     body = {"vector": X[1500].tolist(), "k": 3, "where": {"label": {"in": [1, 3, 5, 7, 9]}}}
     answer = service.post("/v1/search", json=body).raise_for_status().json()
     for item in answer["results"]:
-        print(f"item {item['id']}, a {item['metadata']['label']}, {item['distance']} bits off")
+        print(f"item {item['id']}, a {item['metadata']['label']}, distance {item['distance']}")
 
-    # Search by an item that is there: everything within three bits of it.
+    # Search by a stored item: all items within three bits of it.
     answer = service.post("/v1/search", json={"id": 7, "radius": 3}).raise_for_status().json()
-    print(f"{answer['total']} items within 3 bits of item 7, itself among them")
+    print(f"{answer['total']} items within 3 bits of item 7, including itself")
 
-    # What is wrong with a request is said in words.
+    # Invalid requests are rejected with a message.
     refused = service.post("/v1/search", json={"vector": [1.0, 2.0]})
     print(refused.status_code, refused.json()["detail"])
 

@@ -35,11 +35,6 @@ PENDING: set[str] = {
     "antipodal store",
     "antipodal store copy",
     "antipodal store export",
-    "examples/README.md",
-    "examples/own_method.py",
-    "examples/search_postgres.py",
-    "examples/service.py",
-    "examples/texts.py",
 }
 
 # Written by `make results` from the help of the commands, which is checked itself.

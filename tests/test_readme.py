@@ -77,8 +77,8 @@ def test_the_blocks_of_a_page_run_in_order_and_print_what_it_says(name, tmp_path
             assert kind in ("console", "toml")
 
 
-def test_the_page_of_own_methods_has_the_code_of_the_example():
-    example = (ROOT / "examples" / "own_method.py").read_text()
+def test_custom_methods_page_has_the_code_of_the_example():
+    example = (ROOT / "examples" / "custom_method.py").read_text()
     page = (ROOT / "docs" / "guide" / "custom-methods.md").read_text()
     for beginning in ("@register\nclass MedianHash", "def likelihood"):
         start = example.index(beginning)

@@ -48,7 +48,7 @@ def _is_module(name):
 
 
 def test_there_are_scripts():
-    assert {"render.py", "own_features.py"} <= {path.name for path in SCRIPTS}
+    assert {"render.py", "supervised_codes.py"} <= {path.name for path in SCRIPTS}
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -1,7 +1,7 @@
 """Screenshots of the web UI, docs/figures/page*.png: `python docs/figures/page.py`.
 
 The images are digits with the model of `antipodal demo --open`; the texts are the store written by
-`examples/texts.py`.
+`examples/text_search.py`.
 """
 
 import os
@@ -23,7 +23,7 @@ from antipodal.evaluation.metrics import hamming_distances
 from antipodal.service import Engine, create_app
 
 FIGURES = Path(__file__).parent
-EXAMPLE = FIGURES.parent.parent / "examples" / "texts.py"
+EXAMPLE = FIGURES.parent.parent / "examples" / "text_search.py"
 
 
 @contextmanager

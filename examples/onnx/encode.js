@@ -1,11 +1,11 @@
-// Encode rows with an exported model and compare the codes with those that Python made:
+// Encode vectors with an exported model and compare the codes with those written by model.py:
 //
 //   node encode.js digits.onnx digits.json
 
 const fs = require("node:fs");
 const ort = require("onnxruntime-node");
 
-// Where a projection is this close to zero, two ways of rounding may decide a bit differently.
+// A projection this close to zero may have either sign, depending on the order of summation.
 const ROUNDING = 1e-5;
 
 async function main(modelPath, rowsPath) {

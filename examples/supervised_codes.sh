@@ -1,12 +1,10 @@
 #!/bin/sh
-# From arrays in files to codes, scores and answers, without writing Python.
+# Train, encode, evaluate and search from the shell. Files are written to the current directory.
 #
-#     sh examples/own_features.sh
-#
-# It works in the folder where it is started.
+#     sh examples/supervised_codes.sh
 set -eu
 
-# Your own arrays, as NumPy files; here the digits that come with scikit-learn.
+# Replace these arrays by your own; other formats are parquet, CSV and JSON Lines.
 python - <<'PYTHON'
 import numpy as np
 from sklearn.datasets import load_digits
@@ -14,7 +12,7 @@ X, y = load_digits(return_X_y=True)
 np.savez("digits.npz", X=X[200:], y=y[200:], query=X[:200], query_labels=y[:200])
 PYTHON
 
-# Learn. --set keeps this short; --method names another one, such as ITQ or KSH.
+# Train. --set keeps the example short; --method selects another method, such as ITQ or KSH.
 antipodal fit digits.npz:X --labels digits.npz:y --bits 32 --set n_epochs=10 --set n_anchors=300 \
     --out digits.antipodal
 
@@ -22,12 +20,11 @@ antipodal fit digits.npz:X --labels digits.npz:y --bits 32 --set n_epochs=10 --s
 antipodal encode digits.antipodal digits.npz:X --out database.npy
 antipodal encode digits.antipodal digits.npz:query --out queries.npy
 
-# Score, and write a report with curves, bit health and examples: one file, for any browser.
+# Evaluate, and write a self-contained HTML report.
 antipodal evaluate queries.npy database.npy --bits 32 \
     --query-labels digits.npz:query_labels --database-labels digits.npz:y --html report.html
 
-# Keep the codes in a store, and ask it for the neighbours of the first query. With --model,
-# `index` remembers which model made the codes, and `search` takes features in place of codes.
-# --replace lets this script be run again: otherwise the codes would be added once more.
+# Store the codes and print the neighbours of the first query. --replace makes the script
+# repeatable: without it, a second run would add the codes again.
 antipodal index database.npy --store sqlite:///digits.db --replace
 antipodal search queries.npy --store sqlite:///digits.db -k 5 --json | head -n 1

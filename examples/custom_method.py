@@ -1,10 +1,10 @@
-"""A method of your own beside the others, and a loss of your own in a network.
+"""Add a custom method and a custom loss, and compare them with ITQ.
 
-    python examples/own_method.py
+    python examples/custom_method.py
 
 From the shell, in this folder:
 
-    antipodal bench digits --train 50 --queries 50 --methods own_method:MedianHash,ITQ
+    antipodal bench digits --train 50 --queries 50 --methods custom_method:MedianHash,ITQ
 """
 
 import numpy as np
@@ -19,13 +19,13 @@ from antipodal import ITQ, BaseHasher, DeepLinf, evaluate, load, register
 
 @register
 class MedianHash(BaseHasher):
-    """Random projections, cut at their medians: each bit is set for half of the rows."""
+    """Random projections with medians as thresholds: each bit is set for half of the rows."""
 
     def __init__(self, n_bits=32, *, random_state=None):
         self.n_bits, self.random_state = n_bits, random_state
 
     def fit(self, X, y=None):
-        """Draw the directions, and learn the medians along them."""
+        """Draw random directions and compute the medians of the projections."""
         rows = self.check_fit(X)
         rng = check_random_state(self.random_state)
         directions = rng.standard_normal((rows.shape[1], self.n_bits))
@@ -34,13 +34,13 @@ class MedianHash(BaseHasher):
         return self
 
     def projector(self, max_rows):
-        """Return the map to the values whose signs are the bits."""
+        """Return the function that maps rows to the values whose signs are the bits."""
         directions, medians = torch.from_numpy(self.directions_), torch.from_numpy(self.medians_)
         return lambda X: X @ directions - medians
 
 
 def likelihood(codes, targets):
-    """Minus the log-likelihood of who is similar, with log-odds ½zᵀz' for the codes z and z'."""
+    """Return the negative log-likelihood of the pairs: the log-odds of similarity are ½zᵀz'."""
     similar, dissimilar = targets > 0, targets < 0
     odds = codes @ codes.T / 2
     pull = (softplus(-odds) * similar).sum() / similar.sum().clamp(min=1)
@@ -56,5 +56,5 @@ if __name__ == "__main__":
         codes = hasher.encode(X_query), hasher.encode(X_database)
         result = evaluate(*codes, y_query, y_database, n_bits=32)
         print(f"{type(hasher).__name__}: mAP {result.map:.1f}, by chance {result.chance:.1f}")
-        hasher.save("own.antipodal")
-        assert (load("own.antipodal").encode(X_query) == codes[0]).all()
+        hasher.save("custom.antipodal")
+        assert (load("custom.antipodal").encode(X_query) == codes[0]).all()

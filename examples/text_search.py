@@ -1,21 +1,21 @@
-"""Texts: what the functions of Python's library say of themselves, in a store to look at.
+"""Search texts: encode the docstrings of Python's standard library and browse them in the web UI.
 
-    python examples/texts.py
+    python examples/text_search.py
     antipodal serve --model texts.antipodal --store sqlite:///texts.db
 
-The page shows the fields `title` and `text`. Vectors are TF-IDF; embeddings do as well.
+The web UI shows the fields `title` and `text`. The vectors are TF-IDF; embeddings work as well.
 """
 
 import importlib
 import inspect
 import re
 
+from safetensors import safe_open
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
 from antipodal import ITQ, open_store
-from antipodal.io.model_file import model_identity
 
 TOPICS = {
     "text": "re string textwrap difflib unicodedata codecs gettext locale",
@@ -31,20 +31,19 @@ TOPICS = {
 
 
 def library(topics):
-    """Describe functions and classes by the first paragraphs of what they say; of equals, one."""
+    """Return functions and classes with the first paragraph of their docstring, without copies."""
     found = {}
     for topic, module in [(topic, m) for topic, names in topics.items() for m in names.split()]:
         for name, thing in sorted(vars(importlib.import_module(module)).items()):
             words = (inspect.getdoc(thing) or "").split("\n\n")[0].split()
             if callable(thing) and not name.startswith("_") and len(words) > 3:
-                title, text = f"{module}.{name}", " ".join(words)
-                kind = {"topic": topic, "module": module, "words": len(words)}
-                found[text] = {"title": title, "text": text} | kind
+                item = {"title": f"{module}.{name}", "text": " ".join(words)}
+                found[item["text"]] = item | {"topic": topic, "module": module, "words": len(words)}
     return list(found.values())
 
 
 def vectors(items, n_features):
-    """Return a row for each item, of its name and its text."""
+    """Return a unit vector for each item, computed from its name and text."""
     texts = [2 * (re.sub(r"[._]", " ", i["title"]) + " ") + i["text"] for i in items]
     counts = TfidfVectorizer(sublinear_tf=True, min_df=2, stop_words="english").fit_transform(texts)
     return normalize(TruncatedSVD(n_features, random_state=0).fit_transform(counts))
@@ -54,7 +53,8 @@ if __name__ == "__main__":
     rows = vectors(items := library(TOPICS), 128)
     hasher = ITQ(64, random_state=0).fit(rows)
     hasher.save("texts.antipodal")
-    url, model = "sqlite:///texts.db", model_identity("texts.antipodal")
-    with open_store(url, n_bits=64, model=model) as store:
+    with safe_open("texts.antipodal", "np") as file:
+        model = file.metadata()["sha256"]  # the store refuses codes of any other model
+    with open_store("sqlite:///texts.db", n_bits=64, model=model) as store:
         store.upsert(range(len(items)), hasher.encode(rows), items)
-        print(f"{store.count()} texts in texts.db, as codes of 64 bits")
+        print(f"{store.count()} texts in texts.db, 8 bytes per code")
