@@ -1,7 +1,7 @@
-"""What all campaigns share: their arguments, their seeds and their records.
+"""Command line, seeds and records of the fault-injection tests.
 
-A campaign is a file with one or more parts. A part is a function of a size and a seed which says
-what it did and lists what it found: `{"kills": 1000, ..., "failures": []}`. The tests call the same
+A campaign is a file with one or more parts. A part is a function of a size and a seed that returns
+counts and a list of failures: `{"kills": 1000, ..., "failures": []}`. The test suite calls the same
 functions with small sizes.
 """
 
@@ -21,25 +21,27 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
 class Part(NamedTuple):
-    """A part of a campaign, and its size in a full run."""
+    """A part of a campaign and its size in a full run."""
 
     run: Callable[[int, int], dict[str, Any]]
     size: int
 
 
 def main(name: str, parts: Mapping[str, Part]) -> None:
-    """Run parts of a campaign from the command line, and write down what they found.
+    """Run parts of a campaign from the command line and record the results.
 
-    Each part adds a line to benchmarks/results/campaign-NAME.jsonl. The exit code is 1 if
+    Each part appends a line to benchmarks/results/campaign-NAME.jsonl. The exit code is 1 if
     anything failed.
     """
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)}: all")
-    parser.add_argument("--size", type=int, help="of each part, in place of that of a full run")
-    parser.add_argument("--seed", type=int, help="of a run to repeat")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"any of {', '.join(parts)} (default: all)"
+    )
+    parser.add_argument("--size", type=int, help="size of each part (default: that of a full run)")
+    parser.add_argument("--seed", type=int, help="seed of a run to repeat")
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(parts):
-        parser.error(f"no part {', '.join(sorted(unknown))}: there are {', '.join(parts)}")
+        parser.error(f"unknown part {', '.join(sorted(unknown))}: choose from {', '.join(parts)}")
     failed = False
     for part in arguments.parts or parts:
         seed = secrets.randbelow(2**32) if arguments.seed is None else arguments.seed
@@ -49,7 +51,7 @@ def main(name: str, parts: Mapping[str, Part]) -> None:
 
 
 def run_part(name: str, part: str, what: Part, size: int, seed: int) -> dict[str, Any]:
-    """Run a part, print its seed before and its record after, and keep the record."""
+    """Run a part, print its command and its record, and store the record."""
     command = f"python campaigns/{name}.py {part} --size {size} --seed {seed}"
     print(command, flush=True)
     began = time.monotonic()

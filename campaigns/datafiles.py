@@ -1,4 +1,4 @@
-"""Targets of the fuzz that anybody may write: records, codes, JSON lines, parquet."""
+"""Fuzz targets that users write: benchmark records, codes, JSON Lines, Parquet."""
 
 import random
 import struct
@@ -17,10 +17,10 @@ _RECORDS = [{"method": "LSH", "bits": 16, "seed": n, "map": 12.5, "more": [1]} f
 
 
 class Records(Target):
-    """Records of benchmarks, JSON lines."""
+    """Benchmark records, JSON Lines."""
 
     def case(self, draw: random.Random) -> bool:
-        """Change a line, or a byte."""
+        """Change a line or a byte."""
         lines = [json_text(changed_json(draw, record)) for record in _RECORDS]
         data = "\n".join(lines).encode(errors="surrogatepass") + b"\n" * draw.randrange(2)
         self.path.write_bytes(changed_bytes(draw, data) if draw.random() < 0.5 else data)
@@ -32,7 +32,7 @@ class Codes(Target):
     """Arrays of codes, .npy."""
 
     def case(self, draw: random.Random) -> bool:
-        """Change the header of an array, or its bytes."""
+        """Change the header or the bytes of an array."""
         path = self.folder / "case.npy"
         header = {
             "descr": draw.choice(("|u1", "|u1", "<f4", "|O", "<U3", "|V2", "<M8[s]", "|b1", "x")),
@@ -60,10 +60,10 @@ _LINES = [{"id": n, "vector": [0.5, 1, -n], "name": "é", "more": {"a": [n]}} fo
 
 
 class JsonLines(Target):
-    """Vectors, ids and metadata, JSON lines."""
+    """Vectors, ids and metadata, JSON Lines."""
 
     def case(self, draw: random.Random) -> bool:
-        """Change lines, or bytes."""
+        """Change lines or bytes."""
         path = self.folder / "case.jsonl"
         lines = [
             json_text(changed_json(draw, row) if draw.random() < 0.4 else row) for row in _LINES
@@ -74,20 +74,20 @@ class JsonLines(Target):
 
 
 def _read_all(path: Path) -> bool:
-    """Read vectors, ids and metadata of a file."""
+    """Read the vectors, ids and metadata of a file."""
     vectors = open_vectors(path, None if path.suffix == ".parquet" else "vector")
     n_rows = sum(len(block) for block in vectors.blocks(3))
     assert (n_rows, vectors.n_features) == vectors.shape
     try:
         check_ids(vectors.column("id"))
-    except (ValueError, TypeError):  # of their values, not of the file
+    except (ValueError, TypeError):  # an error of the values, not of the file
         return False
     assert len(list(vectors.records(["name", "more"]))) == n_rows
     return True
 
 
 class Parquet(Target):
-    """Vectors, ids and metadata, parquet."""
+    """Vectors, ids and metadata, Parquet."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -132,7 +132,7 @@ class Parquet(Target):
         ]
 
     def case(self, draw: random.Random) -> bool:
-        """Write columns of any kinds, and sometimes change bytes."""
+        """Write columns of arbitrary types, and sometimes change bytes."""
         import pyarrow as pa
         from pyarrow import parquet
 

@@ -1,4 +1,4 @@
-"""Run a function in a process whose disk can be watched and broken: see faultydisk.c."""
+"""Run a function in a process whose file system calls are logged or made to fail (faultydisk.c)."""
 
 import ctypes
 import json
@@ -13,7 +13,7 @@ from typing import Any
 HERE = Path(__file__).parent
 COMPILER = shutil.which("gcc") or shutil.which("cc")
 IS_AVAILABLE = COMPILER is not None and sys.platform == "linux"
-FULL, BROKEN, SHORT = 1, 2, 3  # ways to fail: ENOSPC, EIO, and less written than was asked for
+FULL, BROKEN, SHORT = 1, 2, 3  # faults: ENOSPC, EIO and short writes
 
 _CALL = """
 import importlib, json, sys
@@ -23,7 +23,7 @@ print(json.dumps(getattr(importlib.import_module(module), name)(*arguments)))
 
 
 def call(module: str, name: str, *arguments: Any) -> Any:
-    """Call a function of a module in a process with such a disk; return what it returns."""
+    """Call a function of a module in a process with a faulty disk and return its result."""
     with tempfile.TemporaryDirectory() as folder:
         library = f"{folder}/faultydisk.so"
         subprocess.run(
@@ -49,19 +49,19 @@ class FaultyDisk:
         self._library.disk_watch(os.fsencode(folder))
 
     def record(self, journal: Path) -> None:
-        """Write down from now on what is done to the folder."""
+        """Log the file system calls on the folder from now on."""
         self._library.disk_record(os.fsencode(journal))
 
     def mark(self, number: int) -> None:
-        """Write down a number between what is done."""
+        """Write a numbered mark to the log."""
         self._library.disk_mark(ctypes.c_long(number))
 
     def fail(self, at: int, how: int, *, lasting: bool) -> None:
-        """Let the call of this number fail, counted from 0, and with `lasting` those after it."""
+        """Make the call of this number (from 0) fail and, with `lasting`, all later ones."""
         self._library.disk_fail(ctypes.c_long(at), how, int(lasting))
 
     def heal(self) -> tuple[int, int]:
-        """Fail no more; return how many calls could have failed, and how many syncs did."""
+        """Stop failing; return the numbers of calls that could have failed and of failed syncs."""
         n_calls, failed_syncs = self._library.disk_calls(), self._library.disk_failed_syncs()
         self._library.disk_fail(ctypes.c_long(0), 0, 0)
         return n_calls, failed_syncs

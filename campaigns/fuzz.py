@@ -1,9 +1,9 @@
-"""Open a million files, filters and addresses that nothing of ours wrote.
+"""Fuzzing of files, filters and addresses: a million mutated inputs.
 
-Each is a good one whose structure was changed, with a checksum that fits. It must be refused by
-one error of ours, or be of use: no other exception, no hang over 5 s of computing, no more than
-1 GB of memory beyond what the process began with. What a checksum can tell is never a
-wrong answer.
+Each input is a valid one with its structure changed and its checksum recomputed. It must be
+rejected with a documented error or be usable. Any other exception, more than 5 s of CPU time, and
+more than 1 GB of additional memory are failures. If the checksum is not recomputed, a wrong result
+is a failure.
 """
 
 import multiprocessing
@@ -26,7 +26,7 @@ from typed import Filters, KeyFile, Urls
 
 SECONDS = 5.0
 BYTES = 10**9
-MOST_FAILURES = 200  # then it is enough
+MOST_FAILURES = 200  # stop after this number of failures
 SIZES = {
     "where": 300_000,
     "urls": 230_000,
@@ -39,7 +39,7 @@ SIZES = {
     "store": 20_000,
     "checkpoint": 15_000,
     "parquet": 15_000,
-}  # a million
+}  # a million in total
 TARGETS: dict[str, type[Target]] = {
     "where": Filters,
     "urls": Urls,
@@ -57,18 +57,18 @@ processes = multiprocessing.get_context("forkserver")
 
 
 class TooSlowError(BaseException):
-    """A case takes too long: no `except Exception` on the way hides it."""
+    """Timeout of a case; not an Exception, so that no handler hides it."""
 
 
 def fuzz(kind: str, size: int, seed: int, target: Any = None) -> dict[str, Any]:
-    """Try cases in this process."""
+    """Run cases in this process."""
     with _folder() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return _try(kind, range(size), seed, target or TARGETS[kind](Path(folder)), lambda n: None)
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Make a folder in memory, where there is one: a sync of it takes no time."""
+    """Create a folder in memory, if available, where syncs are fast."""
     return tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
 
 
@@ -104,9 +104,9 @@ def _try(
 
 
 def guarded(kind: str) -> Callable[[int, int], dict[str, Any]]:
-    """Return a part that tries cases in a process of its own, with as much memory as it may take.
+    """Return a part that runs cases in a separate process with a memory limit.
 
-    If a case ends the process, that is a failure, and another process goes on with the next.
+    If a case ends the process, it counts as a failure and a new process continues with the next.
     """
 
     def run(size: int, seed: int) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Let every call that changes the disk fail, at every point of 50 operations.
+"""I/O errors at every file system call of 50 operations.
 
-The disk is full (ENOSPC), once or until it is emptied; it is broken (EIO); it writes less than was
-asked for, and then the rest, or then is full. An operation that fails so says so by an error of
-ours, in one line. What was there is still there, or all that was asked for is, and the operation
-succeeds when it is tried again.
+Faults: disk full (ENOSPC), once or permanently; I/O errors (EIO), once or permanently; short
+writes, followed by the rest or by ENOSPC. A failed operation must raise a one-line error of this
+package. The files must be in the state before or after the operation, and the operation must
+succeed when retried.
 """
 
 import random
@@ -31,13 +31,13 @@ FAULTS = {
 
 
 def break_disk(size: int, seed: int, every: int = 1) -> dict[str, Any]:
-    """Do operations on a disk that fails at every point, or at one of `every` so many."""
+    """Run operations on a disk that fails at every call, or at every n-th call."""
     found: dict[str, Any] = faultydisk.call("ioerrors", "break_own_disk", size, seed, every)
     return found
 
 
 def break_own_disk(n_operations: int, seed: int, every: int) -> dict[str, Any]:
-    """Do the same in this process, which must have been started with such a disk."""
+    """Run the operations in this process, which must have a faulty disk."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         trial = _Trial(folder, FaultyDisk(folder / "now"), every)
@@ -54,14 +54,14 @@ def break_own_disk(n_operations: int, seed: int, every: int) -> dict[str, Any]:
 
 
 def _operation(folder: Path, number: int, seed: int) -> tuple[Work, Operation]:
-    """Return the operation of a number, for a folder in which those before have been done."""
+    """Return the operation of a number, for a folder in which the earlier ones are done."""
     work = Work(folder, seed)
     *_, operation = work.operations(number + 1)
     return work, operation
 
 
 class _Trial:
-    """Operations on copies of a folder whose disk fails."""
+    """Operations on copies of a folder with a faulty disk."""
 
     def __init__(self, folder: Path, disk: FaultyDisk, every: int) -> None:
         self._folder, self._disk, self._every = folder, disk, every
@@ -71,7 +71,7 @@ class _Trial:
         self._failures: list[str] = []
 
     def report(self, n_operations: int) -> dict[str, Any]:
-        """Say what was done and found."""
+        """Return the counts and failures."""
         return {
             "operations": n_operations,
             "points": self._points,
@@ -81,8 +81,8 @@ class _Trial:
         }
 
     def try_all_points(self, number: int, seed: int, fault: str, now: dict[str, Any]) -> None:
-        """Let each call of an operation fail once."""
-        at = n_calls = (number + len(fault)) % min(self._every, 6)  # a save has about six
+        """Make each call of an operation fail once."""
+        at = n_calls = (number + len(fault)) % min(self._every, 6)  # a save has about six calls
         while at <= n_calls:
             here = self._folder / "now"
             shutil.copytree(self._folder / "before", here, copy_function=_copy)
@@ -95,7 +95,7 @@ class _Trial:
     def _try(
         self, work: Work, operation: Operation, fault: str, at: int, now: dict[str, Any]
     ) -> int:
-        """Do an operation while a call fails; return how many calls could have."""
+        """Run an operation with one failing call; return the number of calls that could fail."""
         if (work.folder / "store.db").exists():
             work.open()
         how, lasting = FAULTS[fault]
@@ -103,33 +103,33 @@ class _Trial:
         error = _error_of(work, operation)
         n_calls, failed_syncs = self._disk.heal()
         problem = self._judge(error) or self._compare(work, operation, error, now)
-        # What SQLite does not tell of, it does not need: a sync of its log's folder, or a folding
-        # of the log when it is closed, which the next who opens it does.
+        # SQLite ignores failures that do not affect durability: a sync of the folder of its log,
+        # or a checkpoint on close, which the next connection repeats.
         if failed_syncs and error is None and operation.thing != "store":
-            problem = problem or "it says nothing, although a sync failed"
+            problem = problem or "no error although a sync failed"
         if again := _error_of(work, operation):
-            problem = problem or f"when it is tried again, {again!r}"
+            problem = problem or f"the retry failed: {again!r}"
         work.close()
         problem = problem or self._compare(work, operation, None, now)
         if left := [path.name for path in work.folder.glob(".*.unfinished")]:
-            problem = problem or f"{left[0]} is left"
+            problem = problem or f"temporary file left: {left[0]}"
         if problem:
             self._failures.append(f"{operation.name}, {fault} at call {at}, {error!r}: {problem}")
         return n_calls
 
     def _judge(self, error: Exception | None) -> str:
-        """Say what is wrong with an error, if anything."""
+        """Return the defect of an error, if any."""
         if error is None:
             return ""
         if not isinstance(error, AntipodalError) or "\n" in str(error):
-            return "that is no error of ours, or more than one line"
+            return "not an error of this package, or more than one line"
         self._messages[re.sub(rf"{self._folder}\S*/", "", str(error))] += 1
         return ""
 
     def _compare(
         self, work: Work, operation: Operation, error: Exception | None, now: dict[str, Any]
     ) -> str:
-        """Look at all files: say which is not as it must be, if any is."""
+        """Check all files; return the first deviation, if any."""
         for thing in THINGS:
             try:
                 found = look(work.folder, thing, random.Random(0))
@@ -143,7 +143,7 @@ class _Trial:
                     outcome = "an error, and yet all is done"
                 self._outcomes[outcome] += 1
             if found not in may_be:
-                return f"the {thing} is neither as it was nor as it should be"
+                return f"the {thing} is in neither the old nor the new state"
         return ""
 
 

@@ -1,9 +1,9 @@
-"""Kill who writes to a store, with SIGKILL at random moments, and look at what is there.
+"""SIGKILL of store writers at random times, followed by a check of the store.
 
-A writer does one operation after another and says when each has returned. What the store must hold
-after each is known. After a kill it holds all that was acknowledged, and either all or nothing of
-the operation that was under way; searches answer as brute force does. Milvus replaces items by
-deleting them first: what the operation under way touches may be half there, which is counted.
+A writer performs a known sequence of operations and acknowledges each. After a kill the store must
+contain all acknowledged operations, and all or nothing of the operation in progress. Searches must
+match brute force. Milvus replaces items by deleting them first, so items of the operation in
+progress may be missing; these are counted.
 """
 
 import logging
@@ -25,22 +25,24 @@ from campaign import Part, main
 from servers import running_engines
 from victims import MilvusVictims, PostgresVictims, SqliteVictims, Victims
 
-# Children are forked from a small process that has imported what they need.
+# Children are forked from a small process with all imports done.
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["antipodal.stores.sqlite"])
 
 BATCH = 20
 N_BITS = 32
-KILLS_OF_A_STORE = 50  # then a new one is begun: what it must hold is compared after every kill
+KILLS_OF_A_STORE = (
+    50  # then a new store is started, because all items are compared after every kill
+)
 
 State = dict[int, tuple[bytes, dict[str, Any]]]
 
 
 def operation(number: int) -> tuple[str, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-    """Return what a writer does: mostly a batch of 20 new items and 20 that all batches share."""
+    """Return an operation, mostly a batch of 20 new items and 20 shared by all batches."""
     own = np.arange(BATCH) + (number + 1) * BATCH
     if number % 5 == 4:
-        ids = own - 2 * BATCH  # new two operations ago
+        ids = own - 2 * BATCH  # added two operations ago
         return "delete", ids, np.empty((0, 4), np.uint8), []
     ids = np.concatenate([own, np.arange(BATCH)])
     codes = np.random.default_rng(number).integers(0, 256, (2 * BATCH, 4), dtype=np.uint8)
@@ -58,12 +60,12 @@ def change(state: State, number: int) -> State:
 
 
 def write_until_killed(url: str, first: int, acknowledge: Connection) -> None:
-    """Do one operation after another, from this number on; say the last that has returned."""
+    """Perform operations from this number on, and acknowledge each."""
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated")  # by Milvus Lite
     logging.disable()  # by clients of servers that are killed
     try:
         with open_store(url, n_bits=N_BITS) as store:
-            acknowledge.send(first - 1)  # it is about to begin
+            acknowledge.send(first - 1)  # ready to start
             number = first
             while True:
                 what, ids, codes, metadata = operation(number)
@@ -78,9 +80,9 @@ def write_until_killed(url: str, first: int, acknowledge: Connection) -> None:
 
 
 def kill_writers(size: int, seed: int, victims: Victims) -> dict[str, Any]:
-    """Kill writers, or what they need, and compare what is there with what they acknowledged."""
+    """Kill writers or engine processes and compare the store with the acknowledgements."""
     moments = random.Random(seed)
-    url, state, last = "", {}, -1  # what is there, and the number of its last operation
+    url, state, last = "", {}, -1  # contents of the store and the number of its last operation
     killed: Counter[str] = Counter()
     at_work = acknowledged_in_all = half = 0
     failures: list[str] = []
@@ -103,7 +105,7 @@ def kill_writers(size: int, seed: int, victims: Victims) -> dict[str, Any]:
             state, last = more, last + 1
         elif found != state:
             if not victims.is_atomic and is_half(found, state, more):
-                half += 1  # the next writer begins with the same operation
+                half += 1  # the next writer starts with the same operation
             else:
                 problem = problem or difference(found, state, more)
         if problem:
@@ -122,26 +124,26 @@ def kill_writers(size: int, seed: int, victims: Victims) -> dict[str, Any]:
 def _one_kill(
     url: str, last: int, moments: random.Random, victims: Victims
 ) -> tuple[int, str, str]:
-    """Let a writer begin, and kill.
+    """Start a writer and kill a process.
 
-    Returns the last operation that was acknowledged, who was killed, and what went wrong before.
+    Return the last acknowledged operation, the process killed, and any error before the kill.
     """
     receiver, sender = processes.Pipe(duplex=False)
     writer = processes.Process(target=write_until_killed, args=(url, last + 1, sender))
     writer.start()
     sender.close()
     acknowledged, problem = last, ""
-    for _ in range(moments.randrange(8)):  # none: it is killed while it opens the store
+    for _ in range(moments.randrange(8)):  # none: killed while opening the store
         said = receiver.recv()
         if isinstance(said, str):
-            problem = f"the writer failed before: {said}"
+            problem = f"the writer failed before the kill: {said}"
             break
         acknowledged = said
     time.sleep(moments.uniform(0, 0.03))
     victim = victims.kill(moments, writer)
     writer.join(60)
     if writer.exitcode is None:
-        problem = "the writer waits for ever"
+        problem = "the writer hangs"
         writer.kill()
         writer.join()
     try:
@@ -153,7 +155,7 @@ def _one_kill(
 
 
 def contents(store: Store) -> State:
-    """Return all items of a store, by their ids."""
+    """Return all items of a store by id."""
     with store.snapshot() as now:
         ids = np.concatenate([np.empty(0, np.int64), *(batch.ids for batch in now.batches())])
         items = now.get(ids)
@@ -162,9 +164,9 @@ def contents(store: Store) -> State:
 
 
 def wrong_answers(store: Store, state: State, moments: random.Random) -> str:
-    """Compare answers with brute force over the items; say what is wrong, if anything."""
+    """Compare searches with brute force over the items; return the first deviation, if any."""
     if store.count() != len(state):
-        return f"it counts {store.count()} items, and has {len(state)}"
+        return f"count() is {store.count()}, but the store has {len(state)} items"
     query = np.frombuffer(moments.randbytes(N_BITS // 8), np.uint8)[None]
     target = int.from_bytes(query.tobytes(), "big")
     expected = sorted(
@@ -174,12 +176,12 @@ def wrong_answers(store: Store, state: State, moments: random.Random) -> str:
     found = store.search(query, 10)
     pairs = list(zip(found.distances[0].tolist(), found.ids[0].tolist(), strict=True))
     if pairs != expected[:10]:
-        return f"it answers {pairs}, brute force {expected[:10]}"
+        return f"search returned {pairs}, brute force {expected[:10]}"
     return ""
 
 
 def is_half(found: State, before: State, after: State) -> bool:
-    """Say whether all items are as before an operation or as after it; what it touches may miss."""
+    """Return whether each item is as before or after an operation; touched ones may be missing."""
     touched = {number for number in {*before, *after} if before.get(number) != after.get(number)}
     return found.keys() <= before.keys() | after.keys() and all(
         found.get(number) in (before.get(number), after.get(number))
@@ -189,12 +191,12 @@ def is_half(found: State, before: State, after: State) -> bool:
 
 
 def difference(found: State, before: State, after: State) -> str:
-    """Say how a store differs from the two states that it may be in."""
+    """Describe how a store differs from its two valid states."""
     lost = sum(found.get(number) != value for number, value in before.items())
     half = sum(found.get(number) != value for number, value in after.items())
     return (
-        f"{len(found)} items, of which {lost} are not as acknowledged; {half} are not as the "
-        "operation under way would have made them"
+        f"{len(found)} items: {lost} differ from the acknowledged state, {half} from the "
+        "result of the operation in progress"
     )
 
 
@@ -205,13 +207,13 @@ def kill_sqlite(size: int, seed: int) -> dict[str, Any]:
 
 
 def kill_postgresql(size: int, seed: int) -> dict[str, Any]:
-    """Kill writers of PostgreSQL stores, and the processes of the server."""
+    """Kill writers of PostgreSQL stores and server processes."""
     with running_engines() as engines:
         return kill_writers(size, seed, PostgresVictims(engines))
 
 
 def kill_milvus(size: int, seed: int) -> dict[str, Any]:
-    """Kill writers of stores in Milvus Lite, and the server that each of them starts."""
+    """Kill writers of Milvus Lite stores and the servers that they start."""
     with running_engines() as engines:
         return kill_writers(size, seed, MilvusVictims(engines))
 

@@ -1,4 +1,4 @@
-"""Changes to JSON values, arrays and bytes that leave most of their structure as it was."""
+"""Mutations of JSON values, arrays and bytes that keep most of their structure."""
 
 import json
 import random
@@ -13,11 +13,11 @@ ODD: tuple[Any, ...] = (
     [], {}, [[]], [1, "x"], {"": 0}, "x" * 5000,
 )  # fmt: skip
 _PIECES = (b"\0", b"\xff", b"\n", b'"', b"{", b"[", b" ", b",", b"\r\n", b"\xc3", b"\xef\xbb\xbf")
-_DEEP = "\ue000deep"  # stands for what is nested deeper than json.dumps can write
+_DEEP = "\ue000deep"  # placeholder for nesting deeper than json.dumps supports
 
 
 def changed_json(draw: random.Random, value: Any) -> Any:
-    """Return a copy of a JSON value in which one node, or a few, are others."""
+    """Return a copy of a JSON value with one or a few nodes changed."""
     value = json.loads(json.dumps(value))
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
         value = _changed_once(draw, value)
@@ -43,13 +43,13 @@ def _changed_once(draw: random.Random, value: Any) -> Any:
 
 
 def json_text(value: Any) -> str:
-    """Write a value as JSON, with what is deeply nested in it."""
+    """Return a value as JSON, with deep nesting in place of the placeholder."""
     text = json.dumps(value)
     return text.replace(json.dumps(_DEEP), "[" * 3000 + "]" * 3000)
 
 
 def changed_array(draw: random.Random, array: np.ndarray) -> np.ndarray:
-    """Return an array of another shape, kind or values."""
+    """Return an array with a different shape, type or values."""
     how = draw.randrange(9)
     if how == 0:
         return array[None]
@@ -79,7 +79,7 @@ def changed_array(draw: random.Random, array: np.ndarray) -> np.ndarray:
 
 
 def changed_bytes(draw: random.Random, data: bytes) -> bytes:
-    """Return other bytes: some changed, cut out, put in, or said twice."""
+    """Return the bytes with some changed, removed, inserted or repeated."""
     changed = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 5))):
         place = draw.randrange(len(changed) + 1)

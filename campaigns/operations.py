@@ -1,8 +1,7 @@
-"""What is done to files in campaigns that break the disk, and what must be there after each step.
+"""Operations on files for the disk fault tests, with the expected state after each step.
 
-A folder has a store, a backup of it, an index, a model and the checkpoint of a training. An
-operation changes one of them, in one step or, if it is a long load, in several, each of which is
-durable of its own.
+A folder contains a store, its backup, an index, a model and a training checkpoint. An operation
+changes one of them in one step, or for a long load in several steps, each durable by itself.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ N_ITEMS = 25
 
 
 class Operation(NamedTuple):
-    """An operation: what it does, and what `look` must find of one thing after each step."""
+    """An operation, and the expected result of `look` after each step."""
 
     name: str
     thing: str
@@ -32,7 +31,7 @@ class Operation(NamedTuple):
 
 
 class Work:
-    """Operations on the files of a folder, the same ones for the same seed."""
+    """Operations on the files of a folder, determined by a seed."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self._rng = folder, np.random.default_rng(seed)
@@ -40,7 +39,7 @@ class Work:
         self.acknowledge: Callable[[], None] = lambda: None  # called after each step
 
     def operations(self, n: int) -> Iterator[Operation]:
-        """Yield n operations. What they must lead to is known without doing them."""
+        """Yield n operations with their expected results, without performing them."""
         makers = [
             self._upsert, self._delete, self._save_index, self._upsert, self._load,
             self._save_model, self._reopen, self._save_checkpoint, self._back_up, self._restore,
@@ -52,12 +51,12 @@ class Work:
             now[operation.thing] = operation.steps[-1]
 
     def do(self, operation: Operation) -> None:
-        """Do an operation, and acknowledge its last step; a load acknowledges those before."""
+        """Perform an operation and acknowledge its last step; a load acknowledges each step."""
         operation.do()
         self.acknowledge()
 
     def open(self) -> Any:
-        """Return the store, which stays open."""
+        """Return the open store."""
         if self._store is None:
             self._store = open_store(f"sqlite:///{self.folder}/store.db", n_bits=N_BITS)
         return self._store
@@ -105,7 +104,7 @@ class Work:
 
     def _reopen(self, now: dict[str, Any]) -> Operation:
         def do() -> None:
-            self.close()  # which folds the log into the file
+            self.close()  # checkpoints the log
             self.open()
 
         return Operation("reopen", "store", [now["store"]], do)
@@ -141,7 +140,7 @@ class Work:
         return Operation("model save", "model", [hasher.encode(ROWS).tobytes()], do)
 
     def _save_checkpoint(self, now: dict[str, Any]) -> Operation:
-        from antipodal.paper.training import save_checkpoint  # PyTorch takes seconds
+        from antipodal.paper.training import save_checkpoint  # importing PyTorch takes seconds
 
         encoder, optimizer = training(int(self._rng.integers(2**31)))
         history = {"loss": [1.0], "validation_loss": [], "best_epoch": 0}
@@ -162,7 +161,7 @@ class Work:
 
 
 def look(folder: Path, thing: str, moments: Any) -> Any:
-    """Return what is in a file of the folder, None if there is no such file."""
+    """Return the content of a file of the folder, or None if it does not exist."""
     path = folder / thing
     if thing in ("store", "backup"):
         path = folder / f"{thing}.db"
@@ -172,7 +171,7 @@ def look(folder: Path, thing: str, moments: Any) -> Any:
             found = contents(store)
             if problem := wrong_answers(store, found, moments):
                 raise ValueError(problem)
-            store.upsert([-1], np.zeros((1, N_BITS // 8), np.uint8))  # it can be used
+            store.upsert([-1], np.zeros((1, N_BITS // 8), np.uint8))  # usable
             store.delete([-1])
             return found
     if not path.exists():
@@ -197,14 +196,14 @@ def _with(
 
 
 def _by_distance(ids: np.ndarray, codes: np.ndarray) -> tuple[list[int], list[int]]:
-    """Return what a search of zero must find: ids and their numbers of ones."""
+    """Return the expected result of searching for zero: ids and bit counts."""
     distances = np.unpackbits(codes, axis=1).sum(axis=1)
     order = np.lexsort((ids, distances))
     return ids[order].tolist(), distances[order].tolist()
 
 
 def training(seed: int) -> tuple[Any, Any]:
-    """Return a small network and its optimiser, after one step."""
+    """Return a small network and its optimiser after one step."""
     import torch
 
     torch.manual_seed(seed)

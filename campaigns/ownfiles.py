@@ -1,4 +1,4 @@
-"""Targets of the fuzz that only antipodal writes: models, checkpoints, indexes, stores."""
+"""Fuzz targets that only antipodal writes: models, checkpoints, indexes, stores."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ LABELS = np.arange(60) % 3
 
 
 def write_safetensors(path: Path, metadata: dict[str, str], arrays: dict[str, Any]) -> None:
-    """Write a file of arrays as `write_model_file` does, with whatever metadata."""
+    """Write arrays like `write_model_file`, with arbitrary metadata."""
     from safetensors.numpy import save
 
     from antipodal.io.model_file import _digest
@@ -47,7 +47,7 @@ class Model(Target):
             self._made.append((header, arrays, self.path.read_bytes(), hasher.encode(ROWS)))
 
     def case(self, draw: random.Random) -> bool:
-        """Change what a file says, its arrays, or a byte."""
+        """Change the metadata, the arrays or a byte of a file."""
         header, arrays, data, expected = draw.choice(self._made)
         how = draw.random()
         if how < 0.15:
@@ -83,7 +83,7 @@ def _changed_arrays(draw: random.Random, arrays: dict[str, Any]) -> dict[str, An
 
 
 class Checkpoint(Target):
-    """Checkpoints of a training."""
+    """Training checkpoints."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -97,7 +97,7 @@ class Checkpoint(Target):
         self._good = self.path.read_bytes()
 
     def case(self, draw: random.Random) -> bool:
-        """Change what a file says, its arrays, or a byte."""
+        """Change the metadata, the arrays or a byte of a file."""
         from antipodal.paper.training import restore_checkpoint
         from operations import training
 
@@ -121,7 +121,7 @@ class Checkpoint(Target):
 
 
 class Index(Target):
-    """Files of indexes: with ids and without, with tables, and approximate."""
+    """Index files: with and without ids, with tables, approximate."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -145,7 +145,7 @@ class Index(Target):
         return near.ids.tolist(), near.distances.tolist(), ball.ids.tolist(), len(index)
 
     def case(self, draw: random.Random) -> bool:
-        """Change the header or the rest, and make the checksum anew; or change a byte."""
+        """Change the header or the data and recompute the checksum, or change a byte."""
         data, expected = draw.choice(self._made)
         if draw.random() < 0.15:
             self.path.write_bytes(changed_bytes(draw, data))
@@ -166,7 +166,7 @@ class Index(Target):
 
 
 class StoreFile(Target):
-    """Files of SQLite stores."""
+    """SQLite store files."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -195,8 +195,8 @@ class StoreFile(Target):
             return said, store.count()
 
     def case(self, draw: random.Random) -> bool:
-        """Change header, items or versions, and make the checksum anew; or change a byte."""
-        for ending in ("-wal", "-shm"):  # of the case before
+        """Change header, items or versions and recompute the checksum, or change a byte."""
+        for ending in ("-wal", "-shm"):  # of the previous case
             Path(f"{self.path}{ending}").unlink(missing_ok=True)
         if draw.random() < 0.3:
             self.path.write_bytes(changed_bytes(draw, self._good.read_bytes()))

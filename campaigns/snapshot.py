@@ -1,8 +1,8 @@
-"""Ask a store while others change codes, metadata and membership together: is any answer torn?
+"""Snapshot consistency of searches while codes, metadata and membership change together.
 
-Every item says in its metadata of which state of the store it is. The answers of a service, and
-those of a snapshot that is asked several times, must be of one state, and be what brute force finds
-in it. Milvus has no snapshots: there torn answers are counted.
+Every item stores the number of its state in its metadata. All items of a service response, or of
+several searches on one snapshot, must belong to one state and match brute force on it. Milvus has
+no snapshots; inconsistent responses are counted there.
 """
 
 import logging
@@ -34,14 +34,14 @@ State = dict[int, tuple[int, dict[str, Any]]]  # id -> code as a number, metadat
 
 
 def state(number: int) -> State:
-    """Return a state: item 0 keeps its code; others come and go, and have new codes in each."""
+    """Return a state: item 0 keeps its code; others are added, removed and get new codes."""
     ids = [0, 1, *range(10, 10 + 3 * (number % 4))]
     metadata = {"state": number, "even": number % 2 == 0}
     return {one: (1 if one == 0 else hash((number, one)) % 2**N_BITS, metadata) for one in ids}
 
 
 def write(store: Store, number: int) -> None:
-    """Bring a store from one state to the next: every fourth has fewer items than before."""
+    """Change a store from one state to the next; every fourth state has fewer items."""
     items = state(number)
     ids = np.array(list(items))
     codes = np.array([code for code, _ in items.values()], ">u2").view(np.uint8).reshape(-1, 2)
@@ -53,7 +53,7 @@ def write(store: Store, number: int) -> None:
 
 
 def write_on(url: str, began: Any, stop: Any) -> None:
-    """Bring a store from state to state."""
+    """Change a store from state to state."""
     with open_store(url, n_bits=N_BITS) as store:
         number = 1
         while not stop.is_set():
@@ -64,7 +64,7 @@ def write_on(url: str, began: Any, stop: Any) -> None:
 
 @contextmanager
 def writing(url: str) -> Iterator[None]:
-    """Let another process write; Milvus Lite has all in one."""
+    """Write from another process, or a thread for Milvus Lite."""
     in_thread = url.startswith("milvus")
     event = threading.Event if in_thread else processes.Event
     began, stop = event(), event()
@@ -80,7 +80,7 @@ def writing(url: str) -> Iterator[None]:
 
 
 class Reader(threading.Thread):
-    """Asks one kind of question after another, and compares every answer with brute force."""
+    """Client that alternates kinds of searches and compares each response with brute force."""
 
     def __init__(self, store: Store, engine: Engine, seed: int, is_enough: Callable[[int], bool]):
         super().__init__()
@@ -91,7 +91,7 @@ class Reader(threading.Thread):
         self.torn: list[str] = []
 
     def run(self) -> None:
-        """Ask until there are enough answers."""
+        """Search until the required number of responses is reached."""
         while self._is_enough(self.answers):
             ask = self._draw.choice([self._ask_service, self._ask_service, self._ask_snapshot])
             try:
@@ -113,7 +113,7 @@ class Reader(threading.Thread):
         )
         answer = self._engine.search(request)
         numbers = {result["metadata"]["state"] for result in answer["results"]}
-        if not numbers:  # no item passes, or none is near: it does not say of which state it is
+        if not numbers:  # an empty result does not identify its state
             return ""
         if len(numbers) > 1:
             return f"items of states {sorted(numbers)}"
@@ -156,7 +156,7 @@ class Reader(threading.Thread):
         if dict(zip(items.ids.tolist(), codes, strict=True)) != {
             one: code for one, (code, _) in expected.items()
         }:
-            return f"state {number}: other codes"
+            return f"state {number}: wrong codes"
         return ""
 
 
@@ -165,7 +165,7 @@ def _by_distance(items: State, query: int) -> list[tuple[int, int]]:
 
 
 def ask(url: str, size: int, seed: int) -> dict[str, Any]:
-    """Ask while another writes; return how many answers there were, and what was torn."""
+    """Search during writes; return the number of responses and the inconsistent ones."""
     rows = np.random.default_rng(0).standard_normal((40, 20))
     hasher = LSH(N_BITS, random_state=0).fit(rows)
     with open_store(url, n_bits=N_BITS) as store:
@@ -188,19 +188,19 @@ def ask(url: str, size: int, seed: int) -> dict[str, Any]:
 
 
 def ask_sqlite(size: int, seed: int) -> dict[str, Any]:
-    """Ask a store in SQLite."""
+    """Search a SQLite store."""
     with tempfile.TemporaryDirectory() as folder:
         return ask(f"sqlite:///{Path(folder)}/codes.db?timeout=60", size, seed)
 
 
 def ask_postgresql(size: int, seed: int) -> dict[str, Any]:
-    """Ask a store in PostgreSQL."""
+    """Search a PostgreSQL store."""
     with running_engines() as engines:
         return ask(engines.url("postgresql", "snapshot"), size, seed)
 
 
 def ask_milvus(size: int, seed: int) -> dict[str, Any]:
-    """Ask a store in Milvus Lite, which does not promise it: count what is torn."""
+    """Search a Milvus Lite store, which has no snapshots: count inconsistent responses."""
     logging.disable()
     with running_engines() as engines:
         found = ask(engines.url("milvus", "snapshot"), size, seed)

@@ -1,10 +1,10 @@
-"""Use a service for a long time as people do, and change things under it.
+"""Soak test of a service under load, with restarts, restores and model switches.
 
-A writer puts and deletes, readers search by k and by radius and compare with brute force; meanwhile
-the service is stopped and killed and started again, its store is backed up and restored, and
-`antipodal switch` gives it another model with a store of its own, and back, while readers go on.
-Nothing that was acknowledged is lost, nothing that is answered is wrong; in the last third of the
-time it runs undisturbed, and neither its memory nor its descriptors grow.
+A writer adds and deletes items; readers search by k and by radius and compare the results with
+brute force. Meanwhile the service is stopped, killed and restarted, its store is backed up and
+restored, and `antipodal switch` alternates between two models with their own stores. No
+acknowledged write may be lost and no response may be wrong. In the last third of the time the
+service runs undisturbed, and neither its memory nor its number of file descriptors may grow.
 
 The size is in seconds.
 """
@@ -31,9 +31,9 @@ from campaign import Part, main
 from services import READ, WRITE, Answer, Service, ask, is_alive, is_refused_well
 
 N_BITS, N_IDS, BATCH = 32, 3_000, 20
-NAME = "live"  # of the mount
-SWITCH_SECONDS = 60  # after which a service should have seen the change
-MOST_GROWTH = 1.1  # of memory, from the beginning of the last third to its end
+NAME = "live"  # name of the mount
+SWITCH_SECONDS = 60  # time limit for the service to follow a switch
+MOST_GROWTH = 1.1  # allowed growth of memory during the last third
 MOST_NEW_DESCRIPTORS = 5
 LEAST_SAMPLES = 8
 
@@ -41,7 +41,7 @@ Items = dict[int, tuple[str, int]]  # id -> code and turn
 
 
 class World:
-    """A model and its store, and what the store must hold."""
+    """A model, its store and the expected items."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.model, self.url = folder / f"model{number}", f"sqlite:///{folder}/codes{number}.db"
@@ -50,47 +50,47 @@ class World:
         open_store(self.url, n_bits=N_BITS, model=self.identity).close()
         self.items: Items = {}
         self.sent: set[tuple[int, str, int]] = set()
-        self.kept: tuple[Path, Items] | None = None  # a backup, and what was there
+        self.kept: tuple[Path, Items] | None = None  # the last backup and its items
 
 
 class Soak:
-    """What all threads share. `quiet` is held by whoever must not be disturbed."""
+    """State shared by all threads."""
 
     def __init__(self, service: Service, worlds: list[World], seed: int, last: float) -> None:
         self.service, self.worlds, self.last = service, worlds, last
         self.world = worlds[0]
-        self.coming: World | None = None  # an answer may be of this one already
+        self.coming: World | None = None  # responses may already come from this one
         self.random = random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
         self.lock = threading.Lock()  # guards the items
         self.turn = 0
-        self.writing = threading.Lock()  # held while a batch is under way
-        self.reading = [threading.Lock(), threading.Lock()]  # the same of each reader
+        self.writing = threading.Lock()  # held while a batch is in progress
+        self.reading = [threading.Lock(), threading.Lock()]  # one per reader
         self.restarting = threading.Event()
 
     def answering(self) -> set[World]:
-        """Return the worlds that an answer may be of; hold `lock`."""
+        """Return the worlds that a response may come from; requires `lock`."""
         return {self.world} if self.coming is None else {self.world, self.coming}
 
     def fail(self, text: str) -> None:
-        """Write down a defect."""
+        """Record a failure."""
         if len(self.failures) < 50:
             self.failures.append(text)
 
     def stopped(self) -> ExitStack:
-        """Let what is under way finish, and keep everybody from beginning anything."""
+        """Wait for requests in progress and block new ones."""
         stack = ExitStack()
         for lock in (self.writing, *self.reading):
             stack.enter_context(lock)
         return stack
 
 
-# ------------------------------------------------------------------------------ the load
+# ------------------------------------------------------------------------------ load
 
 
 def write(soak: Soak, source: random.Random) -> None:
-    """Put or delete one batch after the other."""
+    """Add or delete batches sequentially."""
     connection = None
     while time.monotonic() < soak.last:
         with soak.writing:
@@ -102,7 +102,7 @@ def write(soak: Soak, source: random.Random) -> None:
 
 
 def _write_batch(soak: Soak, source: random.Random, connection: Any) -> bool:
-    """Send a batch; what came of one that was not acknowledged is found out. Say if all is well."""
+    """Send a batch and determine its outcome if unacknowledged; return whether it is valid."""
     world, soak.turn = soak.world, soak.turn + 1
     ids = source.sample(range(N_IDS), BATCH)
     new: Items = {}
@@ -126,7 +126,7 @@ def _write_batch(soak: Soak, source: random.Random, connection: Any) -> bool:
         if new:
             wanted = {"upserted": BATCH, "replaced": len(before)}
         if result != wanted:
-            soak.fail(f"a batch was answered by {result}, not {wanted}")
+            soak.fail(f"a batch returned {result}, not {wanted}")
         after = new
     else:
         soak.counts["batches not acknowledged"] += 1
@@ -137,20 +137,20 @@ def _write_batch(soak: Soak, source: random.Random, connection: Any) -> bool:
 
 
 def _found_out(soak: Soak, ids: list[int], before: Items, new: Items) -> Items:
-    """Ask for the items of a batch that was not acknowledged: all of it is there, or nothing."""
+    """Check that an unacknowledged batch was applied completely or not at all."""
     last = time.monotonic() + 120
     while True:
         found = _items(soak, ids)
         if found is not None and found in (before, new):
             return found
-        if time.monotonic() > last:  # it was not only being written meanwhile
-            soak.fail(f"a batch is half there: {found}, not {before} or {new}")
+        if time.monotonic() > last:  # not merely in progress
+            soak.fail(f"a batch is partially applied: {found}, not {before} or {new}")
             return found or {}
         time.sleep(0.2)
 
 
 def _items(soak: Soak, ids: list[int]) -> Items | None:
-    """Return those of the items that are there, or None if the service does not answer."""
+    """Return the existing items, or None if the service does not respond."""
     found = {}
     connection = new_connection(soak)
     try:
@@ -167,7 +167,7 @@ def _items(soak: Soak, ids: list[int]) -> Items | None:
 
 
 def read(soak: Soak, source: random.Random, reader: int) -> None:
-    """Search, by k or by radius, and compare with what must be there."""
+    """Search by k or by radius and compare with the expected items."""
     connection = None
     while time.monotonic() < soak.last:
         with soak.reading[reader]:
@@ -200,7 +200,7 @@ def _search(soak: Soak, source: random.Random, connection: Any) -> bool:
         ]
     soak.counts["answers checked"] += 1
     wrong = [what_is_wrong(query, bound, hits, items) for items in stable]
-    if all(wrong):  # also if none of the worlds ever had all of these items
+    if all(wrong):  # also if no world ever had all of these items
         soak.fail(f"a search for {query:08x} with {bound}: {wrong or hits[:3]}")
     return True
 
@@ -208,7 +208,7 @@ def _search(soak: Soak, source: random.Random, connection: Any) -> bool:
 def what_is_wrong(
     query: int, bound: dict[str, int], hits: list[tuple[int, int, str, int]], stable: Items
 ) -> str:
-    """Compare an answer with the items that nobody wrote while it was made."""
+    """Compare a response with the items that were not written during the request."""
     keys = [hit[:2] for hit in hits]
     if keys != sorted(set(keys)):
         return "the hits are not in order"
@@ -225,23 +225,23 @@ def what_is_wrong(
         due = distances <= bound.get("radius", N_BITS)
     returned = {hit[1]: hit[2:] for hit in hits}
     missing = [n for n in ids[due].tolist() if returned.get(n) != stable[n]]
-    return f"{missing[:5]} are missing or old" if missing else ""
+    return f"{missing[:5]} are missing or outdated" if missing else ""
 
 
 def new_connection(soak: Soak) -> http.client.HTTPConnection:
-    """Return a connection that is made when it is first used."""
+    """Return a connection that opens on first use."""
     return http.client.HTTPConnection("127.0.0.1", soak.service.port, timeout=60)
 
 
 def try_to_ask(soak: Soak, connection: Any, *request: Any) -> Answer | None:
-    """Ask; None if the connection fails, which it may only while the service is restarted."""
+    """Send a request; return None if the connection fails during a restart."""
     was_restarting = soak.restarting.is_set()
     try:
         answer = ask(connection, *request)
     except (OSError, http.client.HTTPException) as error:
         connection.close()
         if not was_restarting and not soak.restarting.is_set():
-            # A connection that was idle may be closed by the other side at any time.
+            # The server may close an idle connection at any time.
             soak.counts[f"connections lost, {type(error).__name__}"] += 1
         time.sleep(0.05)
         return None
@@ -251,11 +251,11 @@ def try_to_ask(soak: Soak, connection: Any, *request: Any) -> Answer | None:
     return answer
 
 
-# ------------------------------------------------------------------------ what happens to it
+# ------------------------------------------------------------------------ disturbances
 
 
 def restart(soak: Soak, number: int) -> None:
-    """End the service by a signal, under load, and start it again."""
+    """Stop the service with a signal under load and restart it."""
     soak.restarting.set()
     pids = soak.service.pids()
     soak.service.end(number)
@@ -263,23 +263,23 @@ def restart(soak: Soak, number: int) -> None:
     while any(map(is_alive, pids)) and time.monotonic() < last:
         time.sleep(0.1)
     if left := [pid for pid in pids if is_alive(pid)]:
-        soak.fail(f"processes are left of the service: {left}")
+        soak.fail(f"processes of the service are still running: {left}")
     soak.service.start()
     soak.restarting.clear()
 
 
 def stop_it(soak: Soak) -> None:
-    """End the service by SIGTERM."""
+    """Stop the service with SIGTERM."""
     restart(soak, signal.SIGTERM)
 
 
 def kill_it(soak: Soak) -> None:
-    """End the service by SIGKILL."""
+    """Stop the service with SIGKILL."""
     restart(soak, signal.SIGKILL)
 
 
 def back_it_up(soak: Soak) -> None:
-    """Make a backup under the readers; no batch is under way, so that its items are known."""
+    """Back up the store while readers search; no batch is in progress."""
     path = soak.service.folder / "backup"
     with soak.writing, open_store(soak.world.url) as store:
         made = back_up(store, path.with_suffix(f".{soak.worlds.index(soak.world)}"))
@@ -303,7 +303,7 @@ def restore_it(soak: Soak) -> None:
 
 
 def switch_model(soak: Soak) -> None:
-    """Give the name the other model and its store; readers go on, no batch is under way."""
+    """Switch the mount to the other model and store while readers search."""
     with soak.writing:
         new = soak.worlds[1 - soak.worlds.index(soak.world)]
         with soak.lock:
@@ -320,20 +320,20 @@ def switch_model(soak: Soak) -> None:
 
 
 def point_to(world: World, folder: Path) -> None:
-    """Let the name mean this world, in the file that the service follows."""
+    """Point the mount to this world in the mount file."""
     mount = f"{NAME}={world.model},{world.url}"
     command = [sys.executable, "-m", "antipodal", "switch", str(folder / "mounts.json"), mount]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def _served(soak: Soak) -> str:
-    """Return the identity of the model that answers now."""
+    """Return the identity of the model currently served."""
     answer = soak.service.ask("GET", f"/{NAME}/v1/store", None, READ)
     return str(answer.json()["model"]) if answer.status == 200 else ""
 
 
 def compare_all(soak: Soak) -> None:
-    """Compare all items of the service with those that must be there."""
+    """Compare all items of the service with the expected ones."""
     with soak.stopped():
         everything = {"code": "00000000", "radius": 32}
         answer = soak.service.ask("POST", f"/{NAME}/v1/search", everything, READ)
@@ -342,9 +342,7 @@ def compare_all(soak: Soak) -> None:
         }
         if found != soak.world.items:
             n_wrong = sum(found.get(n) != value for n, value in soak.world.items.items())
-            soak.fail(
-                f"{len(found)} items are there of {len(soak.world.items)}: {n_wrong} lost or old"
-            )
+            soak.fail(f"{len(found)} items of {len(soak.world.items)}: {n_wrong} lost or outdated")
     soak.counts["full comparisons"] += 1
 
 
@@ -352,7 +350,7 @@ EVENTS = (stop_it, kill_it, back_it_up, restore_it, switch_model)
 
 
 def run_soak(size: int, seed: int) -> dict[str, Any]:
-    """Use and disturb a service for some seconds."""
+    """Load and disturb a service for some seconds."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         service = Service(
@@ -387,7 +385,7 @@ def run_soak(size: int, seed: int) -> dict[str, Any]:
 
 
 def guarded(soak: Soak, target: Any) -> None:
-    """Run the load of a thread; what stops it is a defect, of the service or of the campaign."""
+    """Run the load of a thread; any exception is recorded as a failure."""
     try:
         target()
     except BaseException as error:
@@ -395,7 +393,7 @@ def guarded(soak: Soak, target: Any) -> None:
 
 
 def disturb(soak: Soak, size: int) -> list[tuple[float, int]]:
-    """Let things happen for two thirds of the time, then measure; return the measurements."""
+    """Disturb the service for two thirds of the time, then measure; return the measurements."""
     undisturbed = soak.last - size / 3
     order = list(EVENTS)
     while time.monotonic() < undisturbed and not soak.failures:

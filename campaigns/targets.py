@@ -1,8 +1,8 @@
-"""What the fuzz opens: a kind of file, filter or address, and what may become of a changed one.
+"""Fuzz targets: a kind of file, filter or address, and the outcomes allowed for a mutated one.
 
-A target makes good examples once. A case changes one, makes its checksum anew, opens it and uses
-it. It is refused by an error of ours that names the file, or it can be used. In some cases the
-checksum is left as it was: then it must be refused, or answer as before.
+A target creates valid examples once. A case mutates one, recomputes its checksum, opens it and uses
+it. It must be rejected with a package error that names the file, or be usable. In some cases the
+checksum is not recomputed: then the file must be rejected or return the original results.
 """
 
 import random
@@ -15,7 +15,7 @@ from antipodal.errors import AntipodalError
 class Target(ABC):
     """A kind of input."""
 
-    arguments = False  # is it an argument, for which ValueError and TypeError are right?
+    arguments = False  # whether it is an argument, which may raise ValueError and TypeError
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -23,10 +23,10 @@ class Target(ABC):
 
     @abstractmethod
     def case(self, draw: random.Random) -> bool:
-        """Try one case; return whether it could be used. What is wrong is an AssertionError."""
+        """Run one case; return whether the input was usable. Raise AssertionError on a defect."""
 
     def refused(self, error: Exception) -> bool:
-        """Say whether an error is the right way to refuse a case."""
+        """Return whether an error is a valid rejection of a case."""
         if self.arguments:
             return isinstance(error, (AntipodalError, ValueError, TypeError))
         return isinstance(error, AntipodalError) and "case" in str(error)

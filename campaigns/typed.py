@@ -1,4 +1,4 @@
-"""Targets of the fuzz that are typed: keys, filters, addresses."""
+"""Fuzz targets that users type: keys, filters, addresses."""
 
 import random
 import sqlite3
@@ -25,7 +25,7 @@ _KEYS = (
 
 
 class KeyFile(Target):
-    """Files of keys of a service."""
+    """Key files of a service."""
 
     def case(self, draw: random.Random) -> bool:
         """Change bytes."""
@@ -39,7 +39,7 @@ class KeyFile(Target):
         return True
 
     def refused(self, error: Exception) -> bool:
-        """Keys are not told."""
+        """Check that an error message contains no key."""
         return super().refused(error) and not any(key in str(error) for key in ("3k2a", "Q#bb"))
 
 
@@ -60,7 +60,7 @@ _ITEMS = [
 
 
 class Filters(Target):
-    """Filters: what SQLite finds by them is what they mean."""
+    """Filters: their SQL translation must select the same items."""
 
     arguments = True
 
@@ -75,7 +75,7 @@ class Filters(Target):
         )
 
     def case(self, draw: random.Random) -> bool:
-        """Change a filter, and use it."""
+        """Change a filter and use it."""
         where = changed_json(draw, draw.choice(_FILTERS))
         if draw.random() < 0.3:
             where = changed_json(draw, where)
@@ -105,7 +105,7 @@ _SECRET = "s3cr3t"
 
 
 class Urls(Target):
-    """Addresses of stores: no secret is ever shown."""
+    """Store addresses: messages must not contain secrets."""
 
     arguments = True
 
@@ -113,7 +113,7 @@ class Urls(Target):
         """Change characters."""
         good = draw.choice(_URLS)
         self._url = url = changed_bytes(draw, good.encode()).decode(errors="replace")
-        # What is to be hidden is known while what is before it is as it was.
+        # The secret is known only if the text before it is unchanged.
         start = good.find(_SECRET)
         self._is_secret = (
             start >= 0 and url.startswith(good[: start + len(_SECRET)]) and url.count(_SECRET) == 1
@@ -123,7 +123,7 @@ class Urls(Target):
         return True
 
     def refused(self, error: Exception) -> bool:
-        """Secrets are not told."""
+        """Check that an error message contains no secret."""
         return isinstance(error, ValueError) and not self._shows(str(error))
 
     def _shows(self, text: str) -> bool:

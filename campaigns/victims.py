@@ -1,4 +1,4 @@
-"""Who can be killed while a store is written: its writer, and the processes of its engine."""
+"""Processes that can be killed while a store is written: the writer and its engine."""
 
 import random
 import signal
@@ -13,35 +13,35 @@ import psutil
 
 from servers import Engines
 
-_PATIENCE = 120  # seconds that a server may take until it is up again
+_PATIENCE = 120  # seconds until a restarted server must be available
 
 
 class Victims(ABC):
     """The processes of an engine."""
 
-    is_atomic = True  # does it promise that an operation is done whole or not at all?
+    is_atomic = True  # whether operations are atomic
 
     @abstractmethod
     def url(self, name: str) -> str:
-        """Return the address of a store that is not there yet."""
+        """Return the address of a new store."""
 
     @abstractmethod
     def kill(self, moments: random.Random, writer: BaseProcess) -> str:
-        """Kill somebody, and say whom."""
+        """Kill a process and return its name."""
 
     @abstractmethod
     def settle(self) -> None:
-        """Have the engine up again, and nobody at the store."""
+        """Restart the engine and close all connections to the store."""
 
 
 class SqliteVictims(Victims):
-    """SQLite works in the process of the writer: there is nobody else."""
+    """SQLite, which runs in the process of the writer."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def url(self, name: str) -> str:
-        """Return the address of a store that is not there yet."""
+        """Return the address of a new store."""
         return f"sqlite:///{self._folder}/{name}.db"
 
     def kill(self, moments: random.Random, writer: BaseProcess) -> str:
@@ -50,17 +50,17 @@ class SqliteVictims(Victims):
         return "writer"
 
     def settle(self) -> None:
-        """Leave it to the next who opens the store."""
+        """Do nothing: recovery happens when the store is opened."""
 
 
 class PostgresVictims(Victims):
-    """A server of PostgreSQL: the postmaster, and a backend for each connection."""
+    """PostgreSQL server: the postmaster and one backend per connection."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
 
     def url(self, name: str) -> str:
-        """Return the address of a store that is not there yet."""
+        """Return the address of a new store."""
         return self._engines.url("postgresql", name)
 
     def kill(self, moments: random.Random, writer: BaseProcess) -> str:
@@ -75,7 +75,7 @@ class PostgresVictims(Victims):
             _kill(postmaster)
             psutil.wait_procs([postmaster, *children], timeout=_PATIENCE)
         elif victim == "server":
-            postmaster.suspend()  # or it would see its children die
+            postmaster.suspend()  # so that it does not see its children die
             _kill(*children, postmaster)
             psutil.wait_procs([postmaster, *children], timeout=_PATIENCE)
         else:
@@ -84,7 +84,7 @@ class PostgresVictims(Victims):
         return victim
 
     def settle(self) -> None:
-        """Start the server if it is not there, and wait until it answers."""
+        """Start the server if necessary and wait until it responds."""
         server, last_moment = self._engines.postgres(), time.monotonic() + _PATIENCE
         while True:
             try:
@@ -98,7 +98,7 @@ class PostgresVictims(Victims):
 
 
 class MilvusVictims(Victims):
-    """A server of Milvus Lite is a child of the process that has opened the file."""
+    """Milvus Lite, whose server is a child of the process that opened the file."""
 
     is_atomic = False
 
@@ -106,7 +106,7 @@ class MilvusVictims(Victims):
         self._engines = engines
 
     def url(self, name: str) -> str:
-        """Return the address of a store that is not there yet."""
+        """Return the address of a new store."""
         return self._engines.url("milvus", name)
 
     def kill(self, moments: random.Random, writer: BaseProcess) -> str:
@@ -119,11 +119,11 @@ class MilvusVictims(Victims):
             _kill(*server)
         if victim != "server":
             writer.kill()
-        psutil.wait_procs(server, timeout=_PATIENCE)  # it ends with its writer
+        psutil.wait_procs(server, timeout=_PATIENCE)  # ends with its writer
         return victim
 
     def settle(self) -> None:
-        """Let go of the server of this process: the next writer starts its own."""
+        """Release the server of this process; the next writer starts its own."""
         from milvus_lite.server_manager import server_manager_instance
 
         server_manager_instance.release_all()

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 import pytest
 
 CHROMIUM = "/usr/bin/chromium"
-PATIENCE = 120_000  # milliseconds that only a page that hangs exceeds
+PATIENCE = 120_000  # timeout in milliseconds, exceeded only by a hanging page
 
 
 def install_chromium():
-    """Get Debian's browser where it is missing, or say why it cannot be had."""
+    """Install Debian's Chromium if it is missing; fail with the reason otherwise."""
     if os.path.exists(CHROMIUM):
         return
     if shutil.which("apt-get") is None or os.geteuid() != 0:
-        pytest.fail(f"the tests of the page need {CHROMIUM}: apt-get install chromium, as root")
+        pytest.fail(f"the web UI tests require {CHROMIUM}: apt-get install chromium, as root")
     for command in (["update", "-qq"], ["install", "-y", "-qq", "chromium"]):
         done = subprocess.run(["apt-get", *command], capture_output=True, text=True)
         if done.returncode:
@@ -25,7 +25,7 @@ def install_chromium():
 
 @contextmanager
 def chromium():
-    """Start it, and end it."""
+    """Start a browser and close it afterwards."""
     from playwright.sync_api import expect, sync_playwright
 
     install_chromium()
@@ -45,7 +45,7 @@ def tab(browser, **options):
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on(
         "console",
-        # An answer that is an error is logged by the browser itself.
+        # The browser logs error responses itself.
         lambda line: (
             wrong.append(line.text)
             if line.type == "error" and "Failed to load resource" not in line.text

@@ -1,7 +1,7 @@
-"""How much a test tries: a little in `make test`, much more with ANTIPODAL_CAMPAIGN=1.
+"""Number of examples per test: few in `make test`, many with ANTIPODAL_CAMPAIGN=1.
 
-With that a run also draws its examples anew, and so do some tests always (`fresh_examples`): what
-fails is printed with what reproduces it.
+The latter also draws new random examples in each run, as some tests always do (`fresh_examples`).
+Failures are printed with the data that reproduces them.
 """
 
 import os
@@ -12,15 +12,15 @@ CAMPAIGN = os.environ.get("ANTIPODAL_CAMPAIGN") == "1"
 
 
 def rounds(few: int, many: int) -> int:
-    """Return how often to repeat something."""
+    """Return the number of repetitions."""
     return many if CAMPAIGN else few
 
 
 def examples(n: int, **options: object) -> settings:
-    """Return the settings of a property that holds for any example: n of them, or 20 times n."""
+    """Return Hypothesis settings with n examples, or 20 times n in a campaign."""
     return settings(max_examples=rounds(n, 20 * n), deadline=None, **options)
 
 
 def fresh_examples(n: int, **options: object) -> settings:
-    """Return the same for a property that is tried on other examples every time."""
+    """Return the same settings with new random examples in each run."""
     return examples(n, derandomize=False, print_blob=True, **options)

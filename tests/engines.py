@@ -1,4 +1,4 @@
-"""Real engines for the tests of the stores, started here and ended with the tests."""
+"""Database engines for the store tests, started on first use and stopped at the end."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from servers import ENGINES, Engines
 
 __all__ = ["ENGINES", "engines"]
 
-_started: list[Engines] = []  # one for all test files, each of which has the fixture as its own
+_started: list[Engines] = []  # shared by all test files that define the fixture
 
 
 @pytest.fixture(scope="session")
