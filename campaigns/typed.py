@@ -4,7 +4,7 @@ import random
 import sqlite3
 from pathlib import Path
 
-from antipodal.service.keys import Keys
+from antipodal.service.auth import Keys
 from antipodal.stores.filters import (
     EXACT_REAL,
     matches,

@@ -1,7 +1,9 @@
-"""Stores behind a service: a server in a thread, and clients that keep the contract of stores."""
+"""Servers for tests: an application on a loopback port, and stores behind a service."""
 
 import socket
 import threading
+import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -10,21 +12,128 @@ import uvicorn
 from antipodal import LSH, Client, stores
 from antipodal.service import Engine, Limits, create_app
 
-PREFIX = "served:"  # before the URL of the store that is served
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "Using `httpx` with `starlette.testclient`")
+    from starlette.testclient import TestClient as TestClient
+
+HANG = 120  # seconds that only a hang exceeds
+
+# ----------------------------------------------------------------- the items of service tests
+
+N_BITS, N_FEATURES, N_ITEMS = 20, 6, 200
+LIMITS = Limits(
+    body=100_000,
+    binary_body=100_000,
+    batch=50,
+    k=100,
+    results=30,
+    found=3_200,
+    histogram=1_000,
+    seconds=600,
+)
+ROWS = np.random.default_rng(0).standard_normal((N_ITEMS, N_FEATURES)).astype(np.float32)
+HASHER = LSH(N_BITS, random_state=0).fit(ROWS)
+CODES = HASHER.encode(ROWS)
+IDS = np.arange(N_ITEMS) * 3 - 50
+VECTOR = [0.5] * N_FEATURES
+READ, WRITE = "r3ad-k3y-of-the-web-site", "wr1te-k3y-of-the-import"
+KEYS = f"# roles and keys\nread {READ}   # the site\n\nwrite\t{WRITE}\n"
+
+
+def label(number):
+    return int(number) % 4
+
+
+def fill(store):
+    store.upsert(IDS, CODES, [{"label": label(i), "title": f"item {i}"} for i in IDS])
+
+
+def contents(store):
+    """Return the items of a store in a form that can be compared."""
+    found = store.get(np.sort(store.radius(np.zeros((1, 3), np.uint8), N_BITS).ids))
+    return found.ids.tolist(), found.codes.tolist(), found.metadata
+
+
+def is_problem(response, *statuses):
+    """Check an error response, and return its detail."""
+    assert response.headers["content-type"] == "application/problem+json", response.text
+    body = response.json()
+    assert set(body) == {"type", "title", "status", "detail"}
+    assert body["status"] == response.status_code
+    assert response.status_code in (statuses or range(400, 500)), response.text
+    assert body["detail"]
+    assert "Traceback" not in response.text
+    assert ".py" not in response.text
+    return body["detail"]
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store of the items."""
+    with stores.open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=N_BITS) as store:
+        fill(store)
+        yield store
+
+
+@pytest.fixture
+def client(store):
+    with TestClient(create_app(Engine(HASHER, store, limits=LIMITS))) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def kept_store(tmp_path_factory):
+    """A store of the items for the tests of a module that leave it unchanged."""
+    folder = tmp_path_factory.mktemp("kept")
+    with stores.open_store(f"sqlite:///{folder}/codes.db", n_bits=N_BITS) as store:
+        fill(store)
+        yield store
+
+
+@pytest.fixture(scope="module")
+def reader(kept_store):
+    with TestClient(create_app(Engine(HASHER, kept_store, limits=LIMITS))) as client:
+        yield client
+
+
+@pytest.fixture
+def unchanged(reader, kept_store):
+    """A client; after the test, the service is alive and the store as before."""
+    before = contents(kept_store)
+    yield reader
+    assert reader.get("/healthz").json() == {"status": "alive"}
+    assert reader.get("/readyz").json() == {"status": "ready"}
+    assert contents(kept_store) == before
+
+
+# ------------------------------------------------------------------------------------ servers
+
+
+@contextmanager
+def listening(app, **options):
+    """Run an application in a thread, and yield its port."""
+    options = {"log_config": None, "ws": "none", "proxy_headers": False, **options}
+    server = uvicorn.Server(uvicorn.Config(app, **options))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+PREFIX = "served:"  # before the URL of a store that is opened behind a service
 
 
 class Service:
-    """A server with an application for each store that is opened by it."""
+    """A server with an application for each store that it opens."""
 
     def __init__(self) -> None:
         self._apps: dict[str, object] = {}
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self._url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        config = uvicorn.Config(self, log_config=None, ws="none", lifespan="off")
-        self._server = uvicorn.Server(config)
-        sockets = {"sockets": [self._listening]}
-        self._thread = threading.Thread(target=self._server.run, kwargs=sockets)
-        self._thread.start()
+        self._listening = listening(self, lifespan="off")
+        self._url = f"http://127.0.0.1:{self._listening.__enter__()}"
 
     async def __call__(self, scope, receive, send) -> None:
         name = scope["path"].split("/")[1]
@@ -32,7 +141,7 @@ class Service:
         await self._apps[name](scope, receive, send)
 
     def open(self, url: str, n_bits: int | None, model: str | None) -> Client:
-        """Open a store, serve it in small requests, and return a client of it."""
+        """Open a store, serve it with small limits, and return a client."""
         store = stores.open_store(url, n_bits=n_bits, model=model)
         hasher = LSH(store.n_bits, random_state=0).fit(np.eye(4))
         limits = Limits(body=200_000, batch=700, k=20_000, results=3_000, found=60_000)
@@ -50,12 +159,10 @@ class Service:
         return client
 
     def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-        self._listening.close()
+        self._listening.__exit__(None, None, None)
 
 
-_running: list[Service] = []  # one for all test files, each of which has the fixture as its own
+_running: list[Service] = []  # one server for all test files that import the fixture
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +174,7 @@ def service():
 
 
 def open_store(url: str, *, n_bits: int | None = None, model: str | None = None, **options):
-    """Open a store, or a client of one that is served."""
+    """Open a store, or a client of a served one."""
     if url.startswith(PREFIX):
         return _running[0].open(url.removeprefix(PREFIX), n_bits, model)
     return stores.open_store(url, n_bits=n_bits, model=model, **options)

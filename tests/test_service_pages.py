@@ -1,4 +1,4 @@
-"""The pages of the service beside the search page, in a browser: its models, and its API."""
+"""The pages that list the mounts and the API, in a browser."""
 
 from dataclasses import replace
 
@@ -7,10 +7,9 @@ import pytest
 
 from antipodal import LSH
 from antipodal.service import Engine, Keys, Limits
-from antipodal.service.mountedapp import create_mounted_app
-from antipodal.service.mounts import Mount
+from antipodal.service.mounts import Mount, create_mounted_app
 from browsers import tab
-from test_deploy import answering
+from served import listening
 
 KEY = "read-k3y-of-articles"
 ROWS = np.random.default_rng(0).standard_normal((40, 6))
@@ -18,7 +17,7 @@ ROWS = np.random.default_rng(0).standard_normal((40, 6))
 
 @pytest.fixture
 def address(tmp_path):
-    """Return the address of a service of two models, of which the key opens one."""
+    """Return the address of a service with two mounts, one of which the key may read."""
     LSH(16, random_state=0).fit(ROWS).save(tmp_path / "model")
     (tmp_path / "keys").write_text("read an0ther-k3y-of-somebody")
     mount = Mount(tmp_path / "model", f"sqlite:///{tmp_path}/codes.db")
@@ -29,17 +28,17 @@ def address(tmp_path):
         limits=Limits(),
         keys=Keys.parse(f"read {KEY}", "keys"),
     )
-    with answering(app) as port:
+    with listening(app) as port:
         yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture
 def page(browser):
-    with tab(browser) as opened:  # which fails if a page breaks the policy
+    with tab(browser) as opened:  # fails if a page violates the CSP
         yield opened
 
 
-def test_the_first_page_asks_for_a_key_and_leads_to_the_models_it_opens(page, address):
+def test_the_list_of_mounts_asks_for_a_key_and_shows_the_mounts_it_permits(page, address):
     page.goto(f"{address}/")
     page.fill("#key", "wr0ng-k3y-that-nobody-has")
     page.click("text=Show")
@@ -53,7 +52,7 @@ def test_the_first_page_asks_for_a_key_and_leads_to_the_models_it_opens(page, ad
     assert page.url == f"{address}/articles/"
 
 
-def test_the_description_of_the_api_is_drawn_from_the_service_itself(page, address):
+def test_the_api_page_shows_every_route(page, address):
     page.goto(f"{address}/articles/docs")
     page.wait_for_selector("section")
     described = page.evaluate("fetch('openapi.json').then((answer) => answer.json())")
@@ -62,5 +61,5 @@ def test_the_description_of_the_api_is_drawn_from_the_service_itself(page, addre
     }
     assert set(page.locator("section h2").all_inner_texts()) == wanted
     search = page.locator("section", has=page.locator("h2", has_text="POST /v1/search")).first
-    for words in ("Nearest items; 10 if neither is given.", "radius", '"k": 5', "Problems:"):
+    for words in ("Number of neighbours. Default: 10.", "radius", '"k": 5', "422"):
         assert words in search.inner_text()

@@ -11,92 +11,100 @@ from antipodal.cli.app import STORE_VARIABLE, app, require_service
 if TYPE_CHECKING:
     from antipodal.service.mounts import Mount
 
+_EXPOSED = (
+    "antipodal: other machines can reach {host}. Put a reverse proxy in front of the service: it "
+    "adds TLS, and limits connections, request rates and slow clients, which the service itself "
+    "does not. See deploy/nginx.conf."
+)
+
 
 @app.command(
     epilog="Example: antipodal serve --model model.antipodal --store sqlite:///items.db --port 8080"
 )
 def serve(
     context: typer.Context,
-    model: Annotated[Path | None, typer.Option(help="A fitted hasher, by `antipodal fit`.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Model file written by `antipodal fit`.")
+    ] = None,
     store: Annotated[
         str | None,
         typer.Option(
-            envvar=STORE_VARIABLE, help="Of its codes, made if there is none: sqlite:///FILE, …."
+            envvar=STORE_VARIABLE, help="Store URL, such as sqlite:///FILE. Created if missing."
         ),
     ] = None,
     mount: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=MODEL,STORE: one of several, under /NAME/. May come again."),
+        typer.Option(help="NAME=MODEL,STORE: serve a model under /NAME/. Repeatable."),
     ] = None,
     mount_keys: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=FILE: keys of one mount, in place of --keys. May come again."),
+        typer.Option(help="NAME=FILE: key file of one mount, instead of --keys. Repeatable."),
     ] = None,
     mounts: Annotated[
         Path | None,
-        typer.Option(help="A file of mounts that is followed: see `antipodal switch`."),
+        typer.Option(help="File of mounts, polled for changes: see `antipodal switch`."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0: any that is free.")] = 8000,
-    workers: Annotated[int, typer.Option(min=1, help="Processes, which share the store.")] = 1,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Port. 0 chooses a free one.")
+    ] = 8000,
+    workers: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
     keys: Annotated[
         Path | None,
-        typer.Option(help="Lines `read KEY` or `write KEY`; else the variable ANTIPODAL_KEYS."),
+        typer.Option(
+            help="Key file with lines `read KEY` or `write KEY`. Default: $ANTIPODAL_KEYS."
+        ),
     ] = None,
     images: Annotated[
         str | None,
-        typer.Option(help="Features of images: gist, pixels:8x8, or pixels:HxW:TOP."),
+        typer.Option(help="Image features: gist, pixels:8x8 or pixels:HxW:TOP."),
     ] = None,
     scores: Annotated[
-        Path | None, typer.Option(help="A JSON object of scores, for the model card.")
+        Path | None, typer.Option(help="JSON file of scores for the model card.")
     ] = None,
     allow_anyone: Annotated[
-        bool, typer.Option("--allow-anyone", help="Listen beyond this machine without keys.")
+        bool, typer.Option("--allow-anyone", help="Allow other machines without keys.")
     ] = False,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="Only answer: no PUT, no DELETE.")
-    ] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Disable PUT and DELETE.")] = False,
     prepare: Annotated[
         int | None,
-        typer.Option(min=0, help="Make stores ready for single searches within this radius."),
+        typer.Option(min=0, help="Build tables for radius searches up to this radius."),
     ] = None,
     root_path: Annotated[
-        str, typer.Option(help="Prefix under which a proxy serves this, such as /search.")
+        str, typer.Option(help="URL prefix added by a reverse proxy, such as /search.")
     ] = "",
     proxy_headers: Annotated[
         list[str] | None,
         typer.Option(
-            help="Address or network of a proxy whose X-Forwarded-For and -Proto are believed. "
-            "May come again."
+            help="Address or network of a proxy whose X-Forwarded-For is trusted. Repeatable."
         ),
     ] = None,
     max_body: Annotated[int, typer.Option(min=1, help="Bytes of a JSON body.")] = 1 << 20,
     max_binary_body: Annotated[
-        int, typer.Option(min=1, help="Bytes of a binary body: raw float32 or Arrow.")
+        int, typer.Option(min=1, help="Bytes of a binary body: float32, Arrow or an image.")
     ] = 8 << 20,
-    max_batch: Annotated[int, typer.Option(min=1, help="Vectors or items of a request.")] = 1_000,
-    max_k: Annotated[int, typer.Option(min=1, help="Neighbours of a search.")] = 1_000,
-    max_results: Annotated[int, typer.Option(min=1, help="Items of a radius search.")] = 1_000,
+    max_batch: Annotated[int, typer.Option(min=1, help="Vectors or items per request.")] = 1_000,
+    max_k: Annotated[int, typer.Option(min=1, help="Neighbours per query.")] = 1_000,
+    max_results: Annotated[
+        int, typer.Option(min=1, help="Items returned by a radius search.")
+    ] = 1_000,
     max_found: Annotated[
-        int, typer.Option(min=1, help="Items that all queries of a request find together.")
+        int, typer.Option(min=1, help="Results of one request, over all its queries.")
     ] = 100_000,
     max_histogram: Annotated[
-        int, typer.Option(min=1, help="Items that a histogram may count.")
+        int, typer.Option(min=1, help="Items counted by a histogram.")
     ] = 1_000_000,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Of an image.")] = 16_000_000,
-    max_request_pixels: Annotated[
-        int, typer.Option(min=1, help="Of all images of a request together.")
-    ] = 64_000_000,
-    max_key_pixels: Annotated[
-        int, typer.Option(min=1, help="Of all images decoded for one key at a time.")
-    ] = 64_000_000,
-    seconds: Annotated[float, typer.Option(min=0.1, help="For one request.")] = 30.0,
-    threads: Annotated[int, typer.Option(min=1, help="Searches at a time, in a worker.")] = 2,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of an image.")] = 16_000_000,
+    max_requests: Annotated[
+        int, typer.Option(min=1, help="Requests in progress per worker. More get 503.")
+    ] = 128,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of a request.")] = 30.0,
+    threads: Annotated[int, typer.Option(min=1, help="Concurrent searches per worker.")] = 2,
 ) -> None:
-    """Answer over HTTP: encode, search, keep items; with a page to look at."""
+    """Serve models and stores over HTTP, with a web page."""
     require_service()
     from antipodal.service.limits import Limits
-    from antipodal.service.server import Settings
+    from antipodal.service.server import Settings, is_loopback
     from antipodal.service.server import serve as listen
 
     limits = Limits(
@@ -108,11 +116,12 @@ def serve(
         found=max_found,
         histogram=max_histogram,
         pixels=max_pixels,
-        request_pixels=max_request_pixels,
-        key_pixels=max_key_pixels,
         seconds=seconds,
         threads=threads,
+        requests=max_requests,
     )
+    if not is_loopback(host):
+        typer.echo(_EXPOSED.format(host=host or "all addresses"), err=True)
     listen(
         Settings(
             mounts=_mounts(context, model, store, images, scores, mount, mount_keys, mounts),
@@ -141,17 +150,17 @@ def _mounts(
     mount_keys: list[str] | None,
     file: Path | None,
 ) -> dict[str, "Mount"]:
-    """Return the mounts that the options name; a single model has the name of nothing."""
+    """Return the mounts of the options. A single model has an empty name."""
     from antipodal.service.mounts import Mount, parse_mount
 
     source = context.get_parameter_source("store")
     if store is not None and source is not None and source.name == "ENVIRONMENT" and model is None:
-        store = None  # meant for a single model
+        store = None  # the variable is for a single model
     single = any(value is not None for value in (model, store, images, scores))
     if single + bool(mount) + (file is not None) != 1:
         raise typer.BadParameter("give --model and --store, or --mount, or --mounts")
     if mount_keys and not mount:
-        raise typer.BadParameter("--mount-keys goes with --mount")
+        raise typer.BadParameter("--mount-keys needs --mount")
     if single:
         if model is None or store is None:
             raise typer.BadParameter("give both --model and --store")
@@ -160,11 +169,11 @@ def _mounts(
     for text in mount or []:
         name, one = parse_mount(text)
         if name in found:
-            raise typer.BadParameter(f"there are two mounts of the name {name}")
+            raise typer.BadParameter(f"two mounts have the name {name}")
         found[name] = one
     for text in mount_keys or []:
         name, _, path = text.partition("=")
         if name not in found or not path:
-            raise typer.BadParameter("--mount-keys is NAME=FILE, the name that of a --mount")
+            raise typer.BadParameter("--mount-keys must be NAME=FILE, with the name of a --mount")
         found[name] = replace(found[name], keys=Path(path))
     return found

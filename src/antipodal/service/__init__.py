@@ -1,13 +1,13 @@
-"""The library over HTTP: `antipodal serve`, its API and the page that uses it.
+"""HTTP service: `antipodal serve`, its API and its web page.
 
-`engine` answers, in plain Python; `app` maps the routes onto it; `guard` asks for keys; `gate` and
-`observe` stand before all (hosts, sizes; logs, metrics); `server` listens. It needs the extra
-`serve`.
+`server` starts the workers, `app` has the routes, `engine` and `search` answer them. `auth` checks
+API keys, `limits` bounds what a request may use, and `mounts` serves several models at once. The
+service needs the extra `serve`.
 """
 
 from antipodal.service.app import create_app
+from antipodal.service.auth import Keys
 from antipodal.service.engine import Engine
-from antipodal.service.keys import Keys
 from antipodal.service.limits import Limits
 
 __all__ = ["Engine", "Keys", "Limits", "create_app"]

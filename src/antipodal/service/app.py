@@ -1,13 +1,14 @@
-"""The HTTP API: each route takes a checked request to the engine and its answer back."""
+"""The HTTP API: routes of one model and its store."""
 
 import logging
 import mimetypes
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Query, Request, params
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import FileResponse, Response
@@ -16,22 +17,27 @@ from starlette.staticfiles import StaticFiles
 import antipodal
 from antipodal.errors import StoreError
 from antipodal.service import schemas
-from antipodal.service.bodies import codes_response, media_type, media_types, read_rows, takes_bytes
+from antipodal.service.auth import AllowedHosts, Guard, Keys
+from antipodal.service.bodies import (
+    JsonRequest,
+    codes_response,
+    json_response,
+    media_type,
+    read_body,
+    read_rows,
+    vector_types,
+)
+from antipodal.service.browse import find_items, sample_fields
+from antipodal.service.encoding import IMAGE_TYPES
 from antipodal.service.engine import Engine
-from antipodal.service.gate import Gate
-from antipodal.service.guard import Guard, GuardedRoute
-from antipodal.service.joining import Joining
-from antipodal.service.keys import Keys
-from antipodal.service.limits import Limits
-from antipodal.service.looking import add_looking
-from antipodal.service.observe import Metrics, Observe
-from antipodal.service.pool import Pool, Shared
-from antipodal.service.problems import UnavailableError, add_handlers
-from antipodal.service.replies import json_answer, problems
+from antipodal.service.errors import UnavailableError, add_handlers, problems
+from antipodal.service.limits import ConcurrencyLimit, Limits, Pools, Shared
+from antipodal.service.metrics import Metrics, Observe
+from antipodal.service.micro_batching import MicroBatcher
+from antipodal.service.projection_map import MAX_ITEMS, Maps, map_points
 
 _log = logging.getLogger("antipodal.service")
-_PAGE = Path(__file__).parent / "page"
-_CHECK_SECONDS = 5.0  # after which a store does not answer
+_PAGE = Path(__file__).parent / "ui"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; object-src 'none'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -39,7 +45,56 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 for _suffix, _type in ((".js", "text/javascript"), (".css", "text/css"), (".svg", "image/svg+xml")):
-    mimetypes.add_type(_type, _suffix)  # whatever the tables of this machine say
+    mimetypes.add_type(_type, _suffix)  # the tables of the system may differ
+
+BinaryHandler = Callable[[str, bytes], Awaitable[Response]]
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+_ALWAYS = problems(401, 503)
+_WITH_BODY = _ALWAYS | problems(400, 408, 413, 422)
+
+
+class ServiceRoute(APIRoute):
+    """A route that checks the key first, and then reads the body within its limits."""
+
+    @property
+    def guards(self) -> list[Guard]:
+        """The guards among the dependencies."""
+        dependencies = [dependency.dependency for dependency in self.dependencies]
+        return [guard for guard in dependencies if isinstance(guard, Guard)]
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        """Return the function that answers a request."""
+        handle, guards = super().get_route_handler(), self.guards
+        takes_body = self.body_field is not None
+        binary: Mapping[str, BinaryHandler] = getattr(self.endpoint, "binary_handlers", {})
+
+        async def handle_checked(request: Request) -> Response:
+            for guard in guards:
+                await guard.check(request)
+            if takes_body:
+                limits: Limits = request.app.state.limits
+                kind = media_type(request.headers)
+                handle_binary = binary.get(kind)
+                limit = limits.body if handle_binary is None else limits.binary_body
+                body = await read_body(request, limit, limits.seconds)
+                if handle_binary is not None:
+                    return await handle_binary(kind, body)
+                request = JsonRequest(request.scope, body)
+            response: Response = await handle(request)
+            return response
+
+        return handle_checked
+
+
+def accepts_binary(handlers: Mapping[str, BinaryHandler]) -> Callable[[Endpoint], Endpoint]:
+    """Pass bodies of binary media types to handlers of their own."""
+
+    def mark(endpoint: Endpoint) -> Endpoint:
+        endpoint.binary_handlers = handlers  # type: ignore[attr-defined]
+        return endpoint
+
+    return mark
 
 
 def create_app(
@@ -49,18 +104,18 @@ def create_app(
     hosts: Collection[str] | None = None,
     page: Path = _PAGE,
 ) -> FastAPI:
-    """Return the ASGI application of one worker.
+    """Return the ASGI application of one model and its store.
 
     Parameters
     ----------
     engine : Engine
-        The model and its store, which is closed when the application stops.
+        The model and its store. The store is closed when the application stops.
     keys : Keys, optional
-        Without them everybody may read and write.
+        API keys. Without keys, everyone may read and write.
     hosts : collection of str, optional
-        Names that the Host header may have; any if None.
+        Accepted Host headers. By default, all are accepted.
     page : Path
-        Folder of the page's files; it may be empty.
+        Folder of the files of the web page.
     """
     pools, metrics = Pools(engine.limits), Metrics()
 
@@ -70,117 +125,100 @@ def create_app(
         pools.close()
         engine.close()
 
-    app = empty_app(lifespan, outer_layers(metrics, engine.limits, hosts))
+    app = base_app(engine.limits, lifespan, outer_layers(metrics, engine.limits, hosts))
     add_model(app, engine, pools, keys, page)
     add_metrics(app, metrics, pools, keys, lambda: {"": engine.store.count()})
 
     @app.get(
         "/v1/mounts",
         response_model=schemas.MountList,
-        responses=problems(401, 413),
+        responses=problems(401),
         dependencies=[Depends(Guard("read", keys))],
     )
     async def mounts() -> Response:
-        """Name the mounts of a service with several models; this one has a single model."""
-        return json_answer({"mounts": []})
+        """List the mounts of the service: none, because it has a single model."""
+        return json_response({"mounts": []})
 
     return app
 
 
-def empty_app(lifespan: Any, layers: Sequence[Middleware]) -> FastAPI:
-    """Return an application without routes, whose routes will ask their guards."""
+def base_app(limits: Limits, lifespan: Any = None, layers: Sequence[Middleware] = ()) -> FastAPI:
+    """Return an application without routes."""
     app = FastAPI(
         title="antipodal",
         version=antipodal.__version__,
-        description="Binary codes of vectors and images, and exact search among them by Hamming "
-        "distance. Errors are application/problem+json.",
-        docs_url=None,  # they would load scripts from elsewhere
+        description="Binary codes of vectors and images, and exact search by Hamming distance. "
+        "Errors are application/problem+json.",
+        docs_url=None,  # FastAPI's page loads scripts from another host
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
         middleware=layers,
-        # What is asked is nobody's business, and to look for who listens takes time.
-        telemetry={"tracing": False, "metrics": False, "logs": False},
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # telemetry is off
     )
+    app.state.limits = limits
     add_handlers(app)
-    app.router.route_class = GuardedRoute
+    app.router.route_class = ServiceRoute
     return app
 
 
 def outer_layers(
     metrics: Metrics, limits: Limits, hosts: Collection[str] | None
 ) -> list[Middleware]:
-    """Return what a request passes before any route."""
+    """Return the middleware of the outermost application."""
     return [
         Middleware(Observe, metrics=metrics, headers=_HEADERS),
-        Middleware(Gate, limits=limits, hosts=hosts),
+        Middleware(AllowedHosts, hosts=hosts),
+        Middleware(ConcurrencyLimit, limits=limits),
     ]
 
 
 def add_model(
-    app: FastAPI, engine: Engine, pools: "Pools", keys: Keys | None, page: Path = _PAGE
+    app: FastAPI, engine: Engine, pools: Pools, keys: Keys | None, page: Path = _PAGE
 ) -> None:
-    """Add all routes of one model and its store, and the page that uses them."""
+    """Add the routes of a model and its store, and the web page."""
     reading, writing = [Depends(Guard("read", keys))], [Depends(Guard("write", keys))]
+    _add_searching(app, engine, pools, reading)
     _add_reading(app, engine, pools, reading)
-    add_looking(app, engine, pools.reads, pools.maps, reading)
+    _add_browsing(app, engine, pools, reading)
     if not engine.is_read_only:
         _add_writing(app, engine, pools, writing)
-    add_signs_of_life(app, pools, engine.check)
+    add_probes(app, pools, engine.check)
     add_page(app, page)
 
 
-class Pools:
-    """Threads apart for what must not wait for each other."""
-
-    def __init__(self, limits: Limits) -> None:
-        waiting, seconds = limits.waiting, limits.seconds
-        self.reads = Pool("read", limits.threads, waiting, seconds)
-        # Decoding takes longer than searching.
-        self.images = Pool("image", limits.threads, max(1, waiting // 8), seconds)
-        self.maps = Pool("map", 1, max(1, waiting // 8), seconds)  # each takes seconds
-        self.writes = Pool("write", 1, waiting, seconds)  # they wait for other processes, too
-        self.numbers = Pool("number", 1, max(1, waiting // 8), seconds)  # those of /metrics
-        self.checks = Pool("check", 1, waiting, min(seconds, _CHECK_SECONDS))
-
-    def close(self) -> None:
-        """Finish what runs."""
-        for pool in (self.reads, self.images, self.maps, self.writes, self.numbers, self.checks):
-            pool.close()
-
-
-_ALWAYS = problems(401, 413, 503)
-_WITH_BODY = _ALWAYS | problems(400, 408, 422, 429)
-
-
-def _add_reading(
+def _add_searching(
     app: FastAPI, engine: Engine, pools: Pools, reading: Sequence[params.Depends]
 ) -> None:
-    joining = Joining(engine, pools.reads)
+    batcher = MicroBatcher(engine, pools.reads)
 
-    async def encode_bytes(request: Request) -> Response:
-        kind, body = media_type(request.headers), await request.body()
-
+    async def encode_vectors(kind: str, body: bytes) -> Response:
         def encode_body() -> Response:  # in a thread: parsing must not block the event loop
             rows = read_rows(kind, body, engine.hasher.n_features_in_, engine.limits)
             return codes_response(engine.encode_rows(rows), kind)
 
         return await pools.reads.run(encode_body)
 
-    binary = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in media_types()}
+    async def encode_image(kind: str, body: bytes) -> Response:
+        return json_response(await pools.images.run(engine.encode_image, body))
+
+    binary_file = {"schema": {"type": "string", "format": "binary"}}
+    vectors = dict.fromkeys(vector_types(), encode_vectors)
 
     @app.post(
         "/v1/encode",
         response_model=schemas.Encoded,
-        responses=_WITH_BODY | {200: {"content": binary}},
+        responses=_WITH_BODY | {200: {"content": dict.fromkeys(vectors, binary_file)}},
         dependencies=reading,
-        openapi_extra={"requestBody": {"content": binary}},
+        openapi_extra={
+            "requestBody": {"content": dict.fromkeys((*vectors, *IMAGE_TYPES), binary_file)}
+        },
     )
-    @takes_bytes(encode_bytes)
+    @accepts_binary(vectors | dict.fromkeys(IMAGE_TYPES, encode_image))
     async def encode(request: schemas.EncodeRequest) -> Response:
-        """Return the codes of vectors or images; of vectors in bytes, in bytes."""
+        """Return the codes of vectors or of an image. Binary vectors give binary codes."""
         pool = pools.reads if request.images is None else pools.images
-        return json_answer(await pool.run(engine.encode, request))
+        return json_response(await pool.run(engine.encode, request))
 
     @app.post(
         "/v1/search",
@@ -189,15 +227,19 @@ def _add_reading(
         dependencies=reading,
     )
     async def search(request: schemas.SearchRequest) -> Response:
-        """Find the items nearest to a query, or all within a radius; the same for many queries."""
+        """Return the nearest items of a query, or all items within a radius."""
         if request.image is None:
-            answer = await joining.search(request)
+            answer = await batcher.search(request)
         else:
             answer = await pools.images.run(engine.search, request)
         if answer is None:
-            raise HTTPException(404, f"there is no item {request.id} to search by")
-        return json_answer(answer)
+            raise HTTPException(404, f"the query does not exist: no item {request.id}")
+        return json_response(answer)
 
+
+def _add_reading(
+    app: FastAPI, engine: Engine, pools: Pools, reading: Sequence[params.Depends]
+) -> None:
     @app.get(
         "/v1/items",
         response_model=schemas.ItemList,
@@ -208,8 +250,8 @@ def _add_reading(
         limit: Annotated[int, Query(ge=1)] = 24,
         seed: Annotated[int, Query(ge=0, lt=2**63)] = 0,
     ) -> Response:
-        """Return a sample of the items."""
-        return json_answer({"items": await pools.reads.run(engine.sample, limit, seed)})
+        """Return a random sample of the items."""
+        return json_response({"items": await pools.reads.run(engine.sample, limit, seed)})
 
     @app.post(
         "/v1/items/get",
@@ -218,20 +260,20 @@ def _add_reading(
         dependencies=reading,
     )
     async def items(request: schemas.IdsRequest) -> Response:
-        """Return items in the order of their ids here; those that are not there are left out."""
-        return json_answer({"items": await pools.reads.run(engine.items, request)})
+        """Return items in the order of the given ids. Unknown ids are omitted."""
+        return json_response({"items": await pools.reads.run(engine.items, request)})
 
     @app.post("/v1/count", response_model=schemas.Count, responses=_WITH_BODY, dependencies=reading)
     async def count(request: schemas.CountRequest) -> Response:
-        """Count the items, or those that pass a filter."""
-        return json_answer(await pools.reads.run(engine.count, request))
+        """Count the items, or those that match a filter."""
+        return json_response(await pools.reads.run(engine.count, request))
 
     @app.get(
         "/v1/store", response_model=schemas.AboutStore, responses=_ALWAYS, dependencies=reading
     )
     async def store() -> Response:
-        """Say what a client must know to use the store as one of its own."""
-        return json_answer(await pools.reads.run(engine.about))
+        """Describe the store and the limits of the service, for clients."""
+        return json_response(await pools.reads.run(engine.about))
 
     @app.get(
         "/v1/items/{id}",
@@ -243,13 +285,46 @@ def _add_reading(
         """Return one item."""
         found = await pools.reads.run(engine.item, id)
         if found is None:
-            raise HTTPException(404, f"there is no item {id}")
-        return json_answer(found)
+            raise HTTPException(404, f"no item {id}")
+        return json_response(found)
 
     @app.get("/v1/model", response_model=schemas.ModelCard, responses=_ALWAYS, dependencies=reading)
     async def model() -> Response:
-        """Describe the model and the codes in the store."""
-        return json_answer(await pools.reads.run(engine.card))
+        """Describe the model and the stored codes."""
+        return json_response(await pools.reads.run(engine.card))
+
+
+def _add_browsing(
+    app: FastAPI, engine: Engine, pools: Pools, reading: Sequence[params.Depends]
+) -> None:
+    maps = Maps(engine)
+
+    @app.get(
+        "/v1/fields", response_model=schemas.SeenFields, responses=_ALWAYS, dependencies=reading
+    )
+    async def fields() -> Response:
+        """Describe the metadata fields of a sample of the items."""
+        return json_response(await pools.reads.run(sample_fields, engine))
+
+    @app.post(
+        "/v1/find", response_model=schemas.FoundItems, responses=_WITH_BODY, dependencies=reading
+    )
+    async def find(request: schemas.FindRequest) -> Response:
+        """Find items whose metadata contains all words of a text, ignoring case."""
+        return json_response(await pools.reads.run(find_items, engine, request))
+
+    @app.get(
+        "/v1/map",
+        response_model=schemas.ItemMap,
+        responses=_ALWAYS | problems(422),
+        dependencies=reading,
+    )
+    async def item_map(
+        field: Annotated[str, Query(max_length=500)] = "label",
+        limit: Annotated[int, Query(ge=1, le=MAX_ITEMS)] = 1_000,
+    ) -> Response:
+        """Place a sample of the items in the plane, with the value of `field` for each."""
+        return json_response(await pools.maps.run(map_points, engine, maps, field, limit))
 
 
 def _add_writing(
@@ -262,11 +337,11 @@ def _add_writing(
         dependencies=writing,
     )
     async def upsert(request: schemas.UpsertRequest) -> Response:
-        """Keep items: all of them, durably, or none."""
+        """Store items durably: all of them or none."""
         of_images = None
         if any(item.image is not None for item in request.items):
-            of_images = await pools.images.run(engine.codes_of_images, request)
-        return json_answer(await pools.writes.run(engine.upsert, request, of_images))
+            of_images = await pools.images.run(engine.image_codes, request)
+        return json_response(await pools.writes.run(engine.upsert, request, of_images))
 
     @app.delete(
         "/v1/items",
@@ -275,28 +350,28 @@ def _add_writing(
         dependencies=writing,
     )
     async def delete(request: schemas.IdsRequest) -> Response:
-        """Remove items."""
-        return json_answer(await pools.writes.run(engine.delete, request))
+        """Delete items."""
+        return json_response(await pools.writes.run(engine.delete, request))
 
 
-def add_signs_of_life(app: FastAPI, pools: Pools, check: Callable[[], None]) -> None:
-    """Add routes for those who start and stop the service; `check` raises StoreError."""
-    shared = Shared(pools.checks, check)
+def add_probes(app: FastAPI, pools: Pools, check: Callable[[], None]) -> None:
+    """Add the routes for health probes. `check` raises StoreError."""
+    shared = Shared(pools.probes, check)
 
-    @app.get("/healthz", response_model=schemas.Status, responses=problems(413))
+    @app.get("/healthz", response_model=schemas.Status)
     async def healthz() -> Response:
-        """Say that the process is alive."""
-        return json_answer({"status": "alive"})
+        """Return 200 while the process is alive."""
+        return json_response({"status": "alive"})
 
-    @app.get("/readyz", response_model=schemas.Status, responses=problems(413, 503))
+    @app.get("/readyz", response_model=schemas.Status, responses=problems(503))
     async def readyz() -> Response:
-        """Say whether the store answers."""
+        """Return 200 if the store answers, otherwise 503."""
         try:
             await shared()
-        except StoreError as error:  # asked without a key: why, and where, is for the log
+        except StoreError as error:  # the route needs no key: the reason goes to the log only
             _log.warning("the store does not answer: %s", error)
             raise UnavailableError("the store does not answer") from None
-        return json_answer({"status": "ready"})
+        return json_response({"status": "ready"})
 
 
 def add_metrics(
@@ -306,36 +381,36 @@ def add_metrics(
     keys: Keys | None,
     n_items: Callable[[], dict[str, int]],
 ) -> None:
-    """Add the route for Prometheus; `n_items` counts the items of each mount."""
+    """Add the route for Prometheus. `n_items` counts the items of each mount."""
 
     @app.get(
         "/metrics",
         response_class=Response,
-        responses=problems(401, 413, 503) | {200: {"content": {"text/plain": {}}}},
+        responses=_ALWAYS | {200: {"content": {"text/plain": {}}}},
         dependencies=[Depends(Guard("read", keys))],
     )
-    async def numbers() -> Response:
-        """Return the metrics of all workers for Prometheus."""
-        text = metrics.text(await pools.numbers.run(n_items))
+    async def prometheus() -> Response:
+        """Return the metrics of all workers in the format of Prometheus."""
+        text = metrics.text(await pools.metrics.run(n_items))
         return Response(text, media_type="text/plain; version=0.0.4")
 
 
 def add_page(app: FastAPI, page: Path = _PAGE, first: str = "index.html") -> None:
-    """Add the page, what it needs, and the description of the API as one can read it."""
+    """Add the web page, its files, and the page that shows the API."""
 
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
-        return _file(page / first, "there is no page here: the API is described by /docs")
+        return _file(page / first)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return _file(page / "docs.html", "there is no page here: see /openapi.json")
+        return _file(page / "docs.html")
 
-    app.mount("/static", _Fresh(directory=page, check_dir=False))
+    app.mount("/static", _RevalidatedFiles(directory=page, check_dir=False))
 
 
-class _Fresh(StaticFiles):
-    """Files that a browser asks for again: those of two versions do not work together."""
+class _RevalidatedFiles(StaticFiles):
+    """Static files that a browser revalidates, so that it never mixes two versions."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:
         response = super().file_response(*args, **options)
@@ -343,7 +418,7 @@ class _Fresh(StaticFiles):
         return response
 
 
-def _file(path: Path, missing: str) -> Response:
+def _file(path: Path) -> Response:
     if not path.is_file():
-        raise HTTPException(404, missing)
+        raise HTTPException(404, "this page does not exist: see /openapi.json for the API")
     return FileResponse(path, headers={"Cache-Control": "no-cache"})

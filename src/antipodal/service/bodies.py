@@ -1,55 +1,92 @@
-"""Request and response bodies: media types, raw float32 and Arrow streams.
+"""Request and response bodies: media types, JSON, raw float32 and Arrow streams.
 
+application/json                       any request, up to `Limits.body` bytes
 application/octet-stream               vectors as little-endian float32, row by row; codes packed
 application/vnd.apache.arrow.stream    an Arrow IPC stream with one column of lists of numbers;
                                        codes in a column `code` of fixed-size binary
+image/png, image/jpeg, …               an image file
 
-The size of a binary body is the memory that it takes: compressed Arrow buffers are refused.
+A binary body takes as much memory as it has bytes: compressed Arrow buffers are refused.
 """
 
+import asyncio
 import io
 import struct
-from collections.abc import Awaitable, Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import from_json, to_json
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from antipodal.codes import Codes
 from antipodal.io.arrow import stack_vectors
 from antipodal.service.limits import Limits
 
 BYTES, ARROW = "application/octet-stream", "application/vnd.apache.arrow.stream"
-BINARY = frozenset((BYTES, ARROW))
 _HEADER, _COMPRESSION = 2, 3  # fields of Message and RecordBatch in Arrow's flatbuffers
 
-Handler = Callable[[Request], Awaitable[Response]]
-Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
-
-def media_types() -> list[str]:
-    """Return the supported binary media types; Arrow needs pyarrow."""
+def vector_types() -> list[str]:
+    """Return the supported media types of vectors; Arrow needs pyarrow."""
     return [BYTES, ARROW] if find_spec("pyarrow") else [BYTES]
-
-
-def takes_bytes(handler: Handler) -> Callable[[Endpoint], Endpoint]:
-    """Pass requests with a binary body to a separate handler."""
-
-    def mark(endpoint: Endpoint) -> Endpoint:
-        endpoint.bytes_handler = handler  # type: ignore[attr-defined]
-        return endpoint
-
-    return mark
 
 
 def media_type(headers: Headers) -> str:
     """Return the media type of a body in lower case, without its parameters."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def read_body(request: Request, limit: int, seconds: float) -> bytes:
+    """Return the body of a request. Raise 413 if it is too large, 408 if it takes too long."""
+    too_large = HTTPException(413, f"a body of this type may have at most {limit:,} bytes")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > limit:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise too_large
+                chunks.append(chunk)
+    except TimeoutError:
+        raise HTTPException(
+            408, f"the body was not sent within {seconds:g} s", {"Connection": "close"}
+        ) from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the connection was closed within the body") from None
+    return b"".join(chunks)
+
+
+class JsonRequest(Request):
+    """A request whose body was read. Its JSON is strict: no NaN, no Infinity."""
+
+    def __init__(self, scope: Scope, body: bytes) -> None:
+        super().__init__(scope)
+        self._body = body
+
+    async def json(self) -> Any:
+        """Return the parsed body."""
+        try:
+            return from_json(self._body, allow_inf_nan=False)
+        except ValueError as error:
+            raise HTTPException(400, f"the body is not JSON: {error}") from None
+
+
+def json_response(value: Any) -> Response:
+    """Return a JSON response. Values without a JSON form, such as generators, become text."""
+    return Response(
+        to_json(value, fallback=str, inf_nan_mode="null"), media_type="application/json"
+    )
 
 
 def read_rows(kind: str, body: bytes, n_features: int, limits: Limits) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""What the service does, without HTTP: a model and a store, asked by many threads."""
+"""Engine of the service: a model and its store, without HTTP. It is thread-safe."""
 
 import os
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from antipodal.evaluation.metrics import bit_health
 from antipodal.hashers.base import BaseHasher
 from antipodal.hashers.registry import load
 from antipodal.io.model_file import model_identity
-from antipodal.service.coding import Coder
+from antipodal.service.encoding import InputEncoder
 from antipodal.service.limits import Limits
 from antipodal.service.schemas import (
     CountRequest,
@@ -21,7 +21,7 @@ from antipodal.service.schemas import (
     SearchRequest,
     UpsertRequest,
 )
-from antipodal.service.searching import Search, check_where, described
+from antipodal.service.search import Search, check_where, described
 from antipodal.stores import Items, Store, open_store
 from antipodal.validation import Ids
 
@@ -29,22 +29,22 @@ _HEALTH_SAMPLE = 1_000
 
 
 class Engine:
-    """A fitted hasher beside the store of its codes.
+    """A fitted hasher and the store of its codes.
 
     Parameters
     ----------
     hasher : BaseHasher
         Fitted.
     store : Store
-        Of codes of its length.
+        A store of codes of the same length.
     identity : str
-        That tells the model from others, for the model card.
+        SHA-256 of the model file, for the model card.
     images : str, optional
-        How images become features: see `ImageFeatures`.
+        Features of images: see `ImageFeatures`. Without it, images are refused.
     scores : mapping, optional
-        What the model was measured to be worth, for the model card.
+        Evaluation scores of the model, for the model card.
     is_read_only : bool
-        Whether the service has no routes that write.
+        Whether the service omits the routes that write.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Engine:
     ) -> None:
         if hasher.n_bits != store.n_bits:
             raise ValueError(
-                f"the model makes codes of {hasher.n_bits} bits, the store keeps {store.n_bits}"
+                f"the model has codes of {hasher.n_bits} bits, the store of {store.n_bits} bits"
             )
         self.hasher, self.store, self.limits = hasher, store, limits or Limits()
         self.is_read_only = is_read_only
         self._identity, self._scores = identity, scores
-        self._coder = Coder(hasher, images, self.limits)
+        self._encoder = InputEncoder(hasher, images, self.limits.pixels)
 
     @classmethod
     def open(
@@ -78,7 +78,7 @@ class Engine:
         limits: Limits | None = None,
         read_only: bool = False,
     ) -> Self:
-        """Open the store for the model in a file; make it if there is none, unless to read only."""
+        """Open a model file and its store. A missing store is created unless `read_only`."""
         hasher, identity = load(model), model_identity(model)
         store = open_store(url, n_bits=hasher.n_bits, model=identity, read_only=read_only)
         try:
@@ -96,16 +96,15 @@ class Engine:
             raise
 
     def close(self) -> None:
-        """Close the store, and end what decodes images."""
-        self._coder.close()
+        """Close the store."""
         self.store.close()
 
     def check(self) -> None:
-        """Raise StoreError if the store does not answer; what is in memory is not asked."""
+        """Raise StoreError if the store does not answer. No index in memory is used."""
         self.store.get([0])
 
     def warm_up(self, radius: int | None = None) -> None:
-        """Read what the first search would wait for; prepare the store for a radius, if given."""
+        """Load the index into memory, and prepare the store for a search radius, if given."""
         width = code_width(self.store.n_bits)
         self.store.search(np.zeros((1, width), np.uint8), 1)
         self.hasher.encode(np.zeros((1, self.hasher.n_features_in_), np.float32))
@@ -113,41 +112,46 @@ class Engine:
             self.store.prepare(radius)
 
     def encode(self, request: EncodeRequest) -> dict[str, Any]:
-        """Return the codes of vectors or images."""
+        """Return the codes of vectors or of an image."""
         if request.vectors is not None:
             self.limits.check_batch(len(request.vectors), "vectors")
-            codes = self._coder.encode(self._coder.rows(request.vectors))
-        else:
-            codes = self._coder.encode(self._coder.features(request.images or []))
-        return {"n_bits": self.store.n_bits, "codes": to_hex(codes, self.store.n_bits)}
+            return self._encoded(self._encoder.encode(self._encoder.rows(request.vectors)))
+        (image,) = request.images or [""]
+        return self._encoded(self._encoder.encode(self._encoder.image_features(image)))
+
+    def encode_image(self, file: bytes) -> dict[str, Any]:
+        """Return the code of an image file."""
+        return self._encoded(self._encoder.encode(self._encoder.image_features(file)))
 
     def encode_rows(self, rows: NDArray[np.float32]) -> Codes:
-        """Return the packed codes of a table of vectors."""
+        """Return the packed codes of vectors."""
         self.limits.check_batch(len(rows), "vectors")
-        return self._coder.encode(rows)
+        return self._encoder.encode(rows)
 
     def search(self, request: SearchRequest) -> dict[str, Any] | None:
-        """Return the answer to one query or to many; None if it is by an id that is not there."""
-        return Search(self._coder, self.store, self.limits, request).answer()
+        """Return the results of one query or many; None if the query is an unknown id."""
+        return Search(self._encoder, self.store, self.limits, request).answer()
 
-    def codes_of_images(self, request: UpsertRequest) -> Codes:
-        """Return the codes of those items that are images."""
+    def image_codes(self, request: UpsertRequest) -> Codes:
+        """Return the codes of the items that are images."""
         images = [item.image for item in request.items if item.image is not None]
-        return self._coder.encode(self._coder.features(images))
+        return np.concatenate(
+            [self._encoder.encode(self._encoder.image_features(image)) for image in images]
+        )
 
     def upsert(self, request: UpsertRequest, of_images: Codes | None = None) -> dict[str, int]:
-        """Keep items; what is wrong with one of them keeps out all."""
+        """Store all items, or none if one of them is not valid."""
         items = request.items
         self.limits.check_batch(len(items), "items")
         codes = np.empty((len(items), code_width(self.store.n_bits)), np.uint8)
         by_vector = [i for i, item in enumerate(items) if item.vector is not None]
         by_image = [i for i, item in enumerate(items) if item.image is not None]
         by_code = [i for i, item in enumerate(items) if item.code is not None]
-        codes[by_vector] = self._coder.encode(
-            self._coder.rows([items[i].vector or [] for i in by_vector])
+        codes[by_vector] = self._encoder.encode(
+            self._encoder.rows([items[i].vector or [] for i in by_vector])
         )
         if by_image:
-            codes[by_image] = self.codes_of_images(request) if of_images is None else of_images
+            codes[by_image] = self.image_codes(request) if of_images is None else of_images
         codes[by_code] = from_hex((items[i].code or "" for i in by_code), self.store.n_bits)
         done = self.store.load(
             np.array([item.id for item in items], np.int64),
@@ -155,26 +159,26 @@ class Engine:
             None if request.keep_metadata else [item.metadata for item in items],
             replace=request.replace,
             keep_metadata=request.keep_metadata,
-            batch_size=self.limits.batch,  # all of them: none is kept without the others
+            batch_size=self.limits.batch,  # a single transaction
         )
         return {"upserted": len(items), "replaced": done.replaced}
 
     def delete(self, request: IdsRequest) -> dict[str, int]:
-        """Remove items."""
+        """Delete items."""
         return {"deleted": self.store.delete(np.unique(self._ids(request)))}
 
     def items(self, request: IdsRequest) -> list[dict[str, Any]]:
-        """Return the items with these ids, in this order; those that are not there are left out."""
+        """Return the items with the given ids, in their order. Unknown ids are omitted."""
         return self.described(self.store.get(self._ids(request)))
 
     def count(self, request: CountRequest) -> dict[str, int]:
-        """Count the items, or those that pass a filter."""
+        """Count the items, or those that match a filter."""
         if request.where is not None:
             check_where(request.where)
         return {"count": self.store.count(request.where)}
 
     def about(self) -> dict[str, Any]:
-        """Return what a client must know to use the store as one of its own."""
+        """Return the properties of the store and the limits that `Client` needs."""
         limits = self.limits
         return {
             "n_bits": self.store.n_bits,
@@ -191,7 +195,7 @@ class Engine:
         return found[0] if found else None
 
     def sample(self, limit: int, seed: int) -> list[dict[str, Any]]:
-        """Return some items, the same for the same seed while the items are the same."""
+        """Return a random sample of the items, reproducible by its seed."""
         if not 1 <= limit <= self.limits.k:
             raise ValueError(f"limit must be from 1 to {self.limits.k}: got {limit}")
         return self.described(self.draw(limit, seed))
@@ -215,13 +219,13 @@ class Engine:
             "parameters": self.hasher.get_params(),
             "identity": self._identity,
             "items": self.store.count(),
-            "images": self._coder.takes_images,
+            "images": self._encoder.accepts_images,
             "scores": self._scores,
             "bit_health": health,
         }
 
     def draw(self, limit: int, seed: int) -> Items:
-        """Draw items: evenly, or where there are very many, those nearest to random codes."""
+        """Draw a uniform sample; in a very large store, the items nearest to random codes."""
         rng, store = np.random.default_rng(seed), self.store
         n_items = store.count()
         width, padding = code_width(store.n_bits), -store.n_bits % 8
@@ -236,8 +240,11 @@ class Engine:
         return store.get(ids)
 
     def described(self, items: Items) -> list[dict[str, Any]]:
-        """Return items as they are answered."""
+        """Return items in the form of a response."""
         return described(items, self.store.n_bits)
+
+    def _encoded(self, codes: Codes) -> dict[str, Any]:
+        return {"n_bits": self.store.n_bits, "codes": to_hex(codes, self.store.n_bits)}
 
     def _ids(self, request: IdsRequest) -> Ids:
         self.limits.check_batch(len(request.ids), "ids")

@@ -1,4 +1,4 @@
-"""What requests and responses hold; the OpenAPI description is made from these."""
+"""Schemas of requests and responses, from which the OpenAPI description is generated."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -6,8 +6,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Id = Annotated[int, Field(ge=-(2**63), lt=2**63, examples=[7])]
 Vector = Annotated[list[float], Field(min_length=1)]
-Image = Annotated[str, Field(min_length=1, description="A PNG, JPEG, … file in base64.")]
-Code = Annotated[str, Field(min_length=2, description="A code in hexadecimal digits.")]
+Image = Annotated[
+    str, Field(min_length=1, description="A PNG, JPEG, WEBP, GIF or BMP file in base64.")
+]
+Code = Annotated[str, Field(min_length=2, description="A code in hexadecimal.")]
 Metadata = dict[str, Any]
 
 
@@ -23,16 +25,21 @@ def _one_of(request: BaseModel, *names: str) -> None:
     given = [name for name in names if getattr(request, name) is not None]
     if len(given) != 1:
         raise ValueError(
-            f"exactly one of {', '.join(names)} is needed: got {' and '.join(given) or 'none'}"
+            f"exactly one of {', '.join(names)} is required: got {' and '.join(given) or 'none'}"
         )
 
 
 class EncodeRequest(_Request):
-    """Vectors, or images where the service takes them."""
+    """Vectors, or one image if the service accepts images."""
 
     model_config = _example(vectors=[[0.1, -2.5, 3.0]])
     vectors: list[Vector] | None = None
-    images: list[Image] | None = None
+    images: (
+        Annotated[
+            list[Image], Field(min_length=1, max_length=1, description="One image per request.")
+        ]
+        | None
+    ) = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -40,13 +47,11 @@ class EncodeRequest(_Request):
         return self
 
 
-_MANY = (
-    "Many queries, answered in their order: at most as many as --max-batch says, 1,000 by itself."
-)
+_MANY = "Several queries, answered in their order. At most --max-batch, 1,000 by default."
 
 
 class SearchRequest(_Request):
-    """One query, by exactly one of vector, image, code or id; or many, by vectors or codes."""
+    """One query (exactly one of vector, image, code, id), or several (vectors or codes)."""
 
     model_config = _example(vector=[0.1, -2.5, 3.0], k=5, where={"label": 3})
     vector: Vector | None = None
@@ -55,49 +60,56 @@ class SearchRequest(_Request):
     id: Id | None = None
     vectors: Annotated[list[Vector], Field(min_length=1, description=_MANY)] | None = None
     codes: Annotated[list[Code], Field(min_length=1, description=_MANY)] | None = None
-    k: Annotated[int, Field(ge=1, description="Nearest items; 10 if neither is given.")] | None = (
-        None
-    )
+    k: Annotated[int, Field(ge=1, description="Number of neighbours. Default: 10.")] | None = None
     radius: (
-        Annotated[int, Field(ge=0, description="All items this near, in place of k.")] | None
+        Annotated[
+            int, Field(ge=0, description="Hamming distance: return all items within, instead of k.")
+        ]
+        | None
     ) = None
-    where: Annotated[Metadata, Field(description="A filter on metadata.")] | None = None
+    where: Annotated[Metadata, Field(description="Metadata filter.")] | None = None
     rescore: Literal["project"] | None = None
     prefix: (
-        Annotated[int, Field(ge=1, description="Compare by the first bits of codes alone.")] | None
+        Annotated[int, Field(ge=1, description="Compare only the first bits of the codes.")] | None
     ) = None
-    offset: Annotated[int, Field(ge=0, description="Results to leave out at the front.")] = 0
-    limit: Annotated[int, Field(ge=1, description="Results to return at most.")] | None = None
-    histogram: Annotated[bool, Field(description="Count the items at every distance.")] = False
+    offset: Annotated[int, Field(ge=0, description="Results to skip.")] = 0
+    limit: Annotated[int, Field(ge=1, description="Maximum number of results.")] | None = None
+    histogram: Annotated[bool, Field(description="Count the items at each distance.")] = False
     items: Annotated[
         bool,
-        Field(description="False: only ids and distances, without codes and metadata, and faster."),
+        Field(description="Return codes and metadata. Without them, a search is faster."),
     ] = True
 
     @property
     def is_single(self) -> bool:
-        """Whether the answer is to one query, and not to a list of them."""
+        """Whether the request has a single query."""
         return self.vectors is None and self.codes is None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         _one_of(self, "vector", "image", "code", "id", "vectors", "codes")
         if self.histogram and not self.is_single:
-            raise ValueError("a histogram is of one query: it cannot go with vectors or codes")
+            raise ValueError(
+                "histogram needs a single query: it cannot be combined with vectors or codes"
+            )
         if self.k is not None and self.radius is not None:
-            raise ValueError("k and radius exclude each other: got both")
+            raise ValueError("k and radius exclude each other")
         if self.rescore is not None:
             if self.radius is not None:
-                raise ValueError("rescore orders the k nearest: it cannot go with radius")
+                raise ValueError(
+                    "rescore reranks the k nearest items: it cannot be combined with radius"
+                )
             if self.prefix is not None:
-                raise ValueError("rescore orders by whole codes: it cannot go with prefix")
+                raise ValueError("rescore compares whole codes: it cannot be combined with prefix")
             if self.vector is None and self.image is None and self.vectors is None:
-                raise ValueError("rescore needs vectors or an image: a code has lost the values")
+                raise ValueError(
+                    "rescore needs vectors or an image: a code does not contain real values"
+                )
         return self
 
 
 class NewItem(_Request):
-    """An item to keep, by exactly one of vector, image or code."""
+    """An item to store, given by exactly one of vector, image or code."""
 
     id: Id
     vector: Vector | None = None
@@ -112,40 +124,43 @@ class NewItem(_Request):
 
 
 class UpsertRequest(_Request):
-    """Items, which take the place of those with the same ids; all of them or none."""
+    """Items to store, all or none. They replace items with the same ids."""
 
     model_config = _example(items=[{"id": 7, "vector": [0.1, -2.5, 3.0], "metadata": {"label": 3}}])
     items: list[NewItem]
     replace: Annotated[
-        bool, Field(description="False: if there is an item with one of the ids, keep none. 409.")
+        bool,
+        Field(description="If false, and one of the ids exists, store nothing and return 409."),
     ] = True
     keep_metadata: Annotated[
-        bool, Field(description="Items that are replaced keep their metadata. No item has any.")
+        bool, Field(description="Keep the metadata of replaced items. No item may have any.")
     ] = False
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.keep_metadata and any(item.metadata is not None for item in self.items):
-            raise ValueError("keep_metadata is for items without metadata: got some")
+            raise ValueError("keep_metadata needs items without metadata")
+        if sum(item.image is not None for item in self.items) > 1:
+            raise ValueError("a request may have at most one image: send one request per image")
         return self
 
 
 class IdsRequest(_Request):
-    """Ids of items; those that are not there are passed over."""
+    """Ids of items. Unknown ids are ignored."""
 
     model_config = _example(ids=[7, 9])
     ids: list[Id]
 
 
 class CountRequest(_Request):
-    """Which items to count; without a filter, all."""
+    """Items to count: those that match a filter, or all."""
 
     model_config = _example(where={"label": 3})
-    where: Annotated[Metadata, Field(description="A filter on metadata.")] | None = None
+    where: Annotated[Metadata, Field(description="Metadata filter.")] | None = None
 
 
 class FindRequest(_Request):
-    """Words that the metadata of an item must have, all of them, in any case."""
+    """Words to find in the metadata of items: all of them, ignoring case."""
 
     model_config = _example(text="binary codes", limit=5)
     text: Annotated[str, Field(min_length=1, max_length=200)]
@@ -153,14 +168,14 @@ class FindRequest(_Request):
 
 
 class Encoded(BaseModel):
-    """Codes in the order of what was encoded."""
+    """Codes, in the order of the vectors."""
 
     n_bits: int
     codes: list[str]
 
 
 class Item(BaseModel):
-    """An item as it is kept."""
+    """A stored item."""
 
     id: int
     code: str
@@ -168,7 +183,7 @@ class Item(BaseModel):
 
 
 class Hit(BaseModel):
-    """What a search found, without the item; `score` if the search was rescored."""
+    """A search result without code and metadata. Rescored searches have a `score`."""
 
     id: int
     distance: int
@@ -176,52 +191,52 @@ class Hit(BaseModel):
 
 
 class Found(Item):
-    """An item that a search found; `score` if the search was rescored."""
+    """A search result. Rescored searches have a `score`."""
 
     distance: int
     score: float | None = None
 
 
 class SearchResponse(BaseModel):
-    """Items by (distance, id), or by (score, id) if rescored."""
+    """Results ordered by (distance, id), or by (score, id) if rescored."""
 
-    code: Annotated[str, Field(description="The code of the query.")]
+    code: Annotated[str, Field(description="Code of the query.")]
     results: list[Found] | list[Hit]
     total: Annotated[
-        int, Field(description="Results without offset and limit, or all items within the radius.")
+        int, Field(description="Number of results before offset and limit are applied.")
     ]
     histogram: Annotated[
-        list[int] | None, Field(description="Items at distance 0, 1, …, n_bits.")
+        list[int] | None, Field(description="Number of items at distance 0, 1, …, n_bits.")
     ] = None
 
 
 class SearchesResponse(BaseModel):
-    """The answers to many queries, in their order."""
+    """Results of several queries, in their order."""
 
     searches: list[SearchResponse]
 
 
 class Upserted(BaseModel):
-    """How many items were stored, and how many of these took the place of others."""
+    """Number of items stored, and how many of them replaced others."""
 
     upserted: int
     replaced: int
 
 
 class Deleted(BaseModel):
-    """How many items there were to remove."""
+    """Number of items deleted."""
 
     deleted: int
 
 
 class Count(BaseModel):
-    """How many items there are."""
+    """Number of items."""
 
     count: int
 
 
 class RequestLimits(BaseModel):
-    """What one request may ask for, as the options of `antipodal serve` have it."""
+    """Limits of one request, from the options of `antipodal serve`."""
 
     body: int
     batch: int
@@ -231,45 +246,45 @@ class RequestLimits(BaseModel):
 
 
 class AboutStore(BaseModel):
-    """What a client must know to use the store as one of its own."""
+    """Properties of the store and limits of the service."""
 
     n_bits: int
-    model: Annotated[str, Field(description="SHA-256 of the model's file.")]
-    next_id: Annotated[int, Field(description="The id after the largest.")]
+    model: Annotated[str, Field(description="SHA-256 of the model file.")]
+    next_id: Annotated[int, Field(description="Largest id plus one.")]
     limits: RequestLimits
 
 
 class ItemList(BaseModel):
-    """Some items."""
+    """A list of items."""
 
     items: list[Item]
 
 
 class Health(BaseModel):
-    """How well a sample of the stored codes uses its bits; the first two are in percent."""
+    """Bit statistics of a sample of the stored codes, in percent."""
 
     bit_balance: float
     bit_correlation: float
     distinct_codes: int
-    sample: Annotated[int, Field(description="Codes in the sample.")]
+    sample: Annotated[int, Field(description="Number of codes in the sample.")]
 
 
 class ModelCard(BaseModel):
-    """What makes the codes, and what it was measured to be worth."""
+    """Description of the model: method, parameters, scores and bit statistics."""
 
     method: str
     n_bits: int
     n_features: int
     parameters: dict[str, Any]
-    identity: Annotated[str, Field(description="SHA-256 of the model's file.")]
+    identity: Annotated[str, Field(description="SHA-256 of the model file.")]
     items: int
-    images: Annotated[bool, Field(description="Whether images are taken.")]
+    images: Annotated[bool, Field(description="Whether images are accepted.")]
     scores: dict[str, Any] | None
     bit_health: Health | None
 
 
 class MountedModel(BaseModel):
-    """A model that is served under /NAME/."""
+    """A model served under /NAME/."""
 
     name: str
     n_bits: int
@@ -277,19 +292,76 @@ class MountedModel(BaseModel):
 
 
 class MountList(BaseModel):
-    """The mounts that the caller's key may read; none if the service has a single model."""
+    """Mounts that the key may read. Empty if the service has a single model."""
 
     mounts: list[MountedModel]
 
 
+class FieldValue(BaseModel):
+    """A value and the number of sampled items that have it."""
+
+    value: str | int | float | bool
+    items: int
+
+
+class SeenField(BaseModel):
+    """A metadata field, described from a sample of the items."""
+
+    name: Annotated[str, Field(description="Name as in a filter: outer.inner.")]
+    kind: Annotated[
+        str, Field(description="number, string, boolean, null, container, picture or mixed.")
+    ]
+    items: Annotated[int, Field(description="Number of sampled items that have the field.")]
+    distinct: Annotated[int, Field(description="Number of distinct short values.")]
+    values: Annotated[list[FieldValue], Field(description="The most frequent short values.")]
+    least: float | None
+    most: float | None
+    length: Annotated[float | None, Field(description="Mean length of its strings.")]
+
+
+class SeenFields(BaseModel):
+    """Metadata fields of a sample of the items."""
+
+    sample: Annotated[int, Field(description="Number of sampled items.")]
+    fields: list[SeenField]
+
+
+class FoundItems(BaseModel):
+    """Items that contain all words, ordered by id."""
+
+    items: list[Item]
+    looked_at: Annotated[int, Field(description="Number of items scanned.")]
+    total: Annotated[int, Field(description="Number of items in the store.")]
+
+
+class Point(BaseModel):
+    """An item on the map."""
+
+    id: int
+    x: float
+    y: float
+    name: str | None
+    value: Annotated[
+        str | int | float | bool | None, Field(description="Value of the requested field.")
+    ]
+
+
+class ItemMap(BaseModel):
+    """A sample of the items in the square from -1 to 1. Similar codes are close."""
+
+    points: list[Point]
+    distinct: Annotated[int, Field(description="Number of distinct codes in the sample.")]
+    total: Annotated[int, Field(description="Number of items in the store.")]
+
+
 class Status(BaseModel):
-    """A word on how the service is."""
+    """Status of the service."""
 
     status: str
 
 
 class Problem(BaseModel):
-    """An error. [RFC 9457]"""
+    """An error response. [RFC 9457]"""
 
     type: str
     title: str

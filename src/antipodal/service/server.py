@@ -1,34 +1,34 @@
-"""Listen: from the options of `antipodal serve` to processes that answer."""
+"""The server: settings, worker processes and addresses."""
 
 import errno
 import gc
 import ipaddress
 import json
 import os
+import re
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 import uvicorn
-from starlette.types import ASGIApp
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from antipodal.errors import AntipodalError
 from antipodal.service.app import create_app
-from antipodal.service.connections import LimitedConnection
+from antipodal.service.auth import Keys
 from antipodal.service.engine import Engine
-from antipodal.service.keys import Keys
 from antipodal.service.limits import Limits
-from antipodal.service.logs import CONFIG
-from antipodal.service.mountedapp import create_mounted_app, keys_of
-from antipodal.service.mounts import OUR_NAMES, Mount, read_mounts
-from antipodal.service.rootpath import Prefix, check_prefix
+from antipodal.service.metrics import LOG_CONFIG
+from antipodal.service.mounts import RESERVED, Mount, create_mounted_app, keys_of, read_mounts
 
 _VARIABLE = "ANTIPODAL_SERVICE"
 _LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
@@ -36,10 +36,18 @@ _LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
 
 @dataclass(frozen=True)
 class Settings:
-    """What a worker needs to know; it is sent to other processes, so it holds no keys.
+    """Settings of a worker process. They are passed in the environment and contain no keys.
 
-    `mounts` are by their names, and a single model has none; `mounts_file` has them instead, and
-    is followed. `proxies` are addresses whose word is taken for where a request came from.
+    Parameters
+    ----------
+    mounts : dict
+        Mounts by name. A single model has the name "".
+    mounts_file : Path, optional
+        A file of mounts that is polled for changes, instead of `mounts`.
+    proxies : tuple of str
+        Addresses or networks of proxies whose X-Forwarded-For is trusted.
+    prepare : int, optional
+        Radius for which stores build their tables.
     """
 
     mounts: dict[str, Mount] = field(default_factory=dict)
@@ -52,41 +60,39 @@ class Settings:
     read_only: bool = False
     root_path: str = ""
     proxies: tuple[str, ...] = ()
-    prepare: int | None = None  # the radius that stores are made ready for
+    prepare: int | None = None
     limits: Limits = field(default_factory=Limits)
 
     def now(self) -> dict[str, Mount]:
-        """Return the mounts as they are now."""
+        """Return the current mounts."""
         return self.mounts if self.mounts_file is None else read_mounts(self.mounts_file)
 
     @property
     def is_guarded(self) -> bool:
-        """Whether there are any keys; then every mount must have some."""
+        """Whether there are keys. Then every mount must have some."""
         return Keys.find(self.keys) is not None or any(one.keys for one in self.now().values())
 
     def to_json(self) -> str:
-        """Return the settings as text, paths from the root."""
-        mounts = {name: mount.fields() for name, mount in self.mounts.items()}
-        values = asdict(self) | {"mounts": mounts}
-        return json.dumps(values, default=lambda path: str(path.absolute()))
+        """Return the settings as JSON, with absolute paths."""
+        mounts = {name: mount.absolute() for name, mount in self.mounts.items()}
+        whole = replace(
+            self,
+            mounts=mounts,
+            keys=self.keys and self.keys.absolute(),
+            mounts_file=self.mounts_file and self.mounts_file.absolute(),
+        )
+        return TypeAdapter(Settings).dump_json(whole).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Undo `to_json`."""
-        values = json.loads(text)
-        for name in ("keys", "mounts_file"):
-            values[name] = None if values[name] is None else Path(values[name])
-        values["mounts"] = {
-            name: Mount.from_fields(fields) for name, fields in values["mounts"].items()
-        }
-        values["proxies"] = tuple(values["proxies"])
-        return cls(**values | {"limits": Limits(**values["limits"])})
+        """Return the settings in JSON of `to_json`."""
+        return TypeAdapter(cls).validate_json(text)
 
 
 def serve(settings: Settings) -> None:
-    """Answer until a signal says to stop; then finish what was accepted."""
+    """Serve until a signal arrives, then finish the requests in progress."""
     if settings.root_path:
-        check_prefix(settings.root_path, OUR_NAMES | settings.now().keys())
+        check_root_path(settings.root_path, RESERVED | settings.now().keys())
     for address in settings.proxies:
         _check_network(address)
     if not settings.is_guarded:
@@ -94,10 +100,10 @@ def serve(settings: Settings) -> None:
     check_address(settings.host, settings.port)
     common = Keys.find(settings.keys)
     for name, mount in settings.now().items():
-        # What is wrong is said once, before any worker starts.
+        # Errors are reported once, before any worker starts.
         keys_of(name, mount, common, settings.is_guarded)
         _open(settings, mount).close()
-    # Workers are processes of their own: they read this, and where to add up their metrics.
+    # Worker processes read their settings, and the folder of shared metrics, from these.
     variables = {_VARIABLE: settings.to_json()}
     with ExitStack() as stack:
         if settings.workers > 1:
@@ -112,26 +118,25 @@ def serve(settings: Settings) -> None:
             host=settings.host,
             port=settings.port,
             workers=settings.workers,
-            log_config=CONFIG,
-            access_log=False,  # the service has lines of its own
+            log_config=LOG_CONFIG,
+            access_log=False,  # `Observe` logs requests
             proxy_headers=bool(settings.proxies),
             forwarded_allow_ips=list(settings.proxies),
             server_header=False,
             ws="none",
-            http=LimitedConnection,
-            # A request may take the time for its body and that for its answer.
+            # The time limit applies to the body and again to the response.
             timeout_graceful_shutdown=int(2 * settings.limits.seconds) + 5,
             timeout_worker_healthcheck=60,
         )
 
 
 def worker() -> ASGIApp:
-    """Return the application of one worker, as the environment describes it."""
+    """Return the application of one worker, by the settings in the environment."""
     settings = Settings.from_json(os.environ[_VARIABLE])
-    torch.set_num_threads(1)  # requests are small, and run beside each other
+    torch.set_num_threads(1)  # requests are small and run concurrently
     gc.freeze()
-    gc.set_threshold(100_000, 20, 100)  # large JSON makes many objects at once, and none in circles
-    sys.setswitchinterval(5e-4)  # the loop that sends answers waits less for threads that search
+    gc.set_threshold(100_000, 20, 100)  # JSON creates many objects at once, and no cycles
+    sys.setswitchinterval(5e-4)  # the event loop waits less for threads that search
     keys = Keys.find(settings.keys)
     known = settings.is_guarded or settings.allow_anyone
     hosts = None if known else _LOCAL_NAMES | {_bracketed(settings.host)}
@@ -146,27 +151,27 @@ def worker() -> ASGIApp:
             keys=keys,
             hosts=hosts,
         )
-    return Prefix(app, settings.root_path) if settings.root_path else app
+    return _at_root_path(app, settings.root_path) if settings.root_path else app
 
 
 def check_host(host: str, allow_anyone: bool) -> None:
-    """Refuse to listen without keys where other machines could reach the service."""
+    """Raise AntipodalError if other machines could use a service without keys."""
     if not allow_anyone and not is_loopback(host):
         raise AntipodalError(
-            f"without keys anyone who reaches {host or 'this machine'} could read and write the "
-            "store: give --keys FILE, listen on 127.0.0.1, or say --allow-anyone"
+            f"without keys, everyone who can reach {host or 'this machine'} may read and write "
+            "the store: use --keys FILE, --host 127.0.0.1 or --allow-anyone"
         )
 
 
 def check_address(host: str, port: int) -> None:
-    """Say in one line, before the model is read, that the address cannot be listened on."""
+    """Raise AntipodalError if the address cannot be used, before the model is loaded."""
     try:
         found = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         for family, kind, protocol, _, address in found:
             with socket.socket(family, kind, protocol) as probe:
-                # As the server will: connections that ended lately do not count.
+                # As the server does: recently closed connections do not block the port.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -175,18 +180,40 @@ def check_address(host: str, port: int) -> None:
         why = error.strerror or str(error)
         advice = ""
         if error.errno == errno.EADDRINUSE:
-            advice = ". Is it running already? --port takes another, 0 any that is free"
+            advice = ". Is the service running already? Choose another --port, or 0 for a free one"
         raise AntipodalError(f"cannot listen on {host} port {port}: {why}{advice}") from None
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine can connect to the address."""
+    """Return whether only this machine can connect to the address."""
     if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # a name may come to mean anything
+        return False  # a name may resolve to any address
+
+
+def check_root_path(path: str, names: Collection[str]) -> None:
+    """Raise ValueError if a path is not a prefix, or starts like a route or a mount."""
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", path):
+        raise ValueError(f"--root-path must be like /search, without a final slash: got {path!r}")
+    first = path.split("/")[1]
+    if first in names:
+        raise ValueError(f"--root-path must not start with /{first}, a path of the service itself")
+
+
+def _at_root_path(app: ASGIApp, root: str) -> ASGIApp:
+    """Accept paths with and without the prefix, whether the proxy removes it or not."""
+
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if not f"{scope['path']}/".startswith(f"{root}/"):
+                scope["path"] = root + scope["path"]
+            scope["root_path"] = root
+        await app(scope, receive, send)
+
+    return wrapped
 
 
 def _open(settings: Settings, mount: Mount) -> Engine:
@@ -215,7 +242,7 @@ def _check_network(address: str) -> None:
         ipaddress.ip_network(address)
     except ValueError:
         raise ValueError(
-            f"a proxy is named by its address, 10.0.0.7, or its network, 10.0.0.0/24: {address!r}"
+            f"a proxy must be an address, 10.0.0.7, or a network, 10.0.0.0/24: got {address!r}"
         ) from None
 
 
@@ -227,7 +254,7 @@ def _read_scores(path: Path | None) -> Mapping[str, Any] | None:
     except (OSError, ValueError) as error:
         raise AntipodalError(f"cannot read the scores in {path}: {error}") from error
     if not isinstance(scores, dict):
-        raise AntipodalError(f"{path} must hold one JSON object, as `antipodal evaluate --json`")
+        raise AntipodalError(f"{path} must be a JSON object, as from `antipodal evaluate --json`")
     return scores
 
 

@@ -1,38 +1,63 @@
-"""A search of the service: from a checked request to its answer."""
+"""Search of the service: from a validated request to its response."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.codes import Codes, from_hex, to_hex
-from antipodal.index import Neighbours
+from antipodal.codes import Codes, code_width, from_hex, to_hex
+from antipodal.index import Ball, HammingIndex, Neighbours
 from antipodal.index.rerank import OVERSAMPLE, rescored
-from antipodal.service.calls import check_wanted
-from antipodal.service.coding import Coder
-from antipodal.service.hitlists import HitLists
+from antipodal.index.scan import Distances
+from antipodal.service.encoding import InputEncoder
+from antipodal.service.errors import UnavailableError
 from antipodal.service.limits import Limits
-from antipodal.service.prefixes import FirstBits, prefix_mask
-from antipodal.service.problems import UnavailableError
 from antipodal.service.schemas import SearchRequest
 from antipodal.stores import Items, Snapshot, Store
-from antipodal.stores.filters import matches, parse_where
+from antipodal.stores.filters import Where, matches, parse_where
+from antipodal.stores.snapshot import ItemBatch
+from antipodal.validation import Ids
 
-_TRIES = 20
-_BALLS_AT_ONCE = 16  # each may hold every item
+_RETRIES = 20
+_RADIUS_QUERIES = 16  # searched at once: the result of each may be the whole store
+
+
+class HitLists(NamedTuple):
+    """Results of many queries, concatenated, with the number of results of each query."""
+
+    ids: Ids
+    distances: Distances
+    counts: NDArray[np.int64]
+    totals: NDArray[np.int64]
+    histogram: list[int] | None
+
+    def of(self, queries: NDArray[np.bool_]) -> "HitLists":
+        """Return the results of some of the queries."""
+        hits = np.repeat(queries, self.counts)
+        chosen = self.counts[queries], self.totals[queries]
+        return HitLists(self.ids[hits], self.distances[hits], *chosen, self.histogram)
+
+    def bare(self) -> list[dict[str, Any]]:
+        """Return the results without codes and metadata."""
+        return [
+            {"id": number, "distance": distance}
+            for number, distance in zip(self.ids.tolist(), self.distances.tolist(), strict=True)
+        ]
 
 
 class Search:
-    """One request, of one query or of many, and what it is answered with."""
+    """A search request of one query or many."""
 
-    def __init__(self, coder: Coder, store: Store, limits: Limits, request: SearchRequest) -> None:
-        self._coder, self._store, self._limits = coder, store, limits
+    def __init__(
+        self, encoder: InputEncoder, store: Store, limits: Limits, request: SearchRequest
+    ) -> None:
+        self._encoder, self._store, self._limits = encoder, store, limits
         self._request = request
         self._k = 10 if request.k is None else request.k
 
     def answer(self) -> dict[str, Any] | None:
-        """Return the answer; None if it is by an id that is not there."""
+        """Return the response; None if the query is an id that does not exist."""
         request, k = self._request, self._k
         if k > self._limits.k:
             raise ValueError(f"k must be at most {self._limits.k}: got {k}")
@@ -43,21 +68,20 @@ class Search:
             return None
         if request.radius is None and len(codes) * k > self._limits.found:
             raise ValueError(
-                f"a request may find at most {self._limits.found:,} items: got {len(codes)} "
-                f"queries for {k} each. Send them in parts"
+                f"a request may return at most {self._limits.found:,} items: got {len(codes)} "
+                f"queries for {k} each. Split the request"
             )
         answers: list[dict[str, Any]] = []
-        size = len(codes) if request.radius is None else _BALLS_AT_ONCE
+        size = len(codes) if request.radius is None else _RADIUS_QUERIES
         for start in range(0, len(codes), size):
-            check_wanted()
             part = slice(start, start + size)
             some = None if values is None else values[part]
             answers += self._answers(codes[part], some, len(codes))
         return answers[0] if request.is_single else {"searches": answers}
 
     def _queries(self) -> tuple[Codes | None, NDArray[np.float32] | None]:
-        """Return the queries' codes and, if they are known and needed, their real values."""
-        request, coder = self._request, self._coder
+        """Return the codes of the queries and, for rescoring, their real values."""
+        request, encoder = self._request, self._encoder
         if request.id is not None:
             codes = self._store.get([request.id]).codes
             return (codes if len(codes) else None), None
@@ -66,25 +90,27 @@ class Search:
             self._limits.check_batch(len(given or []), "codes")
             return from_hex(given or [], self._store.n_bits), None
         if request.image is not None:
-            rows = coder.features([request.image])
+            rows = encoder.image_features(request.image)
         else:
             vectors = request.vectors if request.vector is None else [request.vector]
             self._limits.check_batch(len(vectors or []), "vectors")
-            rows = coder.rows(vectors or [])
-        values = None if request.rescore is None else coder.hasher.query(rows)
-        return coder.encode(rows), values
+            rows = encoder.rows(vectors or [])
+        values = None if request.rescore is None else encoder.hasher.query(rows)
+        return encoder.encode(rows), values
 
     def _answers(
         self, codes: Codes, values: NDArray[np.float32] | None, n_queries: int
     ) -> list[dict[str, Any]]:
-        """Search, and in Milvus again for those whose hits changed before they were fetched."""
+        """Search. Without snapshots, repeat queries whose results changed before being fetched."""
         request = self._request
         answers: list[dict[str, Any]] = [{}] * len(codes)
         left = np.arange(len(codes))
-        for _ in range(_TRIES):
+        for _ in range(_RETRIES):
             with self._store.snapshot() as now:
                 seen = (
-                    now if request.prefix is None else FirstBits(now, request.prefix, self._limits)
+                    now
+                    if request.prefix is None
+                    else PrefixSnapshot(now, request.prefix, self._limits)
                 )
                 found = self._found(seen, codes[left], values is not None, n_queries)
                 if not request.items and values is None:
@@ -105,16 +131,16 @@ class Search:
             left = left[~good]
             if not len(left):
                 return answers
-        raise UnavailableError("the items found are being replaced too quickly: try again")
+        raise UnavailableError("the results are being overwritten: retry later")
 
     def _found(self, store: Snapshot, codes: Codes, is_rescored: bool, n_queries: int) -> HitLists:
-        """Search once."""
+        """Search a snapshot."""
         request, k, where = self._request, self._k, self._request.where
         histogram = None
         n_near = k * OVERSAMPLE if is_rescored else k
         first, n_wanted = (0, n_near) if is_rescored else (request.offset, request.limit or n_near)
         if request.histogram:
-            self._limits.check_counted(store.count(where))
+            self._limits.check_histogram(store.count(where))
         elif request.radius is None:
             near = store.search(codes, n_near, where=where)
             totals = np.full(len(codes), min(k, near.ids.shape[1]))
@@ -122,7 +148,7 @@ class Search:
             ids, distances = near.ids[:, window], near.distances[:, window]
             counts = np.full(len(codes), ids.shape[1])
             return HitLists(ids.ravel(), distances.ravel(), counts, totals, None)
-        # With a histogram, one pass over all distances answers the rest as well.
+        # A histogram needs all distances, which also contain the results.
         reach = store.n_bits if request.histogram else request.radius or 0
         ball = store.radius(codes, reach, where=where)
         if request.histogram:
@@ -144,7 +170,7 @@ class Search:
     def _rescored(
         self, found: HitLists, items: Items, values: NDArray[np.float32]
     ) -> tuple[HitLists, list[float]]:
-        """Put the hits of each query, which are equally many, into a finer order."""
+        """Rerank the results by the real values of the queries, which have equally many each."""
         if not len(found.ids):
             return found, []
         table = (len(values), len(found.ids) // len(values))
@@ -169,7 +195,7 @@ class Search:
     def _answered(
         self, found: HitLists, results: list[dict[str, Any]], codes: Codes
     ) -> list[dict[str, Any]]:
-        """Give each query its results."""
+        """Return one response per query."""
         ends = np.cumsum(found.counts).tolist()
         begins = [0, *ends][:-1]
         totals, names = found.totals.tolist(), to_hex(codes, self._store.n_bits)
@@ -182,7 +208,7 @@ class Search:
         return answers
 
     def _unchanged(self, found: HitLists, items: Items, codes: Codes) -> NDArray[np.bool_]:
-        """Say of each query whether its hits are still what was found: nobody wrote them since."""
+        """Return for each query whether the fetched items still agree with its results."""
         good = np.ones(len(codes), np.bool_)
         if not len(found.ids):
             return good
@@ -202,7 +228,7 @@ class Search:
 
 
 def described(items: Items, n_bits: int) -> list[dict[str, Any]]:
-    """Return items as they are answered."""
+    """Return items in the form of a response."""
     return [
         {"id": number, "code": code, "metadata": metadata}
         for number, code, metadata in zip(
@@ -212,8 +238,58 @@ def described(items: Items, n_bits: int) -> list[dict[str, Any]]:
 
 
 def check_where(where: Mapping[str, Any]) -> None:
-    """Say that it is the filter which is wrong, in words that begin with its name."""
+    """Raise ValueError, with a message that starts with `where`, if a filter is not valid."""
     try:
         parse_where(where)
     except (TypeError, ValueError) as error:
         raise ValueError(f"where is not a valid filter: {error}") from None
+
+
+class PrefixSnapshot(Snapshot):
+    """A snapshot searched by the first `n_bits` of its codes. Queries are whole codes.
+
+    Stores do not search by a part of a code. All codes are fetched, so their number is limited.
+    """
+
+    def __init__(self, whole: Snapshot, n_bits: int, limits: Limits) -> None:
+        if n_bits > whole.n_bits:
+            raise ValueError(
+                f"prefix must be at most the code length, {whole.n_bits}: got {n_bits}"
+            )
+        n_items = whole.count()
+        if n_items > limits.histogram:
+            raise ValueError(
+                f"prefix searches at most {limits.histogram:,} items: the store has {n_items:,}"
+            )
+        self.place, self.n_bits, self._whole = whole.place, whole.n_bits, whole
+        self._mask = prefix_mask(n_bits, code_width(whole.n_bits))
+        ids, codes = whole.all_codes()
+        self._index = HammingIndex(whole.n_bits)  # the other bits are zero in codes and queries
+        self._index.add(codes & self._mask, ids)
+
+    def batches(self) -> Iterator[ItemBatch]:
+        """Yield all items in batches, with their whole codes."""
+        return self._whole.batches()
+
+    def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
+        return self._whole._get(ids)
+
+    def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
+        return self._index.search(codes & self._mask, k, allowed=self._allowed(where))
+
+    def _radius(self, codes: Codes, r: int, where: Where | None) -> Ball:
+        return self._index.radius(codes & self._mask, r, allowed=self._allowed(where))
+
+    def _count(self, where: Where | None) -> int:
+        return self._whole._count(where)
+
+    def _allowed(self, where: Where | None) -> Ids | None:
+        if where is None:
+            return None
+        any_code = np.zeros((1, len(self._mask)), np.uint8)
+        return np.sort(self._whole._radius(any_code, self.n_bits, where).ids)
+
+
+def prefix_mask(n_bits: int, width: int) -> NDArray[np.uint8]:
+    """Return packed bits: ones for the first `n_bits`, then zeros."""
+    return np.packbits(np.arange(8 * width) < n_bits)

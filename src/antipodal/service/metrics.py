@@ -1,5 +1,6 @@
-"""The outermost layer: a line of log, the metrics and a request id for everything that comes."""
+"""Prometheus metrics, request logs as JSON lines, and response headers."""
 
+import json
 import logging
 import os
 import time
@@ -10,17 +11,47 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from antipodal.service.problems import problem
+from antipodal.service.errors import problem
 
 _log = logging.getLogger("antipodal.service")
-_SHARED = "PROMETHEUS_MULTIPROC_DIR"  # where workers put their numbers together
+_SHARED = "PROMETHEUS_MULTIPROC_DIR"  # folder in which workers add up their metrics
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-_GONE = 499  # as others log a caller who did not wait for an answer
+_CLIENT_CLOSED = 499  # as nginx logs a request that was never answered
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
 
 
+class JsonFormatter(logging.Formatter):
+    """Format a log record and its `fields` as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{seconds}.{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "pid": record.process,
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+LOG_CONFIG: dict[str, Any] = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"json": {"()": "antipodal.service.metrics.JsonFormatter"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
+    "loggers": {
+        name: {"handlers": ["stderr"], "level": "INFO", "propagate": False}
+        for name in ("antipodal.service", "uvicorn")
+    },
+}
+
+
 class Metrics:
-    """What Prometheus asks for."""
+    """The metrics of the service."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -32,32 +63,35 @@ class Metrics:
         )
         self.seconds = Histogram(
             "antipodal_request_seconds",
-            "Time from a request's headers to the end of its response.",
+            "Time from the headers of a request to the end of its response.",
             ("method", "route"),
             buckets=_BUCKETS,
             registry=self._registry,
         )
         self.running = Gauge(
             "antipodal_requests_in_progress",
-            "Requests that were accepted and are not answered yet.",
+            "Requests in progress.",
             registry=self._registry,
             multiprocess_mode="livesum",
         )
 
     def text(self, n_items: Mapping[str, int]) -> bytes:
-        """Return the numbers of all workers in the text format, and the items of each mount."""
+        """Return the metrics of all workers in text format, with the items of each mount."""
         registry = CollectorRegistry() if _SHARED in os.environ else self._registry
         if registry is not self._registry:
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        about_store = "# HELP antipodal_items Items in the store.\n# TYPE antipodal_items gauge\n"
+        items = "# HELP antipodal_items Items in the store.\n# TYPE antipodal_items gauge\n"
         for name, n in n_items.items():
             label = f'{{mount="{name}"}}' if name else ""
-            about_store += f"antipodal_items{label} {n}\n"
-        return generate_latest(registry) + about_store.encode()
+            items += f"antipodal_items{label} {n}\n"
+        return generate_latest(registry) + items.encode()
 
 
 class Observe:
-    """Log and count each request; what fails inside is a 500 that says nothing of the inside."""
+    """ASGI middleware that logs and counts requests, and adds headers to responses.
+
+    An unexpected exception is logged and answered with a 500 that names the request id only.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, headers: dict[str, str]) -> None:
         self._app, self._metrics = app, metrics
@@ -68,14 +102,14 @@ class Observe:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, request_id, status = time.perf_counter(), os.urandom(8).hex(), 0
+        started, request_id, status = time.perf_counter(), os.urandom(8).hex(), 0
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                of_request = (b"x-request-id", request_id.encode())
-                message["headers"] = [*message["headers"], of_request, *self._headers]
+                id_header = (b"x-request-id", request_id.encode())
+                message["headers"] = [*message["headers"], id_header, *self._headers]
             await send(message)
 
         with self._metrics.running.track_inprogress():
@@ -86,8 +120,8 @@ class Observe:
                 if not status:
                     failed = problem(500, f"internal error, request {request_id}")
                     await failed(scope, receive, send_with_headers)
-            seconds = time.perf_counter() - began
-        status = status or _GONE
+            seconds = time.perf_counter() - started
+        status = status or _CLIENT_CLOSED
         self._count(scope, status, seconds)
         fields = {
             "client": (scope.get("client") or ("",))[0],
@@ -100,7 +134,7 @@ class Observe:
         _log.info("request", extra={"fields": fields})
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
-        # Labels come from our own routes: what a caller invents must not make new ones.
+        # Labels are routes and known methods, never input: their number must stay bounded.
         route: Any = getattr(scope.get("route"), "path", None) or "other"
         if "mount" in scope:
             route = f"/{scope['mount']}{route}" if route != "other" else route

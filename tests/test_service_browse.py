@@ -1,4 +1,5 @@
-"""What the page asks for beyond searches: windows, prefixes, fields, words and maps."""
+"""Browsing: metadata fields, text search and the projection map."""
+# ruff: noqa: F811 (imported fixtures)
 
 import itertools
 import threading
@@ -9,12 +10,10 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import trustworthiness
 
 from antipodal import LSH, open_store, pack, unpack
-from antipodal.codes import to_hex
 from antipodal.service import Engine, Limits
-from antipodal.service.fields import seen_fields
-from antipodal.service.looking import MOST_LOOKED_AT, _found, _points
-from antipodal.service.maps import MOST_ITEMS, Maps, classical_scaling, lay_out
-from antipodal.service.schemas import FindRequest, SearchRequest
+from antipodal.service.browse import MAX_SCANNED, describe_fields, find_items
+from antipodal.service.projection_map import MAX_ITEMS, Maps, classical_scaling, lay_out, map_points
+from antipodal.service.schemas import FindRequest
 from antipodal.stores.text_search import find_words
 from engines import ENGINES, engines  # noqa: F401
 
@@ -23,15 +22,16 @@ RNG = np.random.default_rng(0)
 ROWS = RNG.standard_normal((N_ITEMS, 6))
 HASHER = LSH(N_BITS, random_state=0).fit(ROWS)
 CODES = HASHER.encode(ROWS)
-BITS = unpack(CODES, N_BITS)
 IDS = RNG.permutation(N_ITEMS) * 3 - 50
 METADATA = [{"label": int(i) % 4, "title": f"Item {i}"} for i in IDS]
 LIMITS = Limits(k=100, results=1_000, histogram=1_000)
-_names = (f"looking_{number}" for number in itertools.count())
+
+
+_names = (f"browse_{number}" for number in itertools.count())
 
 
 @pytest.fixture(params=ENGINES)
-def any_store(request, engines):  # noqa: F811
+def any_store(request, engines):
     with open_store(engines.url(request.param, next(_names)), n_bits=N_BITS) as store:
         yield store
 
@@ -42,79 +42,6 @@ def engine(tmp_path):
         store.upsert(IDS, CODES, METADATA)
         yield Engine(HASHER, store, limits=LIMITS)
 
-
-def nearest(row, n_bits, wanted=None):
-    """Rank items by (distance, id) of their first bits, by brute force."""
-    distances = (BITS[:, :n_bits] != BITS[row, :n_bits]).sum(axis=1)
-    passing = [i for i in range(N_ITEMS) if wanted is None or IDS[i] % 4 == wanted]
-    order = sorted(passing, key=lambda i: (distances[i], IDS[i]))
-    return [(int(IDS[i]), int(distances[i])) for i in order]
-
-
-def hits(answer):
-    return [(hit["id"], hit["distance"]) for hit in answer["results"]]
-
-
-@pytest.mark.parametrize(
-    "bound",
-    [
-        {"k": 50},
-        {"k": 50, "histogram": True},
-        {"radius": 9},
-        {"radius": 9, "histogram": True},
-        {"k": 50, "rescore": "project"},
-        {"k": 50, "rescore": "project", "histogram": True},
-        {"k": 50, "items": False},
-    ],
-)
-def test_a_window_of_an_answer_is_a_part_of_the_whole(engine, bound):
-    asked = {"vector": ROWS[5].tolist(), **bound}
-    whole = engine.search(SearchRequest(**asked))
-    assert len(whole["results"]) > 30
-    for offset, limit in ((0, 10), (10, 10), (45, 10), (7, None), (400, 5)):
-        part = engine.search(SearchRequest(**asked, offset=offset, limit=limit))
-        end = None if limit is None else offset + limit
-        assert part["results"] == whole["results"][offset:end]
-        assert part["total"] == whole["total"]
-        assert part.get("histogram") == whole.get("histogram")
-
-
-def test_windows_reach_all_items_of_a_radius_and_as_many_at_once_as_allowed(engine):
-    engine.limits = Limits(results=40)
-    found = []
-    for offset in range(0, N_ITEMS, 40):
-        request = SearchRequest(code=to_hex(CODES[:1], N_BITS)[0], radius=N_BITS, offset=offset)
-        found += hits(engine.search(request))
-    assert found == nearest(0, N_BITS)
-
-
-@pytest.mark.parametrize("n_bits", [1, 8, 11, N_BITS])
-@pytest.mark.parametrize("wanted", [None, 2])
-def test_a_prefix_finds_what_its_bits_alone_find(any_store, n_bits, wanted):
-    any_store.upsert(IDS, CODES, METADATA)
-    engine = Engine(HASHER, any_store, limits=LIMITS)
-    where = None if wanted is None else {"label": wanted}
-    asked = {"id": int(IDS[3]), "prefix": n_bits, "where": where}
-    expected = nearest(3, n_bits, wanted)
-    assert hits(engine.search(SearchRequest(**asked, k=30))) == expected[:30]
-    answer = engine.search(SearchRequest(**asked, radius=2, histogram=True))
-    assert hits(answer) == [hit for hit in expected if hit[1] <= 2]
-    counts = np.bincount([distance for _, distance in expected], minlength=N_BITS + 1)
-    assert answer["histogram"] == counts.tolist()
-    assert answer["code"] == to_hex(CODES[3:4], N_BITS)[0]  # whole, as those of the results
-
-
-def test_a_prefix_is_refused_where_it_cannot_be_searched(engine):
-    with pytest.raises(ValueError, match="prefix must be at most 20"):
-        engine.search(SearchRequest(id=int(IDS[0]), prefix=21))
-    with pytest.raises(ValueError, match="cannot go with prefix"):
-        SearchRequest(vector=[0.0] * 6, prefix=8, rescore="project")
-    engine.limits = Limits(histogram=N_ITEMS - 1)
-    with pytest.raises(ValueError, match="among at most 299 items: there are 300"):
-        engine.search(SearchRequest(id=int(IDS[0]), prefix=8))
-
-
-# ------------------------------------------------------------------------------------- words
 
 TEXTS = [
     {"title": "Étude in C", "text": "slow and CALM"},
@@ -151,7 +78,7 @@ def test_items_are_found_by_words_of_their_metadata(tmp_path, words, expected):
             assert find_words(now, words, 10, 10).ids.tolist() == expected
 
 
-def test_every_engine_finds_words_and_has_all_codes(any_store):
+def test_every_store_engine_finds_words_and_returns_all_codes(any_store):
     with any_store.snapshot() as now:
         ids, codes = now.all_codes()
         assert codes.shape == (0, 3)
@@ -168,20 +95,17 @@ def test_every_engine_finds_words_and_has_all_codes(any_store):
         assert found.looked_at == N_ITEMS
 
 
-def test_a_look_for_words_ends_at_its_bounds_and_says_so(engine, monkeypatch):
+def test_a_text_search_stops_at_its_limits(engine):
     with engine.store.snapshot() as now:
         assert find_words(now, "item", 5, 1_000).looked_at == 5
         assert find_words(now, "nothing", 5, 70).looked_at == 70
-    answer = _found(engine, FindRequest(text="item 4", limit=3))
+    answer = find_items(engine, FindRequest(text="item 4", limit=3))
     assert [item["id"] for item in answer["items"]] == [
         number for number in sorted(IDS.tolist()) if "4" in str(number)
     ][:3]
     assert answer["total"] == N_ITEMS
     assert answer["items"][0]["metadata"]["title"] == f"Item {answer['items'][0]['id']}"
-    assert MOST_LOOKED_AT == 200_000  # as docs/guide/service.md says
-
-
-# ------------------------------------------------------------------------------------ fields
+    assert MAX_SCANNED == 200_000  # as docs/guide/service.md says
 
 
 def test_fields_are_described_by_their_values():
@@ -190,7 +114,7 @@ def test_fields_are_described_by_their_values():
         for i in range(10)
     ]
     metadata += [{"year": None, "inner": {"name": 5}, "thumbnail": "data:image/png;base64,AA"}]
-    fields = {field["name"]: field for field in seen_fields(metadata)}
+    fields = {field["name"]: field for field in describe_fields(metadata)}
     assert list(fields)[:2] == ["year", "inner.name"]  # which most items have
     assert {name: field["kind"] for name, field in fields.items()} == {
         "year": "number",
@@ -204,10 +128,7 @@ def test_fields_are_described_by_their_values():
     assert year["values"][0] == {"value": 2000, "items": 4}
     assert fields["inner.name"]["length"] == 5.5
     assert fields["thumbnail"]["values"] == []
-    assert seen_fields([]) == []
-
-
-# -------------------------------------------------------------------------------------- maps
+    assert describe_fields([]) == []
 
 
 def clusters(n_clusters, n_each, n_bits=32):
@@ -220,7 +141,7 @@ def clusters(n_clusters, n_each, n_bits=32):
     return pack(bits), which
 
 
-def test_classical_scaling_is_that_of_the_distances_of_hamming():
+def test_classical_scaling_matches_pca_and_the_eigenvalues_of_the_distances():
     codes, _ = clusters(4, 15)
     bits = unpack(codes, 32).astype(float)
     ours = classical_scaling(codes, 32)
@@ -245,7 +166,7 @@ def test_a_map_keeps_neighbours_near_and_fills_its_square():
     np.testing.assert_array_equal(lay_out(codes, 32)[0], places)
 
 
-def test_items_of_one_code_are_spread_around_one_place():
+def test_items_with_one_code_do_not_overlap():
     codes = pack(np.repeat([[0] * 8, [1] * 8], [30, 20], axis=0))
     places, distinct = lay_out(codes, 8)
     assert distinct == 2
@@ -255,16 +176,16 @@ def test_items_of_one_code_are_spread_around_one_place():
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 13])
-def test_few_items_have_a_map_too(n):
+def test_maps_of_few_items_are_finite(n):
     places, _ = lay_out(CODES[:n], N_BITS)
     assert places.shape == (n, 2)
     assert np.isfinite(places).all()
 
 
-def test_a_map_is_made_once_for_each_version_of_the_store(engine, monkeypatch):
+def test_a_map_is_computed_once_per_version_of_the_store(engine, monkeypatch):
     made = []
     monkeypatch.setattr(
-        "antipodal.service.maps.lay_out",
+        "antipodal.service.projection_map.lay_out",
         lambda codes, n_bits: (made.append(len(codes)), (np.zeros((len(codes), 2)), 1))[1],
     )
     maps = Maps(engine)
@@ -281,13 +202,13 @@ def test_a_map_is_made_once_for_each_version_of_the_store(engine, monkeypatch):
     assert made == [50, 50, 60]
 
 
-def test_points_have_the_value_of_a_field_and_a_name(engine):
+def test_points_have_a_name_and_the_value_of_a_field(engine):
     engine.store.upsert(
         [9001, 9002, 9003],
         CODES[:3],
         [{"a": {"b": "x"}, "text": "long " * 100}, {"a": 3, "title": 7}, {"a": {"b": [1]}}],
     )
-    answer = _points(engine, Maps(engine), "a.b", MOST_ITEMS)
+    answer = map_points(engine, Maps(engine), "a.b", MAX_ITEMS)
     points = {point["id"]: point for point in answer["points"]}
     assert len(points) == answer["total"] == N_ITEMS + 3
     assert [points[i]["value"] for i in (9001, 9002, 9003)] == ["x", None, None]

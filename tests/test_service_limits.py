@@ -1,0 +1,175 @@
+"""Limits: bodies, batches, concurrency and time."""
+# ruff: noqa: F811 (imported fixtures)
+
+import asyncio
+import dataclasses
+import inspect
+import threading
+
+import pytest
+
+from antipodal.cli.serve import serve
+from antipodal.service import Engine, Limits, create_app
+from antipodal.service.limits import Shared
+from served import (  # noqa: F401
+    HANG,
+    HASHER,
+    IDS,
+    LIMITS,
+    VECTOR,
+    TestClient,
+    is_problem,
+    kept_store,
+    label,
+    reader,
+    store,
+    unchanged,
+)
+
+HUGE = {"vectors": [VECTOR] * 51}
+
+
+def test_large_batches_are_refused(unchanged):
+    items = [{"id": i, "code": "000000"} for i in range(51)]
+    for method, path, body in [
+        ("POST", "/v1/encode", HUGE),
+        ("PUT", "/v1/items", {"items": items}),
+        ("DELETE", "/v1/items", {"ids": list(range(51))}),
+    ]:
+        message = is_problem(unchanged.request(method, path, json=body), 422)
+        assert "50" in message
+        assert "51" in message
+    assert "101" in is_problem(unchanged.get("/v1/items?limit=101"), 422)
+
+
+def test_a_histogram_over_too_many_items_is_refused(store):
+    client = TestClient(create_app(Engine(HASHER, store, limits=Limits(histogram=150))))
+    request = {"code": "000000", "histogram": True}
+    assert "150" in is_problem(client.post("/v1/search", json=request), 422)
+    narrow = client.post("/v1/search", json=request | {"where": {"label": 1}})
+    assert sum(narrow.json()["histogram"]) == sum(label(i) == 1 for i in IDS)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_over_the_limit_is_a_413(unchanged, chunked):
+    body = b'{"items": [' + b" " * LIMITS.body + b"]}"
+    content = iter([body[i : i + 10_000] for i in range(0, len(body), 10_000)]) if chunked else body
+    headers = {"Content-Type": "application/json"}
+    response = unchanged.put("/v1/items", content=content, headers=headers)
+    assert "100,000" in is_problem(response, 413)
+
+
+def test_an_endless_body_is_refused_and_a_silent_one_times_out(store):
+    limits = Limits(body=1_000, seconds=0.2)
+    app = create_app(Engine(HASHER, store, limits=limits))
+    n_chunks = 0
+
+    async def endless():
+        nonlocal n_chunks
+        n_chunks += 1
+        return {"type": "http.request", "body": b"x" * 100, "more_body": True}
+
+    async def silent():
+        await asyncio.sleep(HANG)
+
+    assert asyncio.run(status_of(app, endless)) == 413
+    assert n_chunks == 11
+    assert asyncio.run(asyncio.wait_for(status_of(app, silent), HANG / 2)) == 408
+
+
+async def status_of(app, receive):
+    scope = {
+        "type": "http",
+        "method": "PUT",
+        "path": "/v1/items",
+        "raw_path": b"/v1/items",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent[0]["status"]
+
+
+def test_requests_beyond_the_limits_of_concurrency_and_time_are_a_503(store, monkeypatch):
+    engine = Engine(HASHER, store, limits=Limits(seconds=1, threads=1, requests=3))
+    release = threading.Event()
+    monkeypatch.setattr(engine, "card", lambda: release.wait(HANG) and {})
+    with TestClient(create_app(engine)) as client:
+        answers = []
+        callers = [
+            threading.Thread(target=lambda: answers.append(client.get("/v1/model")))
+            for _ in range(5)
+        ]
+        for caller in callers:
+            caller.start()
+        assert client.get("/healthz").status_code == 200  # probes are exempt
+        assert client.get("/readyz").status_code == 200
+        for caller in callers:
+            caller.join()
+        release.set()
+    messages = [is_problem(answer, 503) for answer in answers]
+    assert all(answer.headers["retry-after"] == "1" for answer in answers)
+    assert sum("may still be carried out" in message for message in messages) == 1
+    assert sum("not started" in message for message in messages) == 2
+    assert sum("3 requests are in progress" in message for message in messages) == 2
+
+
+def test_limits_must_be_positive_and_finite():
+    for wrong in ({"k": 0}, {"seconds": float("inf")}, {"seconds": float("nan")}, {"body": -1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Limits(**wrong)
+
+
+def test_the_options_of_serve_have_the_defaults_of_the_limits():
+    options = inspect.signature(serve).parameters
+    for field in dataclasses.fields(Limits):
+        name = field.name if field.name in options else f"max_{field.name}"
+        assert options[name].default == field.default
+
+
+def test_readiness_does_not_wait_for_an_index_that_is_being_loaded(store, monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(store._cache, "index", lambda *_: release.wait(HANG))
+    with TestClient(create_app(Engine(HASHER, store))) as client:
+        assert client.get("/readyz").json() == {"status": "ready"}
+        release.set()
+
+
+def test_concurrent_readiness_probes_share_one_check(store, monkeypatch):
+    engine, n_checks = Engine(HASHER, store), [0]
+
+    began, release, asked = threading.Event(), threading.Event(), threading.Semaphore(0)
+    shared = Shared.__call__
+
+    def check():
+        n_checks[0] += 1
+        began.set()
+        assert release.wait(4)  # less than the time limit of a probe
+
+    async def ask(self):
+        asked.release()
+        return await shared(self)
+
+    monkeypatch.setattr(engine, "check", check)
+    monkeypatch.setattr(Shared, "__call__", ask)
+    statuses = []
+    with TestClient(create_app(engine)) as client:
+        callers = [
+            threading.Thread(target=lambda: statuses.append(client.get("/readyz").status_code))
+            for _ in range(20)
+        ]
+        for one in callers:
+            one.start()
+        for _ in callers:
+            assert asked.acquire(timeout=HANG)
+        release.set()
+        for one in callers:
+            one.join()
+    assert statuses == [200] * 20
+    assert n_checks[0] == 1
