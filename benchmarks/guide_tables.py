@@ -94,6 +94,46 @@ def audit_ndcg() -> str:
     return "\n".join(lines)
 
 
+def search_speed() -> str:
+    """Return the throughput of `HammingIndex` over a million codes relative to other libraries."""
+    record = json.loads((RESULTS / "search.json").read_text())
+    kinds = ["64 bits, random", "64 bits, crowded", "256 bits, random", "256 bits, crowded"]
+    rows: dict[str, list[str]] = {}
+    for part in (record[kind] for kind in kinds):
+        for way, shown in (("at once", "batched"), ("one by one", "single queries")):
+            runs = part["k = 10"][way]
+            for library in ("faiss", "usearch", "numpy"):
+                if library in runs:
+                    ours, theirs = (runs[n]["queries_per_second"] for n in ("antipodal", library))
+                    label = f"10 nearest, {shown}, relative to {LIBRARIES[library]}"
+                    rows.setdefault(label, []).append(ratio(ours / theirs))
+        runs = part["radius 2"]["runs"]
+        for way, shown in (("at once", "batched"), ("one by one", "single queries")):
+            ours = runs[f"antipodal {way}"]
+            label = f"radius 2, {shown}, relative to "
+            rows.setdefault(label + "Faiss", []).append(ratio(ours["times_faiss"]))
+            other = runs[f"multihash {way}"]["queries_per_second"]
+            rows.setdefault(label + "MultiHash", []).append(
+                ratio(ours["queries_per_second"] / other)
+            )
+        filtered = part["filter"]["at once"]["1%"]["times_unfiltered"]
+        label = "10 nearest among 1 %, relative to all items"
+        rows.setdefault(label, []).append(ratio(filtered))
+        opened = f"{part['open']['best_milliseconds']:.0f} ms"
+        rows.setdefault("time to open the file", []).append(opened)
+    lines = ["| a million codes | " + " | ".join(kinds) + " |", "|---|--:|--:|--:|--:|"]
+    lines += [f"| {label} | {' | '.join(cells)} |" for label, cells in rows.items()]
+    return "\n".join(lines)
+
+
+LIBRARIES = {"faiss": "Faiss", "usearch": "usearch", "numpy": "NumPy"}
+
+
+def ratio(value: float) -> str:
+    """Return a ratio with the digits that matter."""
+    return f"{value:.0f}×" if value >= 10 else f"{value:.2f}×"
+
+
 # Counts of the records that the table shows, and their names in it.
 COUNTS = {
     "kills": "kills", "acknowledged": "acknowledged writes", "half there": "partial writes",

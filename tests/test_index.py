@@ -1,7 +1,4 @@
-import doctest
-import json
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -617,66 +614,6 @@ def test_many_threads_give_the_same_answer(monkeypatch):
         check_ball(index.radius(queries, 8), answers, 8)
     finally:
         faiss.omp_set_num_threads(before)
-
-
-def test_the_page_on_search_says_what_happens():
-    text = (SOURCE.parent / "docs" / "guide" / "search.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, "search.md", None, 0)
-    assert doctest.DocTestRunner().run(test).failed == 0
-
-
-def table_of_speed():
-    """Read the table of docs/guide/search.md off the record."""
-    record = json.loads((SOURCE.parent / "benchmarks" / "results" / "search.json").read_text())
-    kinds = ["64 bits, random", "64 bits, crowded", "256 bits, random", "256 bits, crowded"]
-    ours = "antipodal"
-
-    def knn(part, way, peer):
-        runs = part["k = 10"][way]
-        return runs[ours]["queries_per_second"] / runs[peer]["queries_per_second"]
-
-    def ball(part, way):
-        return part["radius 2"]["runs"][f"{ours} {way}"]["times_faiss"]
-
-    def beside_multihash(part, way):
-        runs = part["radius 2"]["runs"]
-        return (
-            runs[f"{ours} {way}"]["queries_per_second"]
-            / runs[f"multihash {way}"]["queries_per_second"]
-        )
-
-    rows = {
-        "10 nearest, at once": lambda p: f"{knn(p, 'at once', 'faiss'):.2f} × Faiss",
-        "10 nearest, one by one": lambda p: f"{knn(p, 'one by one', 'faiss'):.2f} × Faiss",
-        "10 nearest, at once ": lambda p: f"{knn(p, 'at once', 'usearch'):.0f} × usearch",
-        "10 nearest, at once  ": lambda p: f"{knn(p, 'at once', 'numpy'):.0f} × NumPy",
-        "radius 2, at once": lambda p: f"{ball(p, 'at once'):.0f} × Faiss",
-        "radius 2, one by one": lambda p: f"{ball(p, 'one by one'):.0f} × Faiss",
-        "radius 2, at once ": lambda p: f"{beside_multihash(p, 'at once'):.1f} × MultiHash",
-        "radius 2, one by one ": lambda p: f"{beside_multihash(p, 'one by one'):.2f} × MultiHash",
-        "10 nearest among 1 %": lambda p: (
-            f"{p['filter']['at once']['1%']['times_unfiltered']:.0f} × among all"
-        ),
-        "opening": lambda p: f"{p['open']['best_milliseconds']:.0f} ms",
-    }
-    lines = [f"| a million codes | {' | '.join(kinds)} |", "|---|---|---|---|---|"]
-    for name, cell in rows.items():
-        cells = " | ".join(cell(record[kind]) for kind in kinds)
-        lines.append(f"| {name.strip()} | {cells} |")
-    ways = record["memory"]["ways"]
-    lines += [
-        "",
-        f"Ten million codes of 64 bits take {ways['at once']['times_codes']:.2f} times their bytes "
-        f"in memory, {ways['in parts']['times_codes']:.2f} if added in ten parts,",
-        f"and {ways['loaded']['times_codes']:.2f} if mapped from a file.",
-    ]
-    return "\n".join(lines)
-
-
-def test_the_table_of_speed_is_what_was_recorded():
-    text = (SOURCE.parent / "docs" / "guide" / "search.md").read_text(encoding="utf-8")
-    assert table_of_speed() in text
 
 
 def run(program, **environment):

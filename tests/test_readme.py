@@ -118,6 +118,13 @@ def test_the_speed_of_the_service_is_what_was_recorded():
     assert has_in_order(text, f"{rates['json']:,}", f"{rates['bytes']:,}")
 
 
+def test_the_memory_of_an_index_is_what_was_recorded():
+    ways = json.loads((RESULTS / "search.json").read_text())["memory"]["ways"]
+    text = (ROOT / "docs" / "guide" / "search.md").read_text()
+    times = (f"{ways[way]['times_codes']:.2f}" for way in ("at once", "in parts", "loaded"))
+    assert has_in_order(" ".join(text.split()), *times)
+
+
 def test_the_table_of_speed_is_what_was_recorded():
     text = (ROOT / "docs" / "research" / "results-appendix.md").read_text()
     solvers = json.loads((RESULTS / "solver.json").read_text())["solvers"]

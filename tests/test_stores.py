@@ -1,10 +1,8 @@
 """One contract, every engine: the same ids in the same order, against brute force."""
 
-import doctest
 import itertools
 import subprocess
 import sys
-from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
@@ -826,12 +824,3 @@ def test_milvus_refuses_a_collection_of_others(engines):  # noqa: F811
 def test_milvus_out_of_reach_is_a_store_error():
     with pytest.raises(StoreError, match=r"milvus\+http://127.0.0.1:1"):
         open_store("milvus+http://user:secret@127.0.0.1:1", n_bits=8)
-
-
-# ----------------------------------------------------------------------------- the page
-
-
-def test_the_example_of_the_page_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    page = Path(__file__).parent.parent / "docs" / "guide" / "stores.md"
-    assert doctest.testfile(str(page), module_relative=False).failed == 0
