@@ -434,14 +434,22 @@ The help texts of all commands, written by `make results` (`python benchmarks/re
 """
 # Options of every command, described in the introduction.
 COMMON = re.compile(r"^\* `--(?:help|json)`: .*\n", re.MULTILINE)
+USAGE = re.compile(r"\*\*Usage\*\*:\n\n```console\n\$ .*?\n```\n")
+EXAMPLE = re.compile(r"^Example: (.*)\n", re.MULTILINE)
 
 
 def command_line() -> str:
-    """Return the reference of all commands and options, from their help texts."""
+    """Return the reference of all commands from their help texts, with examples first."""
     command = get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="antipodal")
-    text = COMMON.sub("", text).replace("**Options**:\n\n\n", "")
-    return CLI_INTRO + text[text.index("## ") :]
+    text = COMMON.sub("", text[text.index("## ") :]).replace("<int range>", "<int>")
+    sections = []
+    for section in re.split(r"^(?=##)", text.replace("<float range>", "<float>"), flags=re.M)[1:]:
+        if example := EXAMPLE.search(section):
+            block = f"```console\n$ {example[1]}\n```\n"
+            section = USAGE.sub(lambda _, block=block: block, EXAMPLE.sub("", section))
+        sections.append(section.replace("**Options**:\n\n\n", "").strip() + "\n")
+    return CLI_INTRO + "\n".join(sections)
 
 
 def current_pages() -> dict[Path, str]:
