@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from antipodal import AntipodalError
-from antipodal.io.arrays import read_array, write_codes
+from antipodal.io.numpy_files import read_array, write_codes
 
 ROWS = np.arange(12.0).reshape(4, 3)
 

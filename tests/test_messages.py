@@ -174,7 +174,7 @@ def slow(monkeypatch):
     def too_late(*arguments, **options):
         raise AssertionError("it began to work")
 
-    monkeypatch.setattr("antipodal.io.arrays.np.load", too_late)
+    monkeypatch.setattr("antipodal.io.numpy_files.np.load", too_late)
 
 
 @pytest.mark.parametrize(

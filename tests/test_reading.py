@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import feather, parquet
 
-import antipodal.io.arrays
+import antipodal.io.numpy_files
 from antipodal import LSH, AntipodalError, open_vectors
 from antipodal.io.vectors import read_column
 from effort import examples
@@ -183,7 +183,7 @@ def test_arrays_of_npz_files_are_read_as_they_unpack(folder, order):
 
 
 def test_npy_files_are_mapped_and_nothing_is_unpacked(folder, monkeypatch):
-    monkeypatch.setattr(antipodal.io.arrays, "TemporaryFile", None)
+    monkeypatch.setattr(antipodal.io.numpy_files, "TemporaryFile", None)
     np.save("x.npy", X)
     file = open_vectors("x.npy")
     rows = np.asarray(file)
@@ -567,7 +567,7 @@ def test_a_full_disk_is_named(folder, monkeypatch):
     def full():
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(antipodal.io.arrays, "TemporaryFile", full)
+    monkeypatch.setattr(antipodal.io.numpy_files, "TemporaryFile", full)
     with pytest.raises(AntipodalError, match=r"a\.parquet\b.*No space.*TMPDIR"):
         np.asarray(open_vectors(write(folder, "a.parquet")))
 
@@ -577,6 +577,7 @@ def test_without_pyarrow_the_extra_is_named(folder, monkeypatch, source):
     write(folder, source)
     for name in [name for name in sys.modules if name.split(".")[0] == "pyarrow"]:
         monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "antipodal.io.tables", raising=False)
     with pytest.raises(AntipodalError, match=r"pyarrow.*\[arrow\]"):
         open_vectors(source)
 

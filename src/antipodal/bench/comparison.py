@@ -12,7 +12,6 @@ from antipodal.errors import AntipodalError
 from antipodal.evaluation.charts import log_chart, method_looks, range_chart
 from antipodal.evaluation.html import about_table, html_page, html_table, origin, text
 from antipodal.io.atomic import replacing
-from antipodal.io.file_kinds import JSON_LINES, FoundFile
 from antipodal.io.jsonl import read_objects
 
 Kind = Literal["bench", "audit", "evaluation", "neighbours"]
@@ -42,8 +41,7 @@ class Run(NamedTuple):
 
 def read_run(path: str | os.PathLike[str]) -> Run:
     """Read the records of a run, or say what is wrong with the file."""
-    file = FoundFile(os.fspath(path), JSON_LINES, "place among the runs")
-    records = [line.fields for line in read_objects(file)]
+    records = [line.fields for line in read_objects(path)]
     if not records:
         raise AntipodalError(f"{path} has no records: did the run fail?")
     kind = _kind(records[0])

@@ -17,9 +17,9 @@ from antipodal.datasets.arrayfiles import digits
 from antipodal.evaluation.metrics import Evaluation, evaluate, hamming_distances
 from antipodal.hashers.network import NetworkHasher
 from antipodal.hashers.registry import built_in_hashers, make_hasher
-from antipodal.io.arrays import write_codes
 from antipodal.io.atomic import replacing
 from antipodal.io.model_file import model_identity
+from antipodal.io.numpy_files import write_codes
 from antipodal.stores import open_store
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from antipodal.codes import code_width
 from antipodal.errors import AntipodalError
 from antipodal.hashers.base import BaseHasher
 from antipodal.hashers.registry import load
-from antipodal.io.arrow import ParquetTable, batch_vectors, describe_column
 from antipodal.io.atomic import replacing
-from antipodal.io.columns import TableColumn, check_column, choose_columns
-from antipodal.io.file_kinds import find_kind
+from antipodal.io.columns import check_column, choose_columns
+from antipodal.io.formats import find_format
+from antipodal.io.tables import ParquetTable, combine_columns, describe_columns
 from antipodal.threads import one_torch_thread
 
 CODE = "code"  # the column that is added
@@ -78,7 +78,8 @@ class BatchEncoder:
         width = code_width(self.hasher.n_bits)
         codes = np.empty((0, width), np.uint8)
         if len(batch):
-            rows = batch_vectors(batch, self.vector_columns(batch.schema), 0, None)
+            names = self.vector_columns(batch.schema)
+            rows = combine_columns({name: batch.column(name) for name in names})
             with one_torch_thread():
                 codes = self.hasher.encode(rows)
         column = pa.Array.from_buffers(pa.binary(width), len(codes), [None, pa.py_buffer(codes)])
@@ -89,7 +90,7 @@ class BatchEncoder:
     def schema(self, schema: pa.Schema, name: str = "the batch") -> pa.Schema:
         """Return the schema of what comes out for that of what goes in; `name` is for messages."""
         for column in self.columns or ():
-            check_column(name, _described(schema), column)
+            check_column(name, describe_columns(schema), column)
         kept = [f for f in schema if self.columns is None or f.name in self.columns]
         if any(field.name == CODE for field in kept):
             raise AntipodalError(
@@ -101,17 +102,13 @@ class BatchEncoder:
 
     def vector_columns(self, schema: pa.Schema, name: str = "the batch") -> tuple[str, ...]:
         """Return the names of the columns that hold the vectors."""
-        return choose_columns(name, _described(schema), self.column, ())
+        return choose_columns(name, describe_columns(schema), self.column, ())
 
     def columns_read(self, schema: pa.Schema, name: str = "the batch") -> list[str]:
         """Return the names of the columns that are kept or hold the vectors, in their order."""
         *kept, _ = self.schema(schema, name).names
         wanted = {*kept, *self.vector_columns(schema, name)}
         return [name for name in schema.names if name in wanted]
-
-
-def _described(schema: pa.Schema) -> dict[str, TableColumn]:
-    return {field.name: describe_column(field.type) for field in schema}
 
 
 BATCH_BYTES = 2**24  # of what is read at a time: a few batches of each open file are in memory
@@ -158,7 +155,7 @@ def encode_file(
         Once it is set, the file is given up.
     """
     before = os.stat(job.source)
-    table = ParquetTable(find_kind(job.source))
+    table = ParquetTable(find_format(job.source))
     schema = table.schema()
     names = encoder.columns_read(schema, job.source)
     written = encoder.schema(schema, job.source)

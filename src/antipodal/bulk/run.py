@@ -15,9 +15,9 @@ import pyarrow as pa
 from antipodal.bulk.encoder import BatchEncoder, FileJob, FileRecord, encode_file
 from antipodal.bulk.manifest import Manifest
 from antipodal.errors import AntipodalError, missing_extra
-from antipodal.io.arrow import ParquetTable
-from antipodal.io.file_kinds import PARQUET, FoundFile, find_files, split_column
+from antipodal.io.formats import PARQUET, DataFile, find_files, split_column
 from antipodal.io.model_file import model_identity
+from antipodal.io.tables import ParquetTable
 
 
 class FileEncoder:
@@ -201,12 +201,12 @@ def encode_here(encoder: BatchEncoder, jobs: Sequence[FileJob]) -> Iterator[File
             files.shutdown(cancel_futures=True)
 
 
-def _parquet_files(place: str, target: Path) -> list[FoundFile]:
+def _parquet_files(place: str, target: Path) -> list[DataFile]:
     files = find_files(place)
-    if files[0].kind is not PARQUET:
+    if files[0].format is not PARQUET:
         raise AntipodalError(
             f"a folder of codes is made of parquet files: {files[0].path} is "
-            f"{files[0].kind.called}. Name a file for the codes, such as codes.npy"
+            f"{files[0].format.description}. Name a file for the codes, such as codes.npy"
         )
     for file in files:
         if target in Path(os.path.abspath(file.path)).parents:
@@ -216,7 +216,7 @@ def _parquet_files(place: str, target: Path) -> list[FoundFile]:
     return files
 
 
-def _jobs(place: str, files: Sequence[FoundFile], target: Path) -> list[FileJob]:
+def _jobs(place: str, files: Sequence[DataFile], target: Path) -> list[FileJob]:
     """Name every output as its input, seen from the folder that all inputs are in."""
     paths = [os.path.abspath(file.path) for file in files]
     root = (

@@ -102,11 +102,9 @@ def describer(
     def records() -> Iterator[dict[str, Any]]:
         if metadata is None:
             return ({"title": row.get(title or ""), **row} for row in file.records(columns))
-        from antipodal.io.file_kinds import JSON_LINES, FoundFile
         from antipodal.io.jsonl import read_objects
 
-        found = FoundFile(str(metadata), JSON_LINES, "option")
-        return (line.fields for line in read_objects(found))
+        return (line.fields for line in read_objects(metadata))
 
     def describe(rows: Iterable[int]) -> dict[int, dict[str, Any]]:
         wanted = set(rows)

@@ -250,7 +250,7 @@ def _encode_folder(
 def _encode_array(model: Path, features: str, out: Path, force: bool, as_json: bool) -> None:
     from antipodal.codes import code_width
     from antipodal.hashers.registry import load
-    from antipodal.io.arrays import write_codes
+    from antipodal.io.numpy_files import write_codes
     from antipodal.io.vectors import open_vectors
 
     if str(out) != "-":

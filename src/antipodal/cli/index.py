@@ -320,10 +320,9 @@ class _Metadata:
 
 def _line_texts(path: Path) -> "Iterator[MetadataText]":
     """Check the metadata in a file of JSON lines."""
-    from antipodal.io.file_kinds import JSON_LINES, FoundFile
     from antipodal.io.jsonl import read_objects
 
-    for number, fields in read_objects(FoundFile(str(path), JSON_LINES, "option")):
+    for number, fields in read_objects(path):
         yield _checked(fields, f"{path}, line {number}")
 
 

@@ -111,7 +111,7 @@ def _store(path: Path) -> Facts:
 
 
 def _array(path: Path) -> Facts:
-    from antipodal.io.arrays import read_array
+    from antipodal.io.numpy_files import read_array
 
     array = read_array(str(path))
     shape = {"shape": list(array.shape), "dtype": str(array.dtype)}
@@ -131,11 +131,14 @@ def _split(path: Path) -> Facts:
 
 def _parquet(path: Path) -> Facts:
     """Describe what `store export` wrote, or a file of a folder of codes."""
-    from antipodal.io.arrow import ParquetTable
-    from antipodal.io.file_kinds import find_kind
+    from antipodal.io.formats import find_format
     from antipodal.stores.transfer import read_export_facts
 
-    table = ParquetTable(find_kind(str(path)))
+    try:
+        from antipodal.io.tables import ParquetTable
+    except ImportError as error:
+        raise AntipodalError(missing_extra(f"reading {path}", "pyarrow", "arrow")) from error
+    table = ParquetTable(find_format(str(path)))
     exported = read_export_facts(table.schema().metadata)
     if exported is not None:
         return {"kind": "export", **exported, "items": table.count(["id"])}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from antipodal.datasets.dataset import Dataset
 from antipodal.errors import AntipodalError
-from antipodal.io.file_kinds import split_column
+from antipodal.io.formats import split_column
 from antipodal.io.vectors import column_names, open_vectors, read_column
 
 _FEATURES, _LABELS = ("X",), ("y", "Y", "label", "labels")  # names that need not be given

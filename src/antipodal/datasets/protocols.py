@@ -10,8 +10,8 @@ from numpy.random import PCG64
 from numpy.typing import NDArray
 
 from antipodal.errors import AntipodalError
-from antipodal.io.arrays import open_npz
 from antipodal.io.atomic import replacing
+from antipodal.io.numpy_files import open_npz
 
 Rows = NDArray[np.int64]
 

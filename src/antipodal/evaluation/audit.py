@@ -29,7 +29,7 @@ from antipodal.evaluation.recall import (
 from antipodal.hashers.base import BaseHasher
 from antipodal.hashers.registry import make_hasher
 from antipodal.hashers.rows import draw_rows, row_blocks
-from antipodal.io.arrays import mapped_rows
+from antipodal.io.numpy_files import mapped_rows
 from antipodal.validation import Ids, check_whole
 
 _NAMED = 5  # rows that are named, of each kind

@@ -1,6 +1,11 @@
-"""JSON Lines files: one object per line."""
+"""JSON Lines files: one object per line.
+
+Lines are parsed with the standard library rather than with pyarrow, which requires the values of a
+field to have one type, does not report line numbers, and is an optional dependency.
+"""
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -10,31 +15,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.errors import AntipodalError
-from antipodal.io.columns import NoRowsError, Role, Table, TableColumn, VectorType
-from antipodal.io.file_kinds import FoundFile
+from antipodal.io.columns import Column, NoRowsError, Role, Table, VectorType
+from antipodal.io.formats import JSON_LINES, DataFile
 
 _BATCH_LINES = 4096
-_LARGEST = sys.float_info.max
 _NUMBER, _LIST = "a number", "a list"
-_KINDS = {int: _NUMBER, float: _NUMBER, str: "text", bool: "true or false", list: _LIST}
+_TYPES = {int: _NUMBER, float: _NUMBER, str: "text", bool: "true or false", list: _LIST}
 
 
 class JsonLine(NamedTuple):
-    """The object in a line, and the number of the line, from 1."""
+    """The object in a line, and the line number, from 1."""
 
     number: int
     fields: dict[str, Any]
 
 
-def read_objects(file: FoundFile) -> Iterator[JsonLine]:
-    """Yield the objects in the lines of a file; lines of nothing but space are passed over."""
-    with file.naming(), file.open() as lines:
+def read_objects(path: str | os.PathLike[str]) -> Iterator[JsonLine]:
+    """Yield the objects in the lines of a file, gzip-compressed or not; skip blank lines."""
+    return _objects(DataFile(os.fspath(path), JSON_LINES, "as required here"))
+
+
+def _objects(file: DataFile) -> Iterator[JsonLine]:
+    with file.naming_errors(), file.open() as lines:
         for number, line in enumerate(lines, start=1):
             if line.isspace():
                 continue
             try:
                 value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except (ValueError, RecursionError) as error:  # bytes that are not UTF-8, too
+            except (ValueError, RecursionError) as error:  # ValueError: also invalid UTF-8
                 raise AntipodalError(f"{file.path}, line {number} is not JSON: {error}") from error
             if not isinstance(value, dict):
                 raise AntipodalError(
@@ -44,128 +52,121 @@ def read_objects(file: FoundFile) -> Iterator[JsonLine]:
 
 
 class JsonTable(Table):
-    """A file of JSON lines. Its columns are those of its first line; empty lines do not count.
+    """A JSON Lines file. Its columns are the fields of the first object.
 
     Parameters
     ----------
-    file : FoundFile
+    file : DataFile
     dtype : numpy.dtype
-        That numbers of vectors are read as.
+        The dtype of vectors.
     """
 
-    def __init__(self, file: FoundFile, dtype: np.dtype[Any]) -> None:
-        self.file, self._dtype = file, dtype
-        first = next(read_objects(file), None)
+    def __init__(self, file: DataFile, dtype: np.dtype[Any]) -> None:
+        first = next(_objects(file), None)
         if first is None:
-            raise NoRowsError(f"cannot read {file.path}: it has no rows")
-        super().__init__(file, {name: _describe(value) for name, value in first.fields.items()})
+            raise NoRowsError(file.path)
+        super().__init__(file, {name: _column(value) for name, value in first.fields.items()})
+        self._dtype = dtype
         self._first = first
 
     @property
-    def form(self) -> Mapping[str, str]:
-        """Nothing: a line may lack fields that nobody asks for."""
+    def layout(self) -> Mapping[str, str]:
+        """Nothing: objects may lack fields that are not read."""
         return {}
 
     def count(self, names: Sequence[str]) -> int:
-        """Count the lines that are not empty; they are not parsed."""
-        with self.file.naming(), self.file.open() as lines:
+        """Count the lines that are not blank, without parsing them."""
+        with self.file.naming_errors(), self.file.open() as lines:
             return sum(1 for line in lines if not line.isspace())
 
     def vector_type(self, names: Sequence[str]) -> VectorType:
-        """Return what the first vector is."""
-        alone = len(names) == 1
-        return VectorType(len(self._first.fields[names[0]] if alone else names), self._dtype)
+        """Return the type of the vector in the first line."""
+        is_list = len(names) == 1
+        return VectorType(len(self._first.fields[names[0]] if is_list else names), self._dtype)
 
-    def matrices(
-        self, names: Sequence[str], rows: VectorType, max_rows: int
+    def blocks(
+        self, names: Sequence[str], expected: VectorType, max_rows: int
     ) -> Iterator[NDArray[Any]]:
-        """Yield the vectors of some lines at a time."""
+        """Yield the vectors of up to max_rows lines at a time."""
         for lines in self._batches(max_rows):
-            columns = [self._values(lines, name) for name in names]
+            columns = [self._field(lines, name) for name in names]
             vectors = columns[0] if len(names) == 1 else list(zip(*columns, strict=True))
-            yield self._matrix(vectors, lines, rows.n_features, rows.dtype)
+            yield self._matrix(lines, vectors, expected)
 
     def values(self, name: str) -> NDArray[Any]:
-        """Return a whole column, of which each value must be of one kind."""
+        """Return a whole column, whose values must have one type."""
         parts: list[NDArray[Any]] = []
-        kind = _kind(self._first.fields[name])
+        first = self._first.fields[name]
+        expected = _TYPES.get(type(first))
         for lines in self._batches(_BATCH_LINES):
-            column = self._values(lines, name)
-            for line, value in zip(lines, column, strict=True):
-                if kind is None or _kind(value) is not kind:
-                    rule = kind or "a number, text, true or false, or a list"
-                    raise self._wrong(line, f"{name!r} must be {rule}", value)
-            if kind == _LIST:
-                width = len(self._first.fields[name])
-                parts.append(self._matrix(column, lines, width, np.dtype(np.float64)))
+            values = self._field(lines, name)
+            for line, value in zip(lines, values, strict=True):
+                if expected is None or _TYPES.get(type(value)) != expected:
+                    rule = expected or "a number, text, true or false, or a list"
+                    raise self._error(line, f"{name!r} must be {rule}", value)
+            if expected == _LIST:
+                kind = VectorType(len(first), np.dtype(np.float64))
+                parts.append(self._matrix(lines, values, kind))
             else:
-                parts.append(np.array(column))
+                parts.append(np.array(values))
         return np.concatenate(parts)
 
     def records(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yield these fields of each line; what a line does not have is None."""
-        for line in read_objects(self.file):
+        """Yield these fields of each object; missing fields are None."""
+        for line in _objects(self.file):
             yield {name: line.fields.get(name) for name in names}
 
     def _batches(self, size: int) -> Iterator[list[JsonLine]]:
-        lines = read_objects(self.file)
+        lines = _objects(self.file)
         while batch := list(islice(lines, size)):
             yield batch
 
-    def _values(self, lines: list[JsonLine], name: str) -> list[Any]:
-        try:
-            return [line.fields[name] for line in lines]
-        except KeyError:
-            line = next(line for line in lines if name not in line.fields)
-            held = ", ".join(line.fields) or "nothing"
-            raise AntipodalError(
-                f"{self.file.path}, line {line.number} has no {name!r}: it has {held}"
-            ) from None
+    def _field(self, lines: list[JsonLine], name: str) -> list[Any]:
+        for line in lines:
+            if name not in line.fields:
+                fields = ", ".join(line.fields) or "no fields"
+                raise AntipodalError(
+                    f"{self.file.path}, line {line.number} has no {name!r}: it has {fields}"
+                )
+        return [line.fields[name] for line in lines]
 
     def _matrix(
-        self, vectors: list[Any], lines: list[JsonLine], width: int, dtype: np.dtype[Any]
+        self, lines: list[JsonLine], vectors: list[Any], expected: VectorType
     ) -> NDArray[Any]:
-        """Stack lists of numbers, or name the first that is none, or of another length."""
+        """Stack lists of numbers, or name the first line without a valid vector."""
+        width, dtype = expected
         try:
             matrix = np.array(vectors)
-        except ValueError:  # of unequal lengths
+        except ValueError:  # vectors of unequal length
             matrix = np.empty(0)
         if matrix.shape != (len(vectors), width) or matrix.dtype.kind not in "iufb":
             for line, vector in zip(lines, vectors, strict=True):
                 if not isinstance(vector, (list, tuple)):
-                    raise self._wrong(line, "a vector must be a list of numbers", vector)
+                    raise self._error(line, "the vector must be a list of numbers", vector)
                 if len(vector) != width:
-                    raise self._wrong(
-                        line, f"a vector must have {width} numbers, as before", len(vector)
-                    )
+                    rule = f"the vector must have {width} dimensions, as in the first line"
+                    raise self._error(line, rule, len(vector))
                 for value in vector:
-                    if not isinstance(value, (int, float)) or abs(value) > _LARGEST:
-                        raise self._wrong(line, "vectors must be of numbers", value)
+                    if not isinstance(value, (int, float)) or abs(value) > sys.float_info.max:
+                        raise self._error(line, "vectors must contain numbers only", value)
             matrix = np.array(vectors, np.float64)  # integers of more than 64 bits
         with np.errstate(invalid="ignore"):
             numbers: NDArray[Any] = matrix.astype(dtype)
-        if dtype.kind in "iu":
-            changed = (numbers != matrix).any(axis=1)
-            if changed.any():
-                line = lines[int(changed.argmax())]
-                raise self._wrong(line, f"numbers must be {dtype}", matrix[changed.argmax()])
+        if dtype.kind in "iu" and (numbers != matrix).any():
+            row = int((numbers != matrix).any(axis=1).argmax())
+            raise self._error(lines[row], f"values must be {dtype}", matrix[row])
         return numbers
 
-    def _wrong(self, line: JsonLine, rule: str, value: Any) -> AntipodalError:
+    def _error(self, line: JsonLine, rule: str, value: Any) -> AntipodalError:
         return AntipodalError(f"{self.file.path}, line {line.number}: {rule}: got {_shown(value)}")
 
 
-def _describe(value: Any) -> TableColumn:
-    """Say what a field can be to a vector, by its first value."""
-    kind = _kind(value)
-    if kind == _LIST and value and all(_kind(entry) == _NUMBER for entry in value):
-        return TableColumn("vectors", Role.VECTOR)
-    return TableColumn(kind or "other things", Role.NUMBER if kind == _NUMBER else Role.OTHER)
-
-
-def _kind(value: Any) -> str | None:
-    """Return what a value is called, of which a column must have one kind."""
-    return _KINDS.get(type(value))
+def _column(value: Any) -> Column:
+    """Describe a column by its first value."""
+    kind = _TYPES.get(type(value))
+    if kind == _LIST and value and all(_TYPES.get(type(entry)) == _NUMBER for entry in value):
+        return Column("vectors", Role.VECTOR)
+    return Column(kind or "JSON objects or null", Role.NUMBER if kind == _NUMBER else Role.OTHER)
 
 
 def _shown(value: Any) -> str:

@@ -1,30 +1,179 @@
-"""NumPy files: .npy arrays, memory-mapped, and .npz archives, read while unpacking."""
+"""NumPy files: .npy arrays, memory-mapped or written in blocks, and .npz archives."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
 from shutil import copyfileobj
-from tempfile import TemporaryFile
-from typing import IO, Any, NamedTuple, cast
+from tempfile import TemporaryFile, gettempdir
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 from zipfile import ZipFile
 
 import numpy as np
 from numpy.lib.npyio import NpzFile
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
+from antipodal.codes import Codes
 from antipodal.errors import AntipodalError
-from antipodal.io.arrays import open_npz, read_array
-from antipodal.io.columns import Role, Table, TableColumn, VectorType
-from antipodal.io.file_kinds import FoundFile
+from antipodal.io.atomic import replacing
+from antipodal.io.columns import Column, Role, Table, VectorType
+from antipodal.io.formats import DataFile
 
-_NUMBERS = "fiub"
+_ARRAY, _ARRAYS = "an array, as FILE.npy or FILE.npz:NAME", "an .npz file of arrays"
+_NPY, _ZIP = b"\x93NUMPY", b"PK"  # the first bytes of these files
+_NUMBERS = "fiub"  # kinds of dtypes
+
+
+def read_array(source: str) -> NDArray[Any]:
+    """Read `FILE.npy`, memory-mapped, an array of an archive as `FILE.npz:NAME`, or `-`, a pipe.
+
+    The name may be omitted if the archive has a single array. A pipe, standard input or a named
+    one, must contain one .npy file, and is read into memory.
+    """
+    if source == "-":
+        return _read_stream(sys.stdin.buffer, "standard input")
+    path, zipped, name = source.rpartition(".npz:")
+    if zipped:
+        return _read_member(f"{path}.npz", name)
+    if source.endswith(".npz"):
+        return _read_member(source, None)
+    with _naming_errors(source, _ARRAY), open(source, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return _read_stream(file, source)
+        _check_start(file.read(len(_NPY)), _NPY)
+        array: NDArray[Any] = np.load(source, mmap_mode="r", allow_pickle=False)
+        return array
+
+
+def _read_stream(stream: BinaryIO, name: str) -> NDArray[Any]:
+    with _naming_errors(name, _ARRAY):
+        data = stream.read()
+        _check_start(data[: len(_NPY)], _NPY)
+        array: NDArray[Any] = np.load(BytesIO(data), allow_pickle=False)
+        return array
+
+
+def _read_member(path: str, name: str | None) -> NDArray[Any]:
+    """Return the array of this name in an archive, or its only array."""
+    with open_npz(path) as archive:
+        if not archive.files:
+            raise AntipodalError(f"{path} contains no arrays")
+        first, *others = archive.files
+        names = ", ".join(archive.files)
+        if name is None and others:
+            raise AntipodalError(
+                f"{path} contains several arrays ({names}): name one of them, as {path}:{first}"
+            )
+        if name is not None and name not in archive.files:
+            raise AntipodalError(f"{path} has no array {name!r}: it contains {names}")
+        return np.asarray(archive[first if name is None else name])
+
+
+@contextmanager
+def open_npz(path: str | os.PathLike[str]) -> Iterator[NpzFile]:
+    """Open an archive of arrays; errors in the block become errors that name the file.
+
+    Arrays are read by ``archive[name]``, which raises an error if one is damaged.
+    """
+    # np.load does not close a damaged file that it opened itself.
+    with _naming_errors(path, _ARRAYS), open(path, "rb") as stream:
+        _check_start(stream.read(len(_NPY)), _ZIP)
+        stream.seek(0)
+        with np.load(stream, allow_pickle=False) as archive:
+            yield archive
+
+
+class _FormatError(Exception):
+    """A file has another format; the message is fit for users."""
+
+
+def _check_start(start: bytes, expected: bytes) -> None:
+    """Raise an error that names the format if the first bytes are not the expected ones."""
+    if start.startswith(expected):
+        return
+    if not start:
+        raise _FormatError("it is empty")
+    if start == _NPY:
+        raise _FormatError("it contains a single array, as .npy files do")
+    if start.startswith(_ZIP):
+        raise _FormatError("it is a zip file: if it contains arrays, its name must end in .npz")
+    raise _FormatError("not a NumPy file")
+
+
+@contextmanager
+def _naming_errors(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
+    """Convert any exception to an AntipodalError that names the file and the expected format."""
+    try:
+        yield
+    except AntipodalError:
+        raise
+    except Exception as error:  # zipfile and NumPy raise many types
+        if isinstance(error, _FormatError):
+            reason = str(error)
+        elif "Object arrays" in str(error) or "Python objects" in str(error):  # NumPy's messages
+            reason = "it contains Python objects, which need pickle: save numbers or strings"
+        else:
+            reason = getattr(error, "strerror", None) or "it is truncated or damaged"
+        raise AntipodalError(f"cannot read {path}: {reason}. Expected {expected}") from error
+
+
+def write_codes(
+    path: str | os.PathLike[str], blocks: Iterable[Codes], n_rows: int, width: int
+) -> None:
+    """Write blocks of packed codes to one .npy file of n_rows × width bytes; `-` is a pipe."""
+    if str(path) == "-":
+        _write(sys.stdout.buffer, blocks, n_rows, width)
+        sys.stdout.buffer.flush()
+        return
+    with replacing(Path(path)) as file:
+        _write(file, blocks, n_rows, width)
+
+
+def _write(file: BinaryIO, blocks: Iterable[Codes], n_rows: int, width: int) -> None:
+    header = {"descr": "|u1", "fortran_order": False, "shape": (n_rows, width)}
+    np.lib.format.write_array_header_1_0(file, header)
+    for block in blocks:
+        file.write(np.ascontiguousarray(block).data)
+
+
+def mapped_rows(
+    blocks: Iterable[NDArray[Any]], shape: tuple[int, int], dtype: DTypeLike, name: str
+) -> NDArray[Any]:
+    """Write all blocks to a temporary file and return it as one memory-mapped array.
+
+    Parameters
+    ----------
+    blocks : iterable of (m, n)
+        The rows in order, of this dtype.
+    shape : (int, int)
+        The shape of all rows together.
+    name : str
+        The name of the source, for the error message if the disk is full.
+    """
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    try:
+        with TemporaryFile() as file:
+            for block in blocks:
+                file.write(np.ascontiguousarray(block).data)
+            file.flush()
+            return np.memmap(file, dtype, "r", shape=shape)
+    except OSError as error:
+        raise AntipodalError(
+            f"cannot unpack {name} into {gettempdir()}: {error.strerror or error}. "
+            "Set TMPDIR to use another folder"
+        ) from error
 
 
 class NpyTable(Table):
-    """One array, of a file or a pipe. It has no columns of other things."""
+    """One array, in a file or a pipe. It has no named columns."""
 
-    def __init__(self, file: FoundFile) -> None:
+    def __init__(self, file: DataFile) -> None:
         super().__init__(file, {})
-        self.array = np.asarray(read_array(file.path))  # a memory map is an array like any
+        self.array = np.asarray(read_array(file.path))  # a plain view of the memory map
         if self.array.ndim != 2:
             raise AntipodalError(
                 f"{file.path} must have a row per item and a column per feature: got shape "
@@ -33,74 +182,74 @@ class NpyTable(Table):
         if len(self.array) and not self.array.size:
             raise AntipodalError(f"{file.path} has no columns: got shape {self.array.shape}")
         if self.array.dtype.kind not in _NUMBERS:
-            raise AntipodalError(f"{file.path} must hold numbers: got {self.array.dtype}")
+            raise AntipodalError(f"{file.path} must contain numbers: got {self.array.dtype}")
 
     def count(self, names: Sequence[str]) -> int:
-        """Return the rows of the array."""
+        """Return the number of rows of the array."""
         return len(self.array)
 
     def vector_type(self, names: Sequence[str]) -> VectorType:
-        """Return what the rows of the array are."""
+        """Return the type of the rows."""
         return VectorType(self.array.shape[1], self.array.dtype)
 
-    def matrices(
-        self, names: Sequence[str], rows: VectorType, max_rows: int
+    def blocks(
+        self, names: Sequence[str], expected: VectorType, max_rows: int
     ) -> Iterator[NDArray[Any]]:
         """Yield slices of the array."""
         return _slices(self.array, max_rows)
 
     def values(self, name: str) -> NDArray[Any]:
-        """Find nothing: there are no columns."""
+        """Raise KeyError: the array has no named columns."""
         raise KeyError(name)
 
     def records(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Find nothing: there are no columns."""
+        """Raise KeyError: the array has no named columns."""
         raise KeyError(*names)
 
 
 class NpzTable(Table):
-    """Arrays of a zip file, which are its columns. They need not have equally many rows."""
+    """An archive of arrays, its columns. The arrays may differ in their numbers of rows."""
 
-    def __init__(self, file: FoundFile) -> None:
-        self._heads: dict[str, _Head] = {}
-        with open_npz(file.path) as members:
-            for name in members.files:
-                with _open_member(members, name) as (head, _):
-                    self._heads[name] = head
-        if not self._heads:
-            raise AntipodalError(f"{file.path} holds no array")
-        super().__init__(file, {name: head.as_column() for name, head in self._heads.items()})
+    def __init__(self, file: DataFile) -> None:
+        self._headers: dict[str, _Header] = {}
+        with open_npz(file.path) as archive:
+            for name in archive.files:
+                with _open_member(archive, name) as (header, _):
+                    self._headers[name] = header
+        if not self._headers:
+            raise AntipodalError(f"{file.path} contains no arrays")
+        super().__init__(file, {name: h.as_column() for name, h in self._headers.items()})
 
     @property
-    def form(self) -> Mapping[str, str]:
-        """The arrays and their types; their numbers of rows may differ."""
-        return {name: str(head.dtype) for name, head in self._heads.items()}
+    def layout(self) -> Mapping[str, str]:
+        """The arrays and their dtypes; their shapes may differ from file to file."""
+        return {name: str(header.dtype) for name, header in self._headers.items()}
 
     def count(self, names: Sequence[str]) -> int:
-        """Return the rows of the first of the arrays."""
-        return self._heads[names[0]].shape[0]
+        """Return the number of rows of the first of these arrays."""
+        return self._headers[names[0]].shape[0]
 
     def vector_type(self, names: Sequence[str]) -> VectorType:
-        """Return what the rows of the array are."""
+        """Return the type of the rows of the array."""
         [name] = names
-        return VectorType(self._heads[name].shape[1], self._heads[name].dtype)
+        return VectorType(self._headers[name].shape[1], self._headers[name].dtype)
 
-    def matrices(
-        self, names: Sequence[str], rows: VectorType, max_rows: int
+    def blocks(
+        self, names: Sequence[str], expected: VectorType, max_rows: int
     ) -> Iterator[NDArray[Any]]:
-        """Yield the rows as they unpack; the end of the array tells whether its bytes are right."""
+        """Yield the rows while they are decompressed; the checksum is verified at the end."""
         [name] = names
-        with open_npz(self.file.path) as members, _open_member(members, name) as (head, stream):
-            n_rows, n_features = head.shape
-            if head.fortran_order:  # then no row is in one piece
-                yield from _slices(_unpacked(stream, head), max_rows)
+        with open_npz(self.file.path) as archive, _open_member(archive, name) as (header, stream):
+            n_rows, n_features = header.shape
+            if header.fortran_order:  # rows are not contiguous
+                yield from _slices(_unpacked(stream, header), max_rows)
                 return
             for start in range(0, n_rows, max_rows):
                 size = min(max_rows, n_rows - start)
-                data = stream.read(size * n_features * head.dtype.itemsize)
-                yield np.frombuffer(data, head.dtype).reshape(size, n_features)
+                data = stream.read(size * n_features * header.dtype.itemsize)
+                yield np.frombuffer(data, header.dtype).reshape(size, n_features)
             if stream.read(1):
-                raise ValueError("there is more than the array")
+                raise ValueError("the member is longer than its array")
 
     def values(self, name: str) -> NDArray[Any]:
         """Return an array."""
@@ -112,34 +261,33 @@ class NpzTable(Table):
         return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
-class _Head(NamedTuple):
-    """What an array in a file says of itself."""
+class _Header(NamedTuple):
+    """The header of an .npy file."""
 
     shape: tuple[int, ...]
     fortran_order: bool
     dtype: np.dtype[Any]
 
-    def as_column(self) -> TableColumn:
+    def as_column(self) -> Column:
         is_vector = len(self.shape) == 2 and self.dtype.kind in _NUMBERS and self.shape[1] > 0
-        called = f"{self.dtype} {self.shape}"
-        return TableColumn(called, Role.VECTOR if is_vector else Role.OTHER)
+        return Column(f"{self.dtype} {self.shape}", Role.VECTOR if is_vector else Role.OTHER)
 
 
 @contextmanager
-def _open_member(members: NpzFile, name: str) -> Iterator[tuple[_Head, IO[bytes]]]:
-    with cast(ZipFile, members.zip).open(f"{name}.npy") as stream:
+def _open_member(archive: NpzFile, name: str) -> Iterator[tuple[_Header, IO[bytes]]]:
+    with cast(ZipFile, archive.zip).open(f"{name}.npy") as stream:
         readers = {
             (1, 0): np.lib.format.read_array_header_1_0,
             (2, 0): np.lib.format.read_array_header_2_0,
         }
-        yield _Head(*readers[np.lib.format.read_magic(stream)](stream)), stream
+        yield _Header(*readers[np.lib.format.read_magic(stream)](stream)), stream
 
 
-def _unpacked(stream: IO[bytes], head: _Head) -> NDArray[Any]:
+def _unpacked(stream: IO[bytes], header: _Header) -> NDArray[Any]:
     with TemporaryFile() as file:
         copyfileobj(stream, file)
         file.flush()
-        return np.memmap(file, head.dtype, "r", shape=head.shape, order="F")
+        return np.memmap(file, header.dtype, "r", shape=header.shape, order="F")
 
 
 def _slices(array: NDArray[Any], max_rows: int) -> Iterator[NDArray[Any]]:

@@ -8,45 +8,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from antipodal.errors import AntipodalError
-from antipodal.io.arrays import mapped_rows, read_array
-from antipodal.io.arrow import CsvTable, IpcTable, ParquetTable
+from antipodal.errors import AntipodalError, missing_extra
 from antipodal.io.columns import NoRowsError, Table, VectorType, check_column, choose_columns
-from antipodal.io.file_kinds import (
-    ARROW,
+from antipodal.io.formats import (
     CSV,
+    JSON_LINES,
     NPY,
     NPZ,
     PARQUET,
-    FoundFile,
+    DataFile,
     find_files,
     split_column,
 )
 from antipodal.io.jsonl import JsonTable
-from antipodal.io.numpy_files import NpyTable, NpzTable
+from antipodal.io.numpy_files import NpyTable, NpzTable, mapped_rows, read_array
 from antipodal.validation import check_ids, check_whole
 
 _BLOCK_ROWS = 4096
-_BLOCK_BYTES = 2**24  # of a block: fewer rows where they are long
+_BLOCK_BYTES = 2**24
 
 
 class VectorFile:
-    """The vectors of a file or of several, a row per item: what `open_vectors` returns.
+    """The vectors of one or several files, a row per item. Returned by `open_vectors`.
 
-    It can stand where an array of rows is asked for: `np.asarray` of it is the mapped file, where
-    it is one .npy file. Others are unpacked, once, into a temporary file, which is mapped.
-    `BaseHasher.encode_blocks` needs no such file.
+    It is accepted in place of an array: `np.asarray` returns the memory map of a single .npy file.
+    Other files are unpacked, once, into a temporary file, which is memory-mapped.
+    `BaseHasher.encode_blocks` needs no temporary file.
 
     Attributes
     ----------
     name : str
-        As it was opened.
+        The path as given to `open_vectors`.
     n_features : int
-        Numbers of a vector.
+        Number of dimensions.
     dtype : numpy.dtype
-        Of the numbers.
+        The dtype of the vectors.
     vector_columns : tuple of str
-        The column of vectors, or the columns of numbers that make them up.
+        The vector column, or the columns of numbers that form the vector.
     """
 
     ndim = 2
@@ -62,7 +60,7 @@ class VectorFile:
 
     @property
     def n_rows(self) -> int:
-        """The number of vectors; of CSV, JSON lines and Arrow streams it is counted once."""
+        """The number of vectors; CSV, JSON Lines and Arrow files are read once to count them."""
         return sum(self._counts)
 
     @cached_property
@@ -80,30 +78,28 @@ class VectorFile:
     def blocks(self, max_rows: int = _BLOCK_ROWS) -> Iterator[NDArray[Any]]:
         """Yield the vectors in order, (up to max_rows, n_features) at a time.
 
-        Blocks have fewer rows where a file, a row group or 16 MB end. Do not write to them.
+        Blocks are shorter at the end of a file or row group, and have at most 16 MB. They may be
+        read-only.
         """
         check_whole(max_rows, "max_rows", 1)
-        size = max(1, min(max_rows, _BLOCK_BYTES // max(1, self._row_bytes)))
+        row_bytes = max(1, self.n_features * self.dtype.itemsize)
+        size = max(1, min(max_rows, _BLOCK_BYTES // row_bytes))
         for table, expected in zip(self._tables, self._counts, strict=True):
             n_rows = 0
-            for block in table.matrices(self.vector_columns, self._type, size):
+            for block in table.blocks(self.vector_columns, self._type, size):
                 n_rows += len(block)
                 yield block
             if n_rows != expected:
                 raise AntipodalError(
-                    f"{table.file.path} changed while it was read: it had {expected:,} rows, and "
-                    f"then {n_rows:,}"
+                    f"{table.file.path} changed while it was read: it had {expected:,} rows when "
+                    f"counted, {n_rows:,} when read"
                 )
 
-    @property
-    def _row_bytes(self) -> int:
-        return self.n_features * self.dtype.itemsize
-
     def take(self, rows: ArrayLike) -> NDArray[Any]:
-        """Return the vectors in these rows, which must ascend: the file is read forwards, once."""
+        """Return the vectors of these rows, in ascending order; the file is read once."""
         numbers = check_ids(rows, "rows")
         if (np.diff(numbers) < 0).any():
-            raise ValueError("rows must ascend: sort them first")
+            raise ValueError("rows must be in ascending order")
         if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < self.n_rows:
             raise ValueError(
                 f"rows must be from 0 to {self.n_rows - 1}: got {numbers[0]} to {numbers[-1]}"
@@ -115,17 +111,17 @@ class VectorFile:
         for block in self.blocks():
             if done == len(numbers):
                 break
-            here = numbers[done : np.searchsorted(numbers, first + len(block))] - first
-            taken[done : done + len(here)] = block[here]
-            first, done = first + len(block), done + len(here)
+            in_block = numbers[done : np.searchsorted(numbers, first + len(block))] - first
+            taken[done : done + len(in_block)] = block[in_block]
+            first, done = first + len(block), done + len(in_block)
         return taken
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return another column in the order of the vectors, whole: labels or ids.
+        """Return another column, such as labels or ids, in the order of the vectors.
 
-        It has numbers or words, (n_rows,), or rows of numbers, (n_rows, c).
+        It contains numbers or strings, (n_rows,), or lists of numbers, (n_rows, c).
         """
-        values = read_values(self._tables, name)
+        values = _read_values(self._tables, name)
         if len(values) != self.n_rows:
             raise AntipodalError(
                 f"{self.name} must have one value of {name!r} per vector: it has {self.n_rows:,} "
@@ -134,7 +130,7 @@ class VectorFile:
         return values
 
     def records(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yield the values of other columns, row by row, as JSON has them: metadata."""
+        """Yield the values of other columns, such as metadata, row by row, as JSON values."""
         for table in self._tables:
             for name in names:
                 check_column(table.file.path, table.columns, name)
@@ -147,31 +143,29 @@ class VectorFile:
 
     @property
     def _map(self) -> NDArray[Any] | None:
-        """The rows, where they are one array already."""
+        """The memory map of a single .npy file."""
         [table, *others] = self._tables
         return table.array if isinstance(table, NpyTable) and not others else None
 
     @cached_property
     def _unpacked(self) -> NDArray[Any]:
-        """The rows in a temporary file."""
         return mapped_rows(self.blocks(), self.shape, self.dtype, self.name)
 
 
-def read_values(tables: Sequence[Table], name: str) -> NDArray[Any]:
-    """Return a column of all tables, one after the other."""
+def _read_values(tables: Sequence[Table], name: str) -> NDArray[Any]:
+    """Return a column of all tables, concatenated."""
     for table in tables:
         check_column(table.file.path, table.columns, name)
-    parts = [table.values(name) for table in tables]
-    for table, part in zip(tables, parts, strict=True):
-        if part.shape[1:] != parts[0].shape[1:] or (part.dtype.kind == "U") != (
-            parts[0].dtype.kind == "U"
-        ):
+    first, *others = parts = [table.values(name) for table in tables]
+    for table, part in zip(tables[1:], others, strict=True):
+        is_text = part.dtype.kind == "U"
+        if part.shape[1:] != first.shape[1:] or is_text != (first.dtype.kind == "U"):
             raise AntipodalError(
-                f"the column {name!r} must be alike in all files: it is {parts[0].dtype} of shape "
-                f"{parts[0].shape} in {tables[0].file.path}, {part.dtype} of shape {part.shape} "
-                f"in {table.file.path}"
+                f"the column {name!r} must have one type in all files: it is {first.dtype} of "
+                f"shape {first.shape} in {tables[0].file.path}, {part.dtype} of shape "
+                f"{part.shape} in {table.file.path}"
             )
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return np.concatenate(parts) if others else first
 
 
 def open_vectors(
@@ -181,23 +175,23 @@ def open_vectors(
     leave_out: Collection[str] = (),
     text_dtype: DTypeLike = np.float64,
 ) -> VectorFile:
-    """Open the vectors of a file, of a folder of files, or of those that a pattern names.
+    """Open the vectors of a file, of a folder of files, or of the files that match a pattern.
 
-    Files are .npy, .npz, parquet, Arrow or Feather, CSV and JSON lines. Those of a folder or
+    Formats are .npy, .npz, parquet, Arrow or Feather, CSV and JSON Lines. The files of a folder or
     pattern are read in the order of their names, and must have the same columns.
 
     Parameters
     ----------
     path : path
-        May end with the column: `FILE:COLUMN`.
+        A file, folder or glob pattern, optionally with the column: `FILE:COLUMN`.
     column : str or sequence of str, optional
-        A column of vectors, or several of numbers that together are the vector: names and
-        patterns, such as `f*`, in a list or with commas between. By default the only column of
-        vectors or, where all columns are numbers, all of them.
+        The vector column, or several columns of numbers that form the vector: names and patterns,
+        such as `f*`, as a list or separated by commas. By default the only vector column or, if
+        all columns are numbers, all of them.
     leave_out : collection of str
-        Columns that are not part of the vector where none is named, such as labels.
+        Columns that are not part of the vector if `column` is None, such as labels.
     text_dtype : dtype
-        That numbers in CSV and JSON lines are read as; uint8 for packed codes.
+        The dtype of vectors in CSV and JSON Lines; uint8 for packed codes.
 
     Examples
     --------
@@ -219,45 +213,47 @@ def open_vectors(
         place, column = split_column(place)
     tables: list[Table] = []
     chosen: tuple[str, ...] = ()
-    types = []
-    for file in _find(place):
+    vector_types: list[VectorType] = []
+    no_rows: NoRowsError
+    for file in find_files(place):
         try:
             table = _open_table(file, np.dtype(text_dtype))
             if not tables:
                 chosen = _choose(table, column, leave_out)
             else:
-                _check_alike(tables[0], table)
-            types.append(table.vector_type(chosen))
+                _check_layout(tables[0], table)
+            vector_types.append(table.vector_type(chosen))
             tables.append(table)
-        except NoRowsError as error:
-            nothing = error
+        except NoRowsError as error:  # an empty part of a data set
+            no_rows = error
     if not tables:
-        raise nothing
-    for table, kind in zip(tables, types, strict=True):
-        if kind != types[0]:
+        raise no_rows
+    first = vector_types[0]
+    for table, kind in zip(tables, vector_types, strict=True):
+        if kind != first:
             raise AntipodalError(
-                f"the vectors of {place} must be alike: those of {tables[0].file.path} have "
-                f"{types[0].n_features} numbers, {types[0].dtype}, those of {table.file.path} "
+                f"the vectors of {place} must have one type: those of {tables[0].file.path} have "
+                f"{first.n_features} dimensions, {first.dtype}, those of {table.file.path} have "
                 f"{kind.n_features}, {kind.dtype}"
             )
-    return VectorFile(place, tables, chosen, types[0])
+    return VectorFile(place, tables, chosen, first)
 
 
 def column_names(path: str) -> list[str]:
-    """Return the names of the columns of a file, of the first of several; an .npy has none."""
-    return list(_open_table(_find(path)[0], np.dtype(np.float64)).columns)
+    """Return the column names of a file, or of the first of several; an .npy file has none."""
+    return list(_open_table(find_files(path)[0]).columns)
 
 
 def read_column(source: str) -> NDArray[Any]:
-    """Read labels or ids, whole: `FILE.npy`, or `FILE:COLUMN` of any other kind.
+    """Read labels or ids: `FILE.npy`, or `FILE:COLUMN` of any other format.
 
-    The name may be left out where there is a single column. Arrays may be of any shape.
+    The name may be omitted if the file has a single column. Arrays may have any shape.
     """
     place, column = split_column(source)
-    files = _find(place)
-    if files[0].kind in (NPY, NPZ) and len(files) == 1:
+    files = find_files(place)
+    if files[0].format in (NPY, NPZ) and len(files) == 1:
         return read_array(source)
-    tables = [_open_table(file, np.dtype(np.float64)) for file in files]
+    tables = [_open_table(file) for file in files]
     if column is None:
         [column, *others] = tables[0].columns
         if others:
@@ -265,23 +261,23 @@ def read_column(source: str) -> NDArray[Any]:
                 f"{place} has several columns ({', '.join(tables[0].columns)}): name one, as "
                 f"{place}:{column}"
             )
-    return read_values(tables, column)
+    return _read_values(tables, column)
 
 
-def _find(place: str) -> list[FoundFile]:
-    return [FoundFile("-", NPY, "being a pipe")] if place == "-" else find_files(place)
-
-
-def _open_table(file: FoundFile, text_dtype: np.dtype[Any]) -> Table:
-    if file.kind is NPY:
+def _open_table(file: DataFile, text_dtype: DTypeLike = np.float64) -> Table:
+    if file.format is NPY:
         return NpyTable(file)
-    if file.kind is NPZ:
+    if file.format is NPZ:
         return NpzTable(file)
-    if file.kind is PARQUET:
-        return ParquetTable(file)
-    if file.kind is ARROW:
-        return IpcTable(file)
-    return (CsvTable if file.kind is CSV else JsonTable)(file, text_dtype)
+    if file.format is JSON_LINES:
+        return JsonTable(file, np.dtype(text_dtype))
+    try:
+        from antipodal.io.tables import CsvTable, IpcTable, ParquetTable
+    except ImportError as error:
+        raise AntipodalError(missing_extra(f"reading {file.path}", "pyarrow", "arrow")) from error
+    if file.format is CSV:
+        return CsvTable(file, np.dtype(text_dtype))
+    return ParquetTable(file) if file.format is PARQUET else IpcTable(file)
 
 
 def _choose(
@@ -294,12 +290,12 @@ def _choose(
     return choose_columns(table.file.path, table.columns, column, leave_out)
 
 
-def _check_alike(first: Table, other: Table) -> None:
-    """Refuse a file with other columns than the first."""
-    for name in [*first.form, *other.form]:
-        here, there = (table.form.get(name, "missing") for table in (first, other))
-        if here != there:
+def _check_layout(first: Table, other: Table) -> None:
+    """Raise an error if a file has other columns than the first file."""
+    for name in [*first.layout, *other.layout]:
+        types = [table.layout.get(name, "missing") for table in (first, other)]
+        if types[0] != types[1]:
             raise AntipodalError(
-                f"files that are read together must have the same columns: {name!r} is {here} in "
-                f"{first.file.path} and {there} in {other.file.path}"
+                f"files that are read together must have the same columns: {name!r} is {types[0]} "
+                f"in {first.file.path} and {types[1]} in {other.file.path}"
             )

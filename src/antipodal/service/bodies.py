@@ -26,7 +26,6 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from antipodal.codes import Codes
-from antipodal.io.arrow import stack_vectors
 from antipodal.service.limits import Limits
 
 BYTES, ARROW = "application/octet-stream", "application/vnd.apache.arrow.stream"
@@ -117,6 +116,8 @@ def codes_response(codes: Codes, kind: str) -> Response:
 
 
 def _read_arrow(body: bytes, n_features: int, limits: Limits) -> NDArray[np.float32]:
+    from antipodal.io.tables import stack_vectors  # needs pyarrow
+
     arrow = import_module("pyarrow")
     try:
         column = _read_column(body, limits)
