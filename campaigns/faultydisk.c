@@ -1,9 +1,8 @@
-/* A disk that can be watched and broken, loaded before libc (LD_PRELOAD).
+/* Logging and fault injection for file system calls, loaded before libc (LD_PRELOAD).
  *
- * What a process does to files below one folder goes through here: making, writing, cutting off,
- * renaming, removing and syncing. It can be written down, so that the states in which a loss of power
- * could leave the folder can be made of it; and it can be made to fail. What is not covered here
- * (other ways to write) ends the process rather than go unseen.
+ * Intercepts the calls on files below one folder: create, write, truncate, rename, remove and sync.
+ * Calls can be logged, so that the states after a power loss can be reconstructed, and can be made to
+ * fail. Other ways of writing are not supported and abort the process.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,7 +26,7 @@ enum { MADE = 1, WRITTEN, CUT, SYNCED, RENAMED, REMOVED, MARKED, FOLDER_SYNCED }
 enum { NONE, FULL, BROKEN, SHORT };
 
 static char root[4096];
-static char *names[MAX_FD]; /* of open files below the folder */
+static char *names[MAX_FD]; /* names of open files below the folder */
 static int journal = -1;
 static long calls, fails_at, failed_syncs;
 static int kind = NONE, lasts;
@@ -40,7 +39,7 @@ struct record {
     int64_t inode, offset, length;
 };
 
-/* ------------------------------------------------------- what Python calls */
+/* ------------------------------------------------------- interface for Python */
 
 void disk_watch(const char *folder) { snprintf(root, sizeof root, "%s/", folder); }
 
@@ -48,7 +47,7 @@ void disk_record(const char *path) {
     journal = REAL(open)(path, O_WRONLY | O_CREAT | O_APPEND, 0644);
 }
 
-/* Let the calls fail from the one of this number on, or that one alone. */
+/* Make the call of this number fail, or all calls from it on. */
 void disk_fail(long at, int how, int lasting) {
     calls = failed_syncs = 0, fails_at = at, kind = how, lasts = lasting;
 }
@@ -84,7 +83,7 @@ static int ends_with(const char *name, const char *end) {
     return n >= m && !strcmp(name + n - m, end);
 }
 
-/* The memory that processes share by SQLite's -shm is made anew after a crash. */
+/* SQLite rebuilds its shared memory file (-shm) after a crash. */
 static int is_kept(const char *name) { return !ends_with(name, "-shm"); }
 
 static const char *below(int folder, const char *path, char *space) {
@@ -111,7 +110,7 @@ static uint64_t inode_of(int fd) {
     return fstat(fd, &status) ? 0 : status.st_ino;
 }
 
-/* Say how a call should fail, if it should. */
+/* Return the fault of a call, if any. */
 static int failing(void) {
     if (kind == NONE) return NONE;
     long number = calls++;
