@@ -52,7 +52,8 @@ def formula(found: re.Match[str]) -> str:
     """Return a formula as MathML, which browsers render without a script."""
     if found[1]:
         return convert(found[1].strip(), display="block")
-    return convert(found[2])
+    # At the start of a line, <math> would begin a block and end the paragraph; <span> does not.
+    return f"<span>{convert(found[2])}</span>"
 
 
 def link(found: re.Match[str], home: Path, here: Path) -> str:

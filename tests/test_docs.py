@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import markdown
 import pytest
 from mkdocs.exceptions import PluginError
 
@@ -132,6 +133,12 @@ def test_formulas_need_no_script():
     assert "<mfrac>" in shown
     assert 'display="block"' in shown
     assert "$" not in shown
+
+
+def test_a_line_may_start_with_a_formula():
+    shown = markdown.markdown(on_site("codes of\n$N$ bits", "docs/research/method.md"))
+    assert shown.count("<p>") == 1
+    assert shown.endswith(" bits</p>")
 
 
 @pytest.mark.parametrize(
