@@ -51,6 +51,7 @@ def same_but_for_rounding(printed, promised):
 PAGES = [
     "README.md",
     "docs/quickstart.md",
+    "docs/guide/audit.md",
     "docs/guide/supervised.md",
     "docs/guide/custom-methods.md",
     "docs/research/reproducing.md",
