@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from antipodal import AntipodalError, gist
-from antipodal.datasets import Dataset, Split, arrays, cifar10, idx, nus_wide
-from antipodal.datasets import arrayfiles as digits
+from antipodal.datasets import Dataset, Split, arrays, cifar10, digits, idx, nus_wide
 
 seeds = st.integers(0, 2**64)
 RNG = np.random.default_rng(0)

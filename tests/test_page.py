@@ -22,7 +22,7 @@ from playwright.sync_api import expect
 from antipodal import LSH, load, open_store
 from antipodal.bench.demo import Demo, data_url, png
 from antipodal.codes import unpack
-from antipodal.datasets import arrayfiles as digits
+from antipodal.datasets import digits
 from antipodal.service import Engine, Keys, create_app
 from browsers import tab
 

@@ -160,7 +160,7 @@ _BY_OPTION = {"n_bits": "--bits", "random_state": "--seed or --seeds"}
 def _apply_setting(hasher: BaseHasher, method: str, setting: str) -> None:
     parameter, equals, text = setting.partition("=")
     if parameter in _BY_OPTION:
-        raise ValueError(f"{method}: use {_BY_OPTION[parameter]} instead of {setting!r}")
+        raise ValueError(f"{method}: {setting!r} is set by {_BY_OPTION[parameter]}")
     known = sorted(hasher.get_params(deep=False).keys() - _BY_OPTION.keys())
     if not equals or parameter not in known:
         raise ValueError(
