@@ -8,11 +8,20 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from antipodal import evaluate, pack
 from antipodal.codes import unpack
 from antipodal.errors import AntipodalError
-from antipodal.evaluation.charts import bar_chart, bit_strip, line_chart
+from antipodal.evaluation.charts import (
+    bar_chart,
+    bit_strip,
+    line_chart,
+    linear_axis,
+    log2_axis,
+    recall_axis,
+)
 from antipodal.evaluation.metrics import bit_health
 from antipodal.evaluation.report import bits_of, write_report
 
@@ -101,11 +110,11 @@ def test_the_curve_of_precision_and_recall_is_that_of_counting_pairs(data, repor
         if (inside & relevant).any():
             recall = (inside & relevant).sum() / relevant.sum()
             expected.append((recall, (inside & relevant).sum() / inside.sum()))
-    paths = [p for p in parse(report).iter("path") if p.get("class") == "line c0"]
-    numbers = [tuple(map(float, point.split())) for point in paths[0].get("d")[1:].split("L")]
-    # Undo the drawing: x from 46 to 508 is recall 0 to 1, y from 238 to 12 precision.
-    drawn = [((x - 46) / (508 - 46), (238 - y) / (238 - 12)) for x, y in numbers]
-    np.testing.assert_allclose(drawn, expected, atol=5e-4)
+    chart = next(c for c in parse(report).iter("svg") if c.get("class") == "chart")
+    np.testing.assert_allclose(points(chart)["precision"], 100 * np.array(expected), atol=0.2)
+    hovered = [[float(line.split(": ")[1]) for line in circle.find("title").text.split("\n")[1:]]
+               for circle in chart.iter("circle")]  # fmt: skip
+    np.testing.assert_allclose(hovered, 100 * np.array(expected), atol=5.1e-3)
 
 
 def test_the_health_of_each_bit_averages_to_that_of_all_and_is_numpys(data):
@@ -168,12 +177,76 @@ def test_a_strip_marks_the_bits_that_differ_line_by_line():
         assert cells == [(i % 64, 13 * (i // 64) + top) for i in np.flatnonzero(wanted)]
 
 
+def texts(chart, kind):
+    """Position and text of the labels of one kind."""
+    found = [t for t in chart.iter("text") if t.get("class") == kind]
+    return [(float(t.get("x")), float(t.get("y")), t.text) for t in found]
+
+
+def points(chart, x=float, y=float):
+    """The points of each curve, read off the ticks of the axes; x and y undo their scales."""
+
+    def scale(ticks, transform):
+        (a, first), *_, (b, last) = sorted((transform(value), place) for place, value in ticks)
+        return lambda place: a + (place - first) / (last - first) * (b - a)
+
+    x_of = scale([(px, float(t.replace(",", ""))) for px, _, t in texts(chart, "tick x")], x)
+    y_of = scale([(py - 4, float(t.replace(",", ""))) for _, py, t in texts(chart, "tick y")], y)
+    curves = {}
+    for path in chart.iter("path"):
+        if path.get("class") == "line":
+            places = [tuple(map(float, point.split())) for point in path.get("d")[1:].split("L")]
+            curves[path.find("title").text] = [(x_of(a), y_of(b)) for a, b in places]
+    return curves
+
+
 @pytest.mark.parametrize("n", [1, 2, 9, 64, 1000])
 def test_charts_of_any_size_are_well_formed(n):
     ET.fromstring(bar_chart([50.0] * n, x_axis="bit", y_axis="<%>", level=50))
-    points = [(float(x), 1.0) for x in range(n + 1)]
-    chart = ET.fromstring(line_chart({"a": points}, x_axis="&", y_axis="y", x_max=n))
-    assert 8 <= len(chart.findall("text")) <= 21
+    curve = [(float(x), 1.0) for x in range(n + 1)]
+    chart = ET.fromstring(line_chart({"a": curve}, x_axis="&", y_axis="y"))
+    assert 5 <= len(chart.findall("text")) <= 17
+    assert len(list(chart.iter("circle"))) == n + 1
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 100, width=16), min_size=2, max_size=5), min_size=2, max_size=20)
+)
+def test_labels_do_not_overlap_and_stay_within_the_chart(values):
+    curves = {f"curve {i}": list(enumerate(ys)) for i, ys in enumerate(values)}
+    chart = ET.fromstring(line_chart(curves, x_axis="x", y_axis="y"))
+    labels = texts(chart, "label")
+    assert [text for *_, text in labels] == list(curves)
+    heights = sorted(y for _, y, _ in labels)
+    assert min(np.diff(heights)) >= 13.9
+    *_, width, height = map(float, chart.get("viewBox").split())
+    assert heights[0] >= 12
+    assert heights[-1] <= height - 30
+    assert all(x + 6.4 * len(text) <= width for x, _, text in labels)
+
+
+@pytest.mark.parametrize(("low", "high"), [(91, 99.6), (0, 0), (100, 100), (3, 4), (0.001, 0.002)])
+def test_axes_end_at_round_numbers_around_the_values(low, high):
+    axis = linear_axis([high, low])
+    assert axis.low <= low <= high <= axis.high
+    assert axis.high - axis.low <= 2 * max(high - low, 0.1 * high, 1e-9) or high == 0
+    assert [float(label) for _, label in axis.ticks] == pytest.approx([v for v, _ in axis.ticks])
+    assert 2 <= len(axis.ticks) <= 8
+
+
+def test_high_recalls_are_spread_and_drawn_where_the_axis_says():
+    curves = {"a": [(8, 40.0), (16, 99.0)], "b": [(8, 95.0), (16, 99.5)], "c": [(8, 60), (16, 100)]}
+    values = [y for curve in curves.values() for _, y in curve]
+    svg = line_chart(curves, x_axis="x", y_axis="y", x=log2_axis([8, 16]), y=recall_axis(values))
+    chart = ET.fromstring(svg)
+    ticks = {text: y for _, y, text in texts(chart, "tick y")}
+    assert ticks["90"] - ticks["99.5"] > 80  # pixels of 226
+    assert list(ticks.values()) == sorted(ticks.values(), reverse=True)
+    least = 0.25  # misses at which 100 is drawn: half of the smallest
+    drawn = points(chart, np.log2, lambda y: -np.log(max(100 - y, least)))
+    for name, curve in curves.items():
+        expected = [(np.log2(x), -np.log(max(100 - y, least))) for x, y in curve]
+        np.testing.assert_allclose(drawn[name], expected, atol=0.03)
 
 
 def test_one_bit_and_one_item_make_a_report(tmp_path):

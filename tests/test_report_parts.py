@@ -142,7 +142,7 @@ def test_the_page_has_the_numbers_of_the_parts(data, report):
         assert n_pairs == f"{at.sum():,}"
         assert share == f"{100 * (at & relevant[asked]).sum() / at.sum():.2f}"
     assert row(text, "model")[1] == "m"
-    assert "UTC" in row(text, "made")[1]
+    assert "UTC" in row(text, "created")[1]
     assert "Python" in row(text, "versions")[1]
 
 

@@ -2,26 +2,24 @@
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from antipodal.evaluation.audit import Audit
-from antipodal.evaluation.charts import line_chart, log_chart, method_looks
-from antipodal.evaluation.html import about_table, html_page, html_table, origin, text, thing
+from antipodal.evaluation.charts import line_chart, log2_axis, method_looks, recall_axis
+from antipodal.evaluation.html import provenance, shown_item, write_page
 from antipodal.evaluation.recall import Setting
 from antipodal.evaluation.report import Describe
 from antipodal.index.scan import load_faiss
-from antipodal.io.atomic import replacing
 
-_WORST = 10
-_WAYS = {  # what each chart of recall is of: search, and candidates per result
-    "By Hamming distance": ("hamming", 1),
-    "By Hamming distance, then 4 candidates per result by their vectors": ("hamming", 4),
-    "With real queries": ("asymmetric", 1),
-    "With real queries, then 4 candidates per result by their vectors": (
-        "asymmetric",
-        4,
-    ),
+_WORST = 10  # queries shown
+_CHARTS = {  # search and oversampling factor of each chart of recall
+    "Hamming search": ("hamming", 1),
+    "Hamming search, reranked with 4× oversampling": ("hamming", 4),
+    "Asymmetric search": ("asymmetric", 1),
+    "Asymmetric search, reranked with 4× oversampling": ("asymmetric", 4),
 }
 
 
@@ -33,83 +31,76 @@ def write_audit_report(
     about: Mapping[str, str] | None = None,
     describe: Describe | None = None,
 ) -> None:
-    """Write what an audit measured as one HTML file.
+    """Write the results of an audit as one HTML file.
 
     Parameters
     ----------
     path : path
-        Where it goes.
+        Path of the report.
     audit : Audit
-        What `antipodal.audit` returned.
+        Result of `antipodal.audit`.
     keep : float
-        Share of the neighbours that the advice is for.
+        Recall that the recommended setting must reach.
     about : mapping, optional
-        More to say at the top, such as the command.
+        Further rows for the table at the top, such as the command.
     describe : callable, optional
-        Given numbers of rows, return the metadata of each: `title` and `thumbnail` are shown.
+        Called with row numbers; returns the metadata of each row. `title` and `thumbnail` are
+        shown.
     """
-    sections = [
-        f'<p class="lead">{text(audit.advice(keep))}</p>',
-        *(f"<p>{text(remark)}</p>" for remark in audit.survey.remarks()),
-        _about(audit, about or {}),
-        _recall(audit),
-        _numbers(audit),
-        _distances(audit),
-        _worst(audit, keep, describe),
-    ]
-    with replacing(path) as file:
-        file.write(html_page("What codes keep of these vectors", sections).encode())
-
-
-def _about(audit: Audit, about: Mapping[str, str]) -> str:
     facts = [
-        *about.items(),
-        ("rows", f"{audit.survey.rows:,} of {audit.survey.features:,} numbers"),
+        *(about or {}).items(),
+        ("rows", f"{audit.survey.rows:,} of {audit.survey.features:,} dimensions"),
         ("queries", f"{audit.n_queries:,}"),
-        ("neighbours of a query", f"{audit.k}, by {audit.metric}"),
-        *origin(Faiss=load_faiss().__version__),
+        ("true neighbours of a query", f"{audit.k}, by {audit.metric}"),
     ]
     if audit.ndcg is not None:
-        facts.append((f"nDCG@{audit.k} of the vectors themselves", f"{audit.ndcg:.3f}"))
-    return about_table(facts)
+        facts.append((f"nDCG@{audit.k} of uncompressed vectors", f"{audit.ndcg:.3f}"))
+    headings, *rows = audit.table()
+    write_page(
+        path,
+        "audit",
+        title="Audit of binary codes",
+        advice=audit.advice(keep),
+        remarks=audit.survey.remarks(),
+        facts=[*facts, *provenance(Faiss=load_faiss().__version__)],
+        k=audit.k,
+        recall_charts=_recall_charts(audit),
+        headings=headings,
+        rows=rows,
+        distance_charts=_distance_charts(audit),
+        worst=_worst(audit, keep, describe),
+    )
 
 
-def _recall(audit: Audit) -> str:
-    """Draw recall against bytes: a chart for each way to search, a curve for each method."""
-    ways: dict[str, dict[str, list[tuple[float, float]]]] = {title: {} for title in _WAYS}
+def _recall_charts(audit: Audit) -> list[tuple[str, Markup]]:
+    """Draw recall by bytes: one chart for each search, one curve for each method."""
+    charts: dict[str, dict[str, list[tuple[float, float]]]] = {title: {} for title in _CHARTS}
     names: dict[str, None] = {}
     for setting in sorted(audit.settings, key=lambda setting: setting.cost.bytes):
         name = setting.method.partition(",")[0]
         names[name] = None
-        for title, (search, candidates) in _WAYS.items():
-            found = setting.with_floats.get(candidates)
-            if setting.search == search and found is not None:
-                ways[title].setdefault(name, []).append((setting.cost.bytes, 100 * found))
-    sizes = [setting.cost.bytes for setting in audit.settings]
+        for title, (search, oversampling) in _CHARTS.items():
+            recall = setting.with_floats.get(oversampling)
+            if setting.search == search and recall is not None:
+                charts[title].setdefault(name, []).append((setting.cost.bytes, 100 * recall))
+    sizes = log2_axis(setting.cost.bytes for setting in audit.settings)
     looks = method_looks(names)
-    charts = [
-        f"<div><h3>{title}</h3>"
-        + log_chart(
-            curves, x_axis="bytes per vector", y_axis="found, %",
-            x_range=(min(sizes), max(sizes)), looks=looks,
+    return [
+        (
+            title,
+            line_chart(
+                curves, x_axis="bytes per vector", y_axis=f"recall@{audit.k}, %", x=sizes,
+                y=recall_axis(recall for points in curves.values() for _, recall in points),
+                looks=looks,
+            ),
         )
-        + "</div>"
-        for title, curves in ways.items()
+        for title, curves in charts.items()
         if curves
     ]  # fmt: skip
-    return (
-        "<h2>Neighbours that are found</h2><p>Share of the true neighbours among as many results, "
-        f'against the bytes that a code takes.</p><div class="pair">{"".join(charts)}</div>'
-    )
 
 
-def _numbers(audit: Audit) -> str:
-    headings, *rows = audit.table()
-    return html_table([text(h) for h in headings], [[text(cell) for cell in row] for row in rows])
-
-
-def _distances(audit: Audit) -> str:
-    """Draw how far neighbours and others are, for each length by the code that finds most."""
+def _distance_charts(audit: Audit) -> list[tuple[str, Markup]]:
+    """Draw the distances of neighbours and others, for the best hasher of each code length."""
     best: dict[int, Setting] = {}
     for setting in audit.settings:
         known = best.get(setting.bits)
@@ -122,48 +113,39 @@ def _distances(audit: Audit) -> str:
         farthest = int(np.flatnonzero(shares.any(axis=0))[-1])
         curves = {
             name: list(enumerate(map(float, share[: farthest + 1])))
-            for name, share in zip(("neighbours", "others"), shares, strict=True)
+            for name, share in zip(("neighbours", "other rows"), shares, strict=True)
         }
-        chart = line_chart(
-            curves, x_axis="bits that differ", y_axis="%",
-            x_max=max(farthest, 1), y_max=5 * np.ceil(shares.max() / 5),
-        )  # fmt: skip
-        charts.append(f"<div><h3>{text(setting.method)}, {setting.bits} bits</h3>{chart}</div>")
-    if not charts:
-        return ""
-    return (
-        "<h2>Hamming distances</h2><p>Of queries to their true neighbours and to other rows. Where "
-        "the two overlap, codes cannot tell them apart.</p>"
-        f'<div class="pair">{"".join(charts)}</div>'
-    )
+        chart = line_chart(curves, x_axis="Hamming distance, bits", y_axis="share of pairs, %")
+        charts.append((f"{setting.method}, {setting.bits} bits", chart))
+    return charts
 
 
-def _worst(audit: Audit, keep: float, describe: Describe | None) -> str:
-    """Show the queries that lose most, in the setting that the advice is about."""
+def _worst(audit: Audit, keep: float, describe: Describe | None) -> dict[str, Any] | None:
+    """Return the queries of the lowest recall in the recommended setting."""
     chosen = audit.cheapest(keep, rescored=True)
     setting = chosen[0] if chosen else max(audit.settings, key=lambda s: s.recall)
     if setting.found is None or audit.truth is None or audit.rows is None:
-        return ""
+        return None
     order = np.argsort(setting.by_query, kind="stable")[:_WORST]
     truth, found = (audit.rows[ids[order]].tolist() for ids in (audit.truth, setting.found))
     own = [None] * len(order) if audit.query_rows is None else audit.query_rows[order].tolist()
-    asked = {row for ids in (own, *truth, *found) for row in ids if row is not None}
-    rows = {} if describe is None else describe(asked)
-    tables = []
+    shown = {row for ids in (own, *truth, *found) for row in ids if row is not None}
+    metadata = {} if describe is None else describe(shown)
+    queries = []
     for query, row, true, near in zip(order.tolist(), own, truth, found, strict=True):
-        cells = [
-            [
-                thing(rows.get(a), f"row {a}", is_hit=a in near),
-                thing(rows.get(b), f"row {b}", is_hit=b in true),
-            ]
-            for a, b in zip(true, near, strict=True)
-        ]
-        name = f"query {query}" if row is None else f"row {row}"
-        shown = thing(rows.get(-1 if row is None else row), name)
-        caption = f"{100 * setting.by_query[query]:.0f} % found of {shown}"
-        tables.append(html_table(["true neighbours", "found"], cells, caption))
-    return (
-        f"<h2>Queries that lose most</h2><p>With {text(setting.method)} at {setting.cost.bytes} "
-        f"bytes, {text(setting.search)}, before any vectors are looked at. A ✓ is in both lists."
-        f'</p><div class="pair neighbours">{"".join(tables)}</div>'
-    )
+        title = f"query {query}" if row is None else f"row {row}"
+        queries.append(
+            {
+                "percent": f"{100 * setting.by_query[query]:.0f}",
+                "shown": shown_item(None if row is None else metadata.get(row), title),
+                "pairs": [
+                    (
+                        (shown_item(metadata.get(a), f"row {a}"), a in near),
+                        (shown_item(metadata.get(b), f"row {b}"), b in true),
+                    )
+                    for a, b in zip(true, near, strict=True)
+                ],
+            }
+        )
+    name = f"{setting.method}, {setting.cost.bytes} bytes per vector, {setting.search} search"
+    return {"setting": name, "queries": queries}

@@ -1,235 +1,338 @@
-"""SVG charts for reports."""
+"""SVG charts of reports: coordinates are computed here, `charts.svg.j2` writes the elements."""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from math import ceil
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
+from markupsafe import Markup
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 
-from antipodal.evaluation.html import method_class, text
+from antipodal.evaluation.html import TEMPLATES, method_class
 
-WIDTH, HEIGHT = 520, 280
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 42
+Curves = Mapping[str, Sequence[tuple[float, float]]]
 
-_DASHES = ("", " dashed", " dotted", " mixed", " long")  # of curves that share a colour
-_ROW = 64  # bits of a code on one line
-_TICKS = range(0, 101, 20)  # percent, on the y axis
+# A phone shows a chart of this width at 85 % of its size, with text of 10 pixels.
+WIDTH, HEIGHT = 420, 280
+LEFT, RIGHT, TOP, BOTTOM = 54, 12, 12, 42
 
+_LABEL_GAP = 14  # between the baselines of two labels
+_LABEL_LENGTH = 24  # characters
+_CHARACTER = 6.4  # width of an average character
+_MAX_DOTS = 16  # points per curve that are drawn; with more, points only respond to the pointer
+_MAX_LOG_TICKS = 6
+_DASHES = ("", " dashed", " dotted", " mixed", " long")  # for curves of the same colour
+_BITS_PER_LINE = 64
 
-def line_chart(
-    curves: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    x_axis: str,
-    y_axis: str,
-    x_max: float,
-    y_max: float = 100,
-) -> str:
-    """Draw curves through points (x, y) with x in [0, x_max] and y in percent, up to y_max."""
-    across = (WIDTH - LEFT - RIGHT) / x_max
-    drawn = []
-    for number, (name, points) in enumerate(curves.items()):
-        places = [(LEFT + across * x, _height(100 * y / y_max)) for x, y in points]
-        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        drawn.append(f'<path class="line c{number}" d="{path}"><title>{text(name)}</title></path>')
-    step = x_max / 5 if x_max <= 5 else _step(x_max)
-    ticks = [i * step for i in range(int(x_max / step + 1e-9) + 1)]
-    labels = [(LEFT + across * x, f"{x:g}") for x in ticks]
-    legend = "".join(
-        f'<span class="key c{number}">{text(name)}</span> ' for number, name in enumerate(curves)
-    )
-    described = f"{', '.join(curves)}: {y_axis} against {x_axis}"
-    chart = _frame(drawn, labels, x_axis, y_axis, described, y_max)
-    return chart if len(curves) == 1 else f'<p class="legend">{legend}</p>{chart}'
+_SVG: Any = TEMPLATES.get_template("charts.svg.j2").module
 
 
-def log_chart(
-    curves: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    x_axis: str,
-    y_axis: str,
-    x_range: tuple[float, float],
-    looks: Mapping[str, str],
-) -> str:
-    """Draw curves through points (x, y), x on a scale of powers of two and y in percent.
+class Axis(NamedTuple):
+    """A range of values, its ticks, and the transform that maps values to positions."""
 
-    `looks` has the classes that give each curve its colour and its line: `method_looks` of all
-    curves that are to be told apart.
-    """
-    low = math.floor(math.log2(x_range[0]))
-    high = max(math.ceil(math.log2(x_range[1])), low + 1)
-    across = (WIDTH - LEFT - RIGHT) / (high - low)
-    drawn, keys = [], []
-    for name, points in curves.items():
-        look = looks[name]
-        places = [(LEFT + across * (math.log2(x) - low), _height(y)) for x, y in points]
-        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        title = f"<title>{text(name)}</title>"
-        drawn.append(f'<path class="line {look}" d="{path}">{title}</path>')
-        drawn += [
-            f'<circle class="dot {look}" cx="{x:.1f}" cy="{y:.1f}" r="3">{title}</circle>'
-            for x, y in places
-        ]
-        keys.append(f'<span class="key {look}">{text(name)}</span> ')
-    labels = [(LEFT + across * (e - low), f"{2**e:,}") for e in range(low, high + 1)]
-    described = f"{', '.join(curves)}: {y_axis} against {x_axis}"
-    frame = _frame(drawn, labels, x_axis, y_axis, described)
-    return f'{frame}<p class="legend">{"".join(keys)}</p>'
+    low: float
+    high: float
+    ticks: list[tuple[float, str]]
+    transform: Callable[[float], float] = float
+
+    def place(self, value: float, start: float, end: float) -> float:
+        """Return the position of a value between start, for `low`, and end, for `high`."""
+        low, high = self.transform(self.low), self.transform(self.high)
+        share = (self.transform(value) - low) / (high - low)
+        return round(start + (end - start) * share, 2)
 
 
-def method_looks(names: Iterable[str]) -> dict[str, str]:
-    """Give each method the class of its colour, and settings of one method lines of their own."""
-    found: dict[str, str] = {}
-    seen: Counter[str] = Counter()
-    for name in names:
-        colour = method_class(name)
-        found[name] = colour + _DASHES[seen[colour] % len(_DASHES)]
-        seen[colour] += 1
-    return found
-
-
-def heat_map(names: Sequence[str], shares: Sequence[Sequence[float | None]], said: str) -> str:
-    """Draw a table of shares in percent: right ones, on the diagonal, in blue, wrong ones in red.
-
-    A row that is None has no shares.
-    """
-    n, left, top = len(names), 110, 78
-    side = max(14, min(34, 380 // n))
-    cells = []
-    for i, row in enumerate(shares):
-        y = top + side * i
-        cells.append(
-            f'<text x="{left - 6}" y="{y + side / 2 + 4:.1f}" text-anchor="end">'
-            f"{text(_short(names[i]))}</text>"
-        )
-        for j, share in enumerate(row):
-            if share is None:
-                continue
-            x = left + side * j
-            title = f"{names[i]} finds {names[j]}: {share:.1f} %"
-            cells.append(
-                f'<rect class="{"right" if i == j else "wrong"}" x="{x}" y="{y}" '
-                f'width="{side - 1}" height="{side - 1}" fill-opacity="{share / 100:.3f}">'
-                f"<title>{text(title)}</title></rect>"
-            )
-            if side >= 26 and share >= 0.5:
-                light = " light" * (share > 55)
-                cells.append(
-                    f'<text class="share{light}" x="{x + side / 2:.1f}" '
-                    f'y="{y + side / 2 + 4:.1f}" text-anchor="middle">{share:.0f}</text>'
-                )
-    columns = "".join(
-        f'<text transform="translate({left + side * (j + 0.5) + 4:.1f} {top - 6}) rotate(-60)">'
-        f"{text(_short(name))}</text>"
-        for j, name in enumerate(names)
-    )
-    width, height = left + side * n + 46, top + side * n + 2
-    return (
-        f'<svg class="heat" viewBox="0 0 {width} {height}" width="{width}" role="img" '
-        f'aria-label="{text(said)}"><rect class="grid" x="{left - 1}" y="{top - 1}" '
-        f'width="{side * n + 1}" height="{side * n + 1}"/>{columns}{"".join(cells)}</svg>'
-    )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 15 else f"{name[:14]}…"
-
-
-def bar_chart(values: Sequence[float], *, x_axis: str, y_axis: str, level: float) -> str:
-    """Draw a bar for each value, in percent, and a line at the level a perfect one has."""
-    step = (WIDTH - LEFT - RIGHT) / len(values)
-    bars = [
-        f'<rect class="bar" x="{LEFT + i * step:.2f}" y="{_height(value):.2f}" '
-        f'width="{step * 0.85:.2f}" height="{_height(0) - _height(value):.2f}">'
-        f"<title>{i + 1}: {value:.2f} %</title></rect>"
-        for i, value in enumerate(values)
-    ]
-    y = f"{_height(level):.1f}"
-    bars.append(f'<path class="level" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>')
-    every = _step(len(values))
-    numbers = [1, *range(every, len(values) + 1, every)] if every > 1 else range(1, len(values) + 1)
-    labels = [(LEFT + (i - 0.5) * step, str(i)) for i in numbers]
-    return _frame(bars, labels, x_axis, y_axis, f"{y_axis} of each of {len(values)} bits")
-
-
-def range_chart(low: float, value: float, high: float, level: float) -> str:
-    """Draw where a value lies between its least and its greatest, in percent, and a level."""
-    across = 2.0  # of 200 units
-    return (
-        '<svg class="range" viewBox="0 0 200 14" role="img" '
-        f'aria-label="{value:.2f}, from {low:.2f} to {high:.2f}">'
-        '<path class="axis" d="M0 7H200"/>'
-        f'<rect class="bar" x="{across * low:.2f}" y="3" height="8" '
-        f'width="{max(across * (high - low), 0.5):.2f}"/>'
-        f'<path class="level" d="M{across * level:.2f} 1V13"/>'
-        f'<path class="value" d="M{across * value:.2f} 0V14"/></svg>'
-    )
-
-
-def bit_strip(bits: NDArray[Any], query: NDArray[Any] | None = None) -> str:
-    """Draw 0/1 bits as white and black cells, and a mark below each that differs from the query's.
+def linear_axis(values: Iterable[float], *, tight: bool = False) -> Axis:
+    """Return an axis around the values, with limits at round numbers or, if tight, at the values.
 
     Examples
     --------
-    >>> import numpy as np
+    >>> axis = linear_axis([91.2, 99.4])
+    >>> axis.low, axis.high, [label for _, label in axis.ticks]
+    (90.0, 100.0, ['90', '92', '94', '96', '98', '100'])
+    """
+    found = list(values)
+    low, high = min(found), max(found)
+    if low == high:
+        low, high = (low - 0.1 * abs(low), high) if high else (0.0, 1.0)
+    step = _round_step(high - low)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    ticks = [(i * step, f"{i * step:,.{decimals}f}") for i in range(first, last + 1)]
+    if tight:
+        return Axis(low, high, [tick for tick in ticks if low <= tick[0] <= high])
+    return Axis(ticks[0][0], ticks[-1][0], ticks)
+
+
+def _round_step(span: float) -> float:
+    """Return 1, 2 or 5 times a power of ten that divides the span into at most 6 steps."""
+    power = 10.0 ** math.floor(math.log10(span / 6))
+    return next(s * power for s in (1, 2, 5, 10) if span / (s * power) <= 6)
+
+
+def log2_axis(values: Iterable[float]) -> Axis:
+    """Return an axis around positive values that is logarithmic, with ticks at powers of two."""
+    found = list(values)
+    low = math.floor(math.log2(min(found)))
+    high = max(math.ceil(math.log2(max(found))), low + 1)
+    step = -(-(high - low) // _MAX_LOG_TICKS)
+    ticks = [(2.0**e, f"{2**e:,}") for e in range(low, high + 1, step)]
+    return Axis(2.0**low, 2.0**high, ticks, math.log2)
+
+
+def recall_axis(values: Iterable[float]) -> Axis:
+    """Return an axis for percentages; logarithmic in 100 - y if they are both low and above 95.
+
+    Methods at 98 and 99.5 % differ by a factor of four in their misses, which a linear axis from
+    20 to 100 % would not show. A value of 100 is drawn at the upper limit.
+
+    Examples
+    --------
+    >>> [label for _, label in recall_axis([85, 98.2]).ticks]
+    ['85', '90', '95', '100']
+    >>> [label for _, label in recall_axis([40, 99.3]).ticks]
+    ['0', '50', '80', '90', '95', '98', '99', '99.5']
+    """
+    found = list(values)
+    if min(found) >= 80 or max(found) <= 95:
+        return linear_axis(found)
+    labels = [0, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9, 99.95]
+    low = max(y for y in labels if y <= min(found))
+    imperfect = max((y for y in found if y < 99.95), default=99.9)
+    high = min(y for y in labels if y >= imperfect)
+    ticks = [(float(y), f"{y:g}") for y in labels if low <= y <= high]
+    least = 100 - high  # misses at the highest labelled value
+    if max(found) > high:
+        least, high = least / 2, 100
+        ticks.append((100.0, "100"))
+    return Axis(low, high, ticks, lambda y: -math.log(max(100 - y, least)))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The plot area of a chart, its ticks in pixels and its texts."""
+
+    x_axis: str
+    y_axis: str
+    description: str
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+    right: float
+    height: int
+    width: int = WIDTH
+    left: int = LEFT
+    top: int = TOP
+
+    @property
+    def bottom(self) -> int:
+        """The y coordinate of the horizontal axis."""
+        return self.height - BOTTOM
+
+
+def line_chart(
+    curves: Curves,
+    *,
+    x_axis: str,
+    y_axis: str,
+    x: Axis | None = None,
+    y: Axis | None = None,
+    looks: Mapping[str, str] | None = None,
+) -> Markup:
+    """Draw curves through points (x, y), each with its name at its right end.
+
+    Parameters
+    ----------
+    curves : mapping
+        Points of each curve by its name, at least one.
+    x_axis, y_axis : str
+        Texts at the axes.
+    x, y : Axis, optional
+        Ranges and scales; linear and around the points by default.
+    looks : mapping, optional
+        CSS classes of each curve for colour and dashes, such as `method_looks` returns.
+    """
+    x = x or linear_axis((px for points in curves.values() for px, _ in points), tight=True)
+    y = y or linear_axis(py for points in curves.values() for _, py in points)
+    looks = looks or {name: f"c{i % 3}" for i, name in enumerate(curves)}
+    labels = {name: _shortened(name, _LABEL_LENGTH) for name in curves}
+    right, height = WIDTH - RIGHT, HEIGHT
+    if len(curves) > 1:
+        right -= 16 + int(_CHARACTER * max(map(len, labels.values())))
+        height = max(HEIGHT, TOP + BOTTOM + _LABEL_GAP * len(curves))
+    bottom = height - BOTTOM
+    drawn: list[dict[str, Any]] = []
+    for name, points in curves.items():
+        places = [(x.place(px, LEFT, right), y.place(py, bottom, TOP)) for px, py in points]
+        drawn.append({
+            "name": name, "look": looks[name], "dots": len(points) <= _MAX_DOTS, "label": None,
+            "path": "M" + "L".join(f"{px} {py}" for px, py in places),
+            "points": [
+                {"x": px, "y": py, "x_value": _number(x_value), "y_value": _number(y_value)}
+                for (px, py), (x_value, y_value) in zip(places, points, strict=True)
+            ],
+        })  # fmt: skip
+    if len(curves) > 1:
+        ends = [max((p["x"], p["y"]) for p in curve["points"]) for curve in drawn]
+        shifted = separate([py for _, py in ends], TOP + 4, bottom, _LABEL_GAP)
+        for curve, (px, py), label_y in zip(drawn, ends, shifted, strict=True):
+            curve["label"] = labels[curve["name"]]
+            curve["label_y"] = round(label_y + 4, 2)
+            curve["leader"] = f"M{px} {py}H{right}L{right + 13} {label_y:.2f}"
+    frame = _frame(x, y, x_axis, y_axis, right, height, f"{', '.join(curves)}: {y_axis}")
+    return Markup(_SVG.line_chart(frame, drawn))
+
+
+def separate(places: Sequence[float], low: float, high: float, gap: float) -> list[float]:
+    """Move places as little as possible so that they are `gap` apart, within [low, high].
+
+    The range must have space for all. Squared moves are minimised: subtracting i·gap from the i-th
+    place turns the condition into an order, which isotonic regression solves.
+
+    Examples
+    --------
+    >>> separate([50, 51, 90], 0, 100, 10)
+    [45.5, 55.5, 90.0]
+    """
+    order = np.argsort(places, kind="stable")
+    steps = gap * np.arange(len(places))
+    moved = isotonic_regression(np.asarray(places, float)[order] - steps).x
+    result = np.empty(len(places))
+    result[order] = np.clip(moved, low, high - steps[-1]) + steps
+    return [float(place) for place in result]
+
+
+def method_looks(names: Iterable[str]) -> dict[str, str]:
+    """Return CSS classes by method: its colour, and dashes for variants of the same method."""
+    looks: dict[str, str] = {}
+    variants: Counter[str] = Counter()
+    for name in names:
+        colour = method_class(name)
+        looks[name] = colour + _DASHES[variants[colour] % len(_DASHES)]
+        variants[colour] += 1
+    return looks
+
+
+def bar_chart(values: Sequence[float], *, x_axis: str, y_axis: str, level: float) -> Markup:
+    """Draw one bar per value in percent, numbered from 1, and a dashed line at the ideal level."""
+    y = linear_axis([0, level, *values])
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    step = (right - LEFT) / len(values)
+    bars = []
+    for i, value in enumerate(values):
+        top = y.place(value, bottom, TOP)
+        bars.append({
+            "x": round(LEFT + i * step, 2), "y": top, "width": round(0.85 * step, 2),
+            "height": round(bottom - top, 2), "title": f"{x_axis} {i + 1}: {value:.2f} %",
+        })  # fmt: skip
+    every = max(1, int(_round_step(len(values)))) if len(values) > 1 else 1
+    numbers = [1, *range(every, len(values) + 1, every)] if every > 1 else range(1, len(values) + 1)
+    x = Axis(0.5, len(values) + 0.5, [(float(i), str(i)) for i in numbers])
+    frame = _frame(x, y, x_axis, y_axis, right, HEIGHT, y_axis)
+    return Markup(_SVG.bar_chart(frame, bars, y.place(level, bottom, TOP)))
+
+
+def _frame(
+    x: Axis, y: Axis, x_axis: str, y_axis: str, right: float, height: int, drawn: str
+) -> Frame:
+    bottom = height - BOTTOM
+    return Frame(
+        x_axis, y_axis, f"{drawn} against {x_axis}",
+        [(x.place(value, LEFT, right), label) for value, label in x.ticks],
+        [(y.place(value, bottom, TOP), label) for value, label in y.ticks],
+        right, height,
+    )  # fmt: skip
+
+
+def heat_map(
+    names: Sequence[str], shares: Sequence[Sequence[float | None]], description: str
+) -> Markup:
+    """Draw a square table of percentages: blue on the diagonal, red elsewhere, None is empty."""
+    left, top = 110, 78
+    side = max(14, min(34, 380 // len(names)))
+    cells = []
+    for i, row in enumerate(shares):
+        for j, share in enumerate(row):
+            if share is not None:
+                cells.append({
+                    "x": left + side * j, "y": top + side * i, "diagonal": i == j,
+                    "opacity": f"{share / 100:.3f}", "light": share > 55,
+                    "title": f"queries: {names[i]}, items: {names[j]}, {share:.1f} %",
+                    "label": f"{share:.0f}" if side >= 26 and share >= 0.5 else "",
+                })  # fmt: skip
+    shown = [_shortened(name, 15) for name in names]
+    rows = [(top + side * (i + 0.5) + 4, name) for i, name in enumerate(shown)]
+    columns = [(left + side * (j + 0.5) + 4, name) for j, name in enumerate(shown)]
+    width, height = left + side * len(names) + 46, top + side * len(names) + 2
+    return Markup(_SVG.heat_map(width, height, left, top, side, rows, columns, cells, description))
+
+
+def range_charts(
+    ranges: Sequence[tuple[float, float, float]], level: float
+) -> tuple[str, list[Markup]]:
+    """Draw where each value lies between its least and its greatest, on one common axis.
+
+    Returns
+    -------
+    heading : str
+        The limits of the axis.
+    charts : list
+        A chart for each (least, value, greatest); `level` is marked where the axis covers it.
+    """
+    axis = linear_axis(value for each in ranges for value in each)
+    charts = []
+    for each in ranges:
+        low, value, high = (axis.place(v, 0, 200) for v in each)
+        mark = axis.place(level, 0, 200) if axis.low <= level <= axis.high else None
+        described = f"{each[1]:.2f}, from {each[0]:.2f} to {each[2]:.2f}"
+        charts.append(Markup(_SVG.range_chart(low, value, high, mark, described)))
+    return f"{axis.ticks[0][1]} to {axis.ticks[-1][1]}", charts
+
+
+def bit_strip(bits: NDArray[Any], query: NDArray[Any] | None = None) -> Markup:
+    """Draw 0/1 bits as white and black cells, with a mark below each that differs from the query.
+
+    Examples
+    --------
     >>> '<path class="off" d="M1 9h1v4h-1z"/>' in bit_strip(np.array([1, 0]), np.array([1, 1]))
     True
     """
     different = [] if query is None else [i for i, bit in enumerate(bits) if bit != query[i]]
-    high = 9 if query is None else 13
-    wide, lines = min(_ROW, len(bits)), ceil(len(bits) / _ROW)
+    line_height = 9 if query is None else 13
+    n_lines = -(-len(bits) // _BITS_PER_LINE)
 
-    def cells(places: Sequence[int], top: int, tall: int) -> str:
-        return "".join(f"M{i % _ROW} {high * (i // _ROW) + top}h1v{tall}h-1z" for i in places)
-
-    said = "code"
-    if query is not None:
-        said = (
-            f"differs in bits {', '.join(str(i + 1) for i in different)}" if different else "same"
+    def cells(places: Sequence[int], top: int, height: int) -> str:
+        return "".join(
+            f"M{i % _BITS_PER_LINE} {line_height * (i // _BITS_PER_LINE) + top}h1v{height}h-1z"
+            for i in places
         )
-    return (
-        f'<svg class="strip" viewBox="0 0 {wide} {high * lines}" width="{4 * wide}" '
-        f'height="{high * lines}" preserveAspectRatio="none" role="img" aria-label="{said}">'
-        f'<path class="one" d="{cells([i for i, bit in enumerate(bits) if bit], 0, 9)}"/>'
-        f'<path class="off" d="{cells(different, 9, 4)}"/></svg>'
-    )
+
+    if query is None:
+        description = "code"
+    elif different:
+        description = f"differs in bits {', '.join(str(i + 1) for i in different)}"
+    else:
+        description = "equal to the code of the query"
+    ones = cells([i for i, bit in enumerate(bits) if bit], 0, 9)
+    return Markup(
+        _SVG.bit_strip(
+            min(_BITS_PER_LINE, len(bits)), line_height * n_lines, ones, cells(different, 9, 4),
+            description,
+        )
+    )  # fmt: skip
 
 
-def _height(percent: float) -> float:
-    return TOP + (HEIGHT - TOP - BOTTOM) * (1 - percent / 100)
+def _shortened(name: str, length: int) -> str:
+    """Cut the middle out of a long name, since variants often differ at the end."""
+    if len(name) <= length:
+        return name
+    half = (length - 1) // 2
+    return f"{name[: length - 1 - half]}…{name[-half:]}"
 
 
-def _step(most: float) -> int:
-    """Return a round distance between labels, of which there are then five to twelve or so."""
-    return next((s * 10**e for e in range(9) for s in (1, 2, 5) if most / (s * 10**e) <= 10), 10**9)
-
-
-def _frame(
-    marks: Sequence[str],
-    labels: Sequence[tuple[float, str]],
-    x_axis: str,
-    y_axis: str,
-    described: str,
-    y_max: float = 100,
-) -> str:
-    """Put marks between axes."""
-    grid = "".join(
-        f'<path class="grid" d="M{LEFT} {_height(y):.1f}H{WIDTH - RIGHT}"/>'
-        f'<text x="{LEFT - 6}" y="{_height(y) + 4:.1f}" text-anchor="end">'
-        f"{y * y_max / 100:g}</text>"
-        for y in _TICKS
-    )
-    numbers = "".join(
-        f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{text(label)}</text>'
-        for x, label in labels
-    )
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{text(described)}">{grid}{"".join(marks)}'
-        f'<path class="axis" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>{numbers}'
-        f'<text x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{text(x_axis)}</text>'
-        f'<text transform="translate(12 {HEIGHT / 2 - 12}) rotate(-90)" text-anchor="middle">'
-        f"{text(y_axis)}</text></svg>"
-    )
+def _number(value: float) -> str:
+    """Format a value with at most two decimals."""
+    text = f"{value:,.2f}"
+    return text.rstrip("0").rstrip(".")
