@@ -1,4 +1,4 @@
-"""Audits: neighbours and shares as brute force has them, judgements, advice, bad input."""
+"""Audits: recall compared with brute force, relevance judgements, advice, bad input."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from antipodal.cli import app
 from antipodal.evaluation.audit import survey
 from antipodal.evaluation.audit_report import write_audit_report
 from antipodal.evaluation.audited_codes import Int8Vectors
-from antipodal.evaluation.recall import Judgements, ranks, true_neighbours, without_own
+from antipodal.evaluation.recall import Judgements, drop_query_rows, ranks, true_neighbours
 from browsers import tab
 
 X = load_digits(return_X_y=True)[0]
@@ -38,19 +38,19 @@ def test_true_neighbours_are_those_of_brute_force(metric, blocks, monkeypatch):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_a_query_that_is_a_row_does_not_find_itself_but_its_copies():
+def test_a_query_that_is_a_row_finds_its_duplicates_but_not_itself():
     rows = np.concatenate([X[:50], X[:1]])
     own = np.array([0, 7])
-    found = true_neighbours(rows, rows[own], 3, "cosine", own=own)
+    found = true_neighbours(rows, rows[own], 3, "cosine", query_rows=own)
     assert found[0, 0] == 50
     assert not (found == own[:, None]).any()
 
 
-def test_the_recall_is_the_share_of_true_neighbours_among_the_results():
+def test_recall_is_the_share_of_true_neighbours_among_the_results():
     found = audit(X, random_state=3, **QUICK)
     hasher = ITQ(32, random_state=int(np.random.RandomState(3).randint(2**31 - 1))).fit(X)
     codes, own = hasher.transform(X).astype(int), found.query_rows
-    truth = true_neighbours(X, X[own], 10, "cosine", own=own)
+    truth = true_neighbours(X, X[own], 10, "cosine", query_rows=own)
     for setting in found.settings:
         if setting.search == "hamming":
             far = (codes[own][:, None] != codes).sum(axis=2).astype(float)
@@ -75,25 +75,25 @@ def test_rounded_vectors_are_off_by_half_a_step():
     assert (np.abs(rounded - X) <= X.max(axis=0) / 254 + 1e-6).all()
 
 
-def test_ranks_and_own_rows():
+def test_ranks_and_rows_without_the_query():
     found = np.array([[4, 2, 9, 1]])
     np.testing.assert_array_equal(ranks(found, np.array([[9, 7]])), [[2, 4]])
-    np.testing.assert_array_equal(without_own(found, np.array([2]), 3), [[4, 9, 1]])
-    np.testing.assert_array_equal(without_own(found, np.array([7]), 3), [[4, 2, 9]])
+    np.testing.assert_array_equal(drop_query_rows(found, np.array([2]), 3), [[4, 9, 1]])
+    np.testing.assert_array_equal(drop_query_rows(found, np.array([7]), 3), [[4, 2, 9]])
 
 
-def test_gains_are_those_of_scikit_learn():
+def test_ndcg_equals_that_of_scikit_learn():
     rng = np.random.default_rng(0)
     grades = rng.integers(0, 4, (6, 30)) * (rng.random((6, 30)) < 0.3)
     query, document = np.nonzero(grades)
     judged = Judgements.of(np.stack([query, document, grades[query, document]], axis=1), 6, 30)
     scores = rng.random((6, 30))
     order = np.argsort(-scores, axis=1)[:, :10]
-    asked = judged.judged()
-    expected = [ndcg_score(grades[[q]], scores[[q]], k=10) for q in asked]
-    np.testing.assert_allclose(judged.ndcg(asked, order[asked]), expected)
-    hits = [(grades[q, order[q]] > 0).sum() / (grades[q] > 0).sum() for q in asked]
-    np.testing.assert_allclose(judged.recall(asked, order[asked]), hits)
+    queries = judged.judged_queries()
+    expected = [ndcg_score(grades[[q]], scores[[q]], k=10) for q in queries]
+    np.testing.assert_allclose(judged.ndcg(queries, order[queries]), expected)
+    hits = [(grades[q, order[q]] > 0).sum() / (grades[q] > 0).sum() for q in queries]
+    np.testing.assert_allclose(judged.recall(queries, order[queries]), hits)
 
 
 def test_judged_results_of_the_vectors_and_of_codes():
@@ -104,36 +104,38 @@ def test_judged_results_of_the_vectors_and_of_codes():
     assert found.ndcg == 1
     for setting in found.settings:
         assert 0 < setting.ndcg[1] < 1
-        reordered = [setting.ndcg[r] for r in sorted(setting.ndcg) if r > 1]
-        assert reordered == sorted(reordered)  # more candidates hold the one answer more often
+        reranked = [setting.ndcg[r] for r in sorted(setting.ndcg) if r > 1]
+        assert reranked == sorted(reranked)  # more candidates hold the one answer more often
     assert found.records()[0]["ndcg_of_vectors"] == 1
 
 
-def test_rows_that_deserve_a_second_look_are_counted_and_named():
+def test_unusual_rows_are_counted_and_listed():
     rows = X[:60].copy()
     rows[3], rows[8], rows[20] = np.nan, 0, rows[19]
-    seen = survey(rows)
-    assert (seen.not_finite.tolist(), seen.zero.tolist(), seen.equal) == ([3], [8], 1)
+    found = survey(rows)
+    assert (found.not_finite.tolist(), found.zero.tolist(), found.equal) == ([3], [8], 1)
     found = audit(rows, bits=(16,), methods=["LSH"], peers=False, n_queries=60, k=3)
     assert found.query_rows.tolist() == [i for i in range(60) if i not in (3, 8)]
-    said = " ".join(found.survey.remarks())
-    assert "1 (3)" in said
-    assert "1 (8)" in said
-    assert "1 of 60" in said
+    remarks = " ".join(found.survey.remarks())
+    assert "1 (3)" in remarks
+    assert "1 (8)" in remarks
+    assert "1 of 60" in remarks
 
 
-def test_peers_count_all_their_bytes_and_find_most():
-    found = audit(X, bits=(20,), methods=["LSH"], n_queries=30)  # PQ is for whole bytes alone
-    peers = {s.method: s for s in found.settings if s.search == "asymmetric" and s.method != "LSH"}
-    assert {name: s.cost.bytes for name, s in peers.items()} == {
+def test_other_libraries_count_all_their_bytes():
+    found = audit(
+        X, bits=(20,), methods=["LSH"], n_queries=30
+    )  # not a whole number of bytes, so no PQ
+    others = {s.method: s for s in found.settings if s.search == "asymmetric" and s.method != "LSH"}
+    assert {name: s.cost.bytes for name, s in others.items()} == {
         "RaBitQ, 1 per feature": 16, "TurboQuant, 1 per feature": 8,
         "RaBitQ, 2 per feature": 36, "TurboQuant, 2 per feature": 16,
         "RaBitQ, 4 per feature": 52, "TurboQuant, 4 per feature": 32,
     }  # fmt: skip
-    assert peers["RaBitQ, 4 per feature"].recall > 0.85
+    assert others["RaBitQ, 4 per feature"].recall > 0.85
 
 
-def test_the_advice_is_the_cheapest_setting_that_keeps_enough():
+def test_the_advice_is_the_smallest_code_that_reaches_the_recall():
     found = audit(X, bits=(16, 64), methods=["ITQ"], peers=False, n_queries=100)
     setting, r = found.cheapest(0.9, rescored=True)
     assert setting.with_floats[r] >= 0.9
@@ -144,13 +146,13 @@ def test_the_advice_is_the_cheapest_setting_that_keeps_enough():
     assert "100 %" in found.advice(1.0)
 
 
-def test_models_of_ones_own_are_audited_as_they_are():
+def test_fitted_models_are_audited_without_refitting():
     model = ITQ(24, random_state=0).fit(X[:500])
     found = audit(X, bits=(), models=[model], peers=False, n_queries=50)
     assert {s.method for s in found.settings} == {"ITQ (yours)"}
 
 
-def test_the_report_is_one_page_that_holds_everything(tmp_path):
+def test_the_report_is_one_self_contained_page(tmp_path):
     found = audit(X, random_state=0, **QUICK)
 
     def describe(rows):
@@ -166,18 +168,18 @@ def test_the_report_is_one_page_that_holds_everything(tmp_path):
     assert "http" not in page
 
 
-def test_the_worst_queries_are_shown_with_their_true_neighbours_and_what_was_found(tmp_path):
+def test_the_worst_queries_are_shown_with_true_neighbours_and_results(tmp_path):
     rows = X[::3]
     found = audit(rows, sample=400, random_state=1, **QUICK)
     write_audit_report(tmp_path / "r.html", found, keep=0.999)
     page = ElementTree.fromstring((tmp_path / "r.html").read_text().partition("\n")[2])
     hasher = ITQ(32, random_state=int(np.random.RandomState(1).randint(2**31 - 1)))
-    looked_at = found.rows
-    hasher.fit(rows[looked_at])
+    audited_rows = found.rows
+    hasher.fit(rows[audited_rows])
     setting = max(found.settings, key=lambda each: each.recall)
     chosen = found.cheapest(0.999, rescored=True)
     setting = setting if chosen is None else chosen[0]
-    codes = hasher.transform(rows[looked_at]).astype(int)
+    codes = hasher.transform(rows[audited_rows]).astype(int)
     tables = [t for t in page.iter("table") if t.find("caption") is not None]
     assert len(tables) == 10
     shares = []
@@ -190,14 +192,14 @@ def test_the_worst_queries_are_shown_with_their_true_neighbours_and_what_was_fou
         for ours, others, column in ((true, near, 0), (near, true, 1)):
             marked = [line[column].startswith("✓") for line in cells]
             assert marked == [each in others for each in ours]
-        # By brute force, in numbers of all rows.
+        # Brute force over all rows.
         cosines = rows @ rows[int(row)] / np.linalg.norm(rows, axis=1)
-        left = np.setdiff1d(looked_at, [int(row)])
+        left = np.setdiff1d(audited_rows, [int(row)])
         assert sorted(cosines[true]) == pytest.approx(sorted(np.sort(cosines[left])[-10:]))
         if setting.search == "hamming":
-            mine = codes[np.flatnonzero(looked_at == int(row))[0]]
+            mine = codes[np.flatnonzero(audited_rows == int(row))[0]]
             apart = (codes != mine).sum(axis=1)
-            near_places = np.searchsorted(looked_at, near)
+            near_places = np.searchsorted(audited_rows, near)
             assert sorted(apart[near_places]) == sorted(np.sort(apart)[1:11])
         shares.append(int(share))
         assert int(share) == round(100 * len({*true} & {*near}) / 10)
@@ -213,7 +215,7 @@ def test_the_report_shows_its_charts_in_a_browser_and_fits_a_phone(tmp_path, bro
             assert page.evaluate("document.documentElement.scrollWidth") == width
             assert page.get_by_text(found.advice(0.95)).is_visible()
             charts = page.get_by_role("img", name=re.compile(r"\bbytes per vector\b"))
-            assert charts.count() == 4  # two searches, with and without vectors
+            assert charts.count() == 4  # two searches, with and without reranking
             curves = charts.nth(0).locator("path.line").all()
             assert [line.locator("title").text_content() for line in curves] == ["LSH", "ITQ"]
             colours = {line.evaluate("line => getComputedStyle(line).stroke") for line in curves}
@@ -238,7 +240,7 @@ def test_the_report_shows_its_charts_in_a_browser_and_fits_a_phone(tmp_path, bro
         ({"methods": ["Nothing"]}, r"method\b.*'Nothing'"),
     ],
 )
-def test_what_cannot_be_audited_is_named(options, message):
+def test_invalid_arguments_are_named_in_the_error(options, message):
     with pytest.raises(ValueError, match=message):
         audit(X, **(QUICK | options))
     with pytest.raises(ValueError, match=r"\bX\b"):
@@ -269,7 +271,7 @@ def test_the_command_prints_a_table_records_or_a_report(tmp_path, monkeypatch):
     assert wrong.exit_code == 2
 
 
-def test_codes_that_exist_are_audited_beside_their_vectors(tmp_path, monkeypatch):
+def test_existing_codes_are_audited_against_their_vectors(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     queries, rows = X[:40], X[40:640]
     hasher = ITQ(32, random_state=0).fit(rows)

@@ -1,4 +1,4 @@
-"""Audit: recall of every code and way of searching, on the user's vectors."""
+"""Audit: recall of codes of the user's vectors, by code, code size and search."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,16 +11,16 @@ from sklearn.utils import check_random_state
 
 from antipodal.codes import check_codes
 from antipodal.evaluation.audited_codes import (
-    Contender,
+    AuditedCode,
     GivenCodes,
     HasherCodes,
     Int8Vectors,
     Trial,
-    faiss_peers,
+    faiss_quantizers,
 )
 from antipodal.evaluation.recall import (
     METRICS,
-    SHARES,
+    TARGETS,
     Judgements,
     Metric,
     Setting,
@@ -32,40 +32,38 @@ from antipodal.hashers.rows import draw_rows, row_blocks
 from antipodal.io.numpy_files import mapped_rows
 from antipodal.validation import Ids, check_whole
 
-_NAMED = 5  # rows that are named, of each kind
+_LISTED = 5  # row numbers listed in a remark
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Rows of a set of vectors that deserve a second look."""
+    """Shape of a set of vectors, and its unusual rows: not finite, zero or duplicate."""
 
     rows: int
     features: int
     not_finite: NDArray[np.int64]
     zero: NDArray[np.int64]
-    equal: int  # rows that an earlier one has already
+    equal: int  # rows equal to an earlier row
 
     def remarks(self) -> list[str]:
-        """Say what is unusual, a sentence for each kind."""
-        said = []
+        """Return one sentence for each kind of unusual row."""
+        remarks = []
         if len(self.not_finite):
-            said.append(f"Rows that are not finite, left out: {_named(self.not_finite)}.")
+            remarks.append(f"Rows with NaN or infinity, left out: {_listed(self.not_finite)}.")
         if len(self.zero):
-            said.append(f"Rows of zeros, which have no direction: {_named(self.zero)}.")
+            remarks.append(f"Rows of zeros, not drawn as queries: {_listed(self.zero)}.")
         if self.equal:
-            said.append(
-                f"Rows equal to an earlier one, which no code tells apart: {self.equal:,} of "
-                f"{self.rows:,}."
-            )
-        return said
+            remarks.append(f"Duplicate rows: {self.equal:,} of {self.rows:,}.")
+        return remarks
 
 
-def _named(rows: NDArray[np.int64]) -> str:
-    return f"{len(rows):,} ({', '.join(map(str, rows[:_NAMED]))}{', …' * (len(rows) > _NAMED)})"
+def _listed(rows: NDArray[np.int64]) -> str:
+    more = ", …" if len(rows) > _LISTED else ""
+    return f"{len(rows):,} ({', '.join(map(str, rows[:_LISTED]))}{more})"
 
 
 def survey(X: NDArray[Any]) -> Survey:
-    """Read all rows once; of each, 8 bytes of a digest are kept to find equal ones."""
+    """Read all rows once and return their unusual rows; duplicates are found by 8-byte digests."""
     not_finite, zero = [], []
     digests = np.empty(len(X), np.uint64)
     for block in row_blocks(X):
@@ -81,7 +79,7 @@ def survey(X: NDArray[Any]) -> Survey:
 
 
 def _digests(rows: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return a sum of the rows' bytes, by pairs and with random weights: equal for equal rows."""
+    """Return a digest of each row: the sum of its 16-bit words with random weights."""
     raw = rows.view(np.uint8)
     pairs = np.zeros((len(raw), -(-raw.shape[1] // 2)), np.uint16)
     pairs.view(np.uint8)[:, : raw.shape[1]] = raw
@@ -90,34 +88,36 @@ def _digests(rows: NDArray[Any]) -> NDArray[np.uint64]:
     return sums
 
 
-def without(X: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
-    """Return X without some rows, which are copied to a temporary file and mapped."""
+def drop_rows(X: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+    """Return X without some rows, as a memory map of a temporary file."""
     kept = np.ones(len(X), bool)
     kept[rows] = False
     blocks = (X[block][kept[block]] for block in row_blocks(X))
-    return mapped_rows(blocks, (int(kept.sum()), X.shape[1]), X.dtype, "the rows that are finite")
+    return mapped_rows(blocks, (int(kept.sum()), X.shape[1]), X.dtype, "the finite rows")
 
 
-_SHOWN = (4, 16)  # candidates per result that the table has a column for
+_SHOWN = (4, 16)  # oversampling factors with a column in the table
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What `audit` measured.
+    """Result of `audit`.
 
     Attributes
     ----------
     survey : Survey
-        Rows that are zero, equal or not finite.
+        Shape of X, and its rows that are zero, duplicate or not finite.
     settings : list of Setting
-        A code and a way to search it, and what they keep.
+        Recall and cost of each code with each search.
     query_rows : (q,), optional
-        Which rows the queries are, where they were drawn.
+        Rows of X that are the queries, if queries were drawn.
     ndcg, judged_recall : float, optional
-        Of the vectors themselves, against judgements.
+        Scores of the uncompressed vectors against relevance judgements.
     truth : (q, k)
-        The true neighbours of every query, nearest first; `rows` has the row of X that each of
-        these numbers, and of those that settings have found, stands for.
+        True neighbours of every query, nearest first, as positions in `rows`. So are the results
+        of settings.
+    rows : (m,)
+        Rows of X that were audited: the sample without rows that are not finite.
     """
 
     survey: Survey
@@ -133,7 +133,7 @@ class Audit:
     rows: Ids | None = field(default=None, repr=False)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a record per setting, as JSON has them."""
+        """Return one JSON-serialisable record per setting."""
         about: dict[str, Any] = {
             "rows": self.survey.rows - len(self.survey.not_finite),
             "features": self.survey.features,
@@ -148,34 +148,34 @@ class Audit:
         return [about | setting.to_dict(n, size) for setting in self.settings]
 
     def table(self) -> list[list[str]]:
-        """Return headings, and a row per setting as text."""
-        judged = ["nDCG", "nDCG, ×4, floats"] if self.ndcg is not None else []
-        rescored = [f"×{r}, floats" for r in _SHOWN] + ["×4, int8"]
+        """Return a row of headings, then one row per setting, as text."""
+        judged = ["nDCG", "nDCG, rerank ×4"] if self.ndcg is not None else []
         rows = [
-            ["code", "bytes", "times smaller", "search", "recall", *rescored,
-             *(f"candidates for {share:g}" for share in SHARES), *judged,
-             "fit, s", "encoded per s", "queries per s"]
+            ["code", "bytes", "compression", "search", f"recall@{self.k}",
+             *(f"rerank ×{r}" for r in _SHOWN), "int8 rerank ×4",
+             *(f"oversampling for {target:g}" for target in TARGETS), *judged,
+             "fit, s", "vectors encoded/s", "queries/s"]
         ]  # fmt: skip
         for setting in self.settings:
             cost = setting.cost
-            shown = [setting.with_floats.get(r) for r in _SHOWN] + [setting.with_int8.get(4)]
-            needed = [setting.candidates_for(share) for share in SHARES]
+            reranked = [setting.with_floats.get(r) for r in _SHOWN] + [setting.with_int8.get(4)]
+            needed = [setting.candidates_for(target) for target in TARGETS]
             rows.append(
                 [setting.method, str(cost.bytes),
-                 f"{self.survey.features * self.itemsize / cost.bytes:.0f}", setting.search,
+                 f"{self.survey.features * self.itemsize / cost.bytes:.0f}×", setting.search,
                  f"{setting.recall:.3f} ± {setting.recall_error:.3f}",
-                 *map(_share, shown),
+                 *map(_score, reranked),
                  *("–" if r is None else f"×{r}" for r in needed),
-                 *(_share(setting.ndcg.get(r)) for r in (1, 4) if judged),
+                 *(_score(setting.ndcg.get(r)) for r in (1, 4) if judged),
                  f"{cost.fit_seconds:.1f}", f"{cost.encoded_per_second:,.0f}",
                  f"{cost.queries_per_second:,.0f}"]
             )  # fmt: skip
         return rows
 
     def cheapest(self, keep: float, *, rescored: bool) -> tuple[Setting, int] | None:
-        """Return the setting of fewest bytes that keeps this share, and its candidates per result.
+        """Return the setting of fewest bytes that reaches this recall, and its oversampling factor.
 
-        Without `rescored` results come as the codes have them, one candidate for each.
+        Without `rescored`, only settings that reach it without reranking count.
         """
         found = [
             (setting.cost.bytes, r, -setting.recall, i)
@@ -189,37 +189,35 @@ class Audit:
         return self.settings[i], r
 
     def advice(self, keep: float) -> str:
-        """Say in a sentence or two which setting keeps the share that is asked for."""
-        wanted = f"{100 * keep:g} % of the {self.k} true neighbours"
+        """Return a recommendation: the smallest code that reaches this recall."""
+        target = f"recall@{self.k} ≥ {100 * keep:g} %"
         plain = self.cheapest(keep, rescored=False)
-        rescored = self.cheapest(keep, rescored=True)
-        if rescored is None:
+        reranked = self.cheapest(keep, rescored=True)
+        if reranked is None:
             best = max(self.settings, key=lambda setting: max(setting.with_floats.values()))
             r, recall = max(best.with_floats.items(), key=lambda item: item[1])
             return (
-                f"No setting keeps {wanted}. {_described(best)} comes nearest, with "
-                f"{100 * recall:.1f} % of {r} candidates per result."
+                f"No setting reaches {target}. The best reaches {100 * recall:.1f} %: "
+                f"{_described(best, r)}."
             )
-        setting, r = rescored
-        said = [f"To keep {wanted} in the fewest bytes, take {_described(setting)}"]
-        said[0] += (
-            f", and put {r} candidates per result in order by their vectors." if r > 1 else "."
-        )
-        if r > 1 and plain is not None:
-            said.append(f"Without the vectors, take {_described(plain[0])}.")
-        elif r > 1:
-            said.append("Without the vectors no setting keeps as much.")
-        return " ".join(said)
+        setting, r = reranked
+        advice = f"Smallest code with {target}: {_described(setting, r)}."
+        if r == 1:
+            return advice
+        if plain is None:
+            return f"{advice} No setting reaches it without reranking."
+        return f"{advice} Without reranking: {_described(plain[0], 1)}."
 
 
-def _share(value: float | None) -> str:
+def _score(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def _described(setting: Setting) -> str:
-    way = "by Hamming distance" if setting.search == "hamming" else "with real queries"
-    size = f"{setting.cost.bytes} byte{'s' * (setting.cost.bytes != 1)}"
-    return f"{setting.method} at {size} per vector, searched {way}"
+def _described(setting: Setting, oversampling: int) -> str:
+    size = f"{setting.cost.bytes} byte{'s' * (setting.cost.bytes != 1)} per vector"
+    search = f"{'Hamming' if setting.search == 'hamming' else 'asymmetric'} search"
+    reranked = f", reranked with {oversampling}× oversampling" if oversampling > 1 else ""
+    return f"{setting.method}, {size}, {search}{reranked}"
 
 
 Progress = Callable[[str, int, int], None]
@@ -241,40 +239,40 @@ def audit(
     random_state: Any = 0,
     progress: Progress = lambda what, done, total: None,
 ) -> Audit:
-    """Measure what codes of vectors keep of their true neighbours; no labels are needed.
+    """Measure the recall of codes on a set of vectors. No labels are needed.
 
-    Neighbours are found exactly, among all rows. Each code is searched by Hamming distance and with
-    queries that stay real, and its candidates are put in order by their vectors as well.
+    True neighbours are found exactly, among all rows. Each code is searched by Hamming distance
+    and asymmetrically, with float queries, both with and without reranking.
 
     Parameters
     ----------
     X : (m, n)
-        Vectors: an array, a memory map, or what `antipodal.open_vectors` gives.
+        Vectors: an array, a memory map, or the result of `antipodal.open_vectors`.
     bits : sequence of int
-        Lengths of the codes.
+        Code lengths.
     queries : (q, n), optional
-        By default so many rows of X are drawn; the row itself then does not count as its neighbour.
+        Query vectors. By default rows of X are drawn, which do not count as their own neighbours.
     n_queries : int
-        How many to draw, at most.
+        Maximum number of rows to draw as queries.
     k : int
-        Neighbours of a query.
+        Number of true neighbours of a query.
     metric : {"cosine", "dot", "euclidean"}
-        What makes rows neighbours.
+        Similarity that defines the true neighbours.
     methods : sequence of str, optional
-        Hashers with their settings, as `antipodal bench` names them. By default those that need no
-        labels and make codes of that length.
+        Hashers with their settings, named as in `antipodal bench`. By default those that need no
+        labels and support the code length.
     models : sequence of hashers
-        Fitted ones, such as `antipodal.load` gives, audited as they are.
+        Fitted hashers, such as `antipodal.load` returns, audited without refitting.
     peers : bool
-        Whether to audit RaBitQ, TurboQuant and product quantisation of Faiss as well.
+        Whether to include other libraries: RaBitQ, TurboQuant and product quantization of Faiss.
     relevance : (p, 2) or (p, 3), optional
-        Judgements: row of a query, row of X, and a grade.
+        Relevance judgements: row of a query, row of X, and optionally a grade.
     sample : int, optional
-        Look at so many rows alone, drawn by the seed: a first answer in seconds.
+        Audit a random sample of this many rows, for a first answer in seconds.
     random_state : int
-        Seed of all that is drawn.
+        Seed of all random draws.
     progress : callable
-        Called with what is being done, how much of it is, and of how much.
+        Called with the name of the current step, the amount done and the total.
 
     Examples
     --------
@@ -290,43 +288,46 @@ def audit(
     check_whole(n_queries, "n_queries", 1)
     _check_metric(metric)
     if relevance is not None and queries is None:
-        raise ValueError("relevance needs queries: it names their rows")
+        raise ValueError("relevance refers to rows of queries: pass queries too")
     if relevance is not None and sample is not None:
-        raise ValueError("relevance names rows of all of X: leave sample out")
-    # now: a wrong name should not show after minutes
-    contenders = list(_contenders(rows.shape[1], tuple(bits), methods, models, peers, metric, seed))
+        raise ValueError("relevance refers to rows of all of X: do not pass sample")
+    # Checked first, since finding the true neighbours may take minutes.
+    codes = list(_audited_codes(rows.shape[1], tuple(bits), methods, models, peers, metric, seed))
     numbers: Ids = np.arange(len(rows))
     if sample is not None:
         check_whole(sample, "sample", 2)
         numbers = np.sort(draw_rows(len(rows), sample, rng))
         rows = np.asarray(rows[numbers])
-    seen = survey(rows)
+    surveyed = survey(rows)
     drawable = np.ones(len(rows), bool)
-    drawable[seen.zero] = False
-    if len(seen.not_finite):
+    drawable[surveyed.zero] = False
+    if len(surveyed.not_finite):
         if relevance is not None:
-            raise ValueError(f"X must be finite where rows are judged: {seen.remarks()[0]}")
-        rows, numbers = without(rows, seen.not_finite), np.delete(numbers, seen.not_finite)
-        drawable = np.delete(drawable, seen.not_finite)
-    own: Ids | None = None
+            raise ValueError(f"X must be finite if relevance is given: {surveyed.remarks()[0]}")
+        rows = drop_rows(rows, surveyed.not_finite)
+        numbers = np.delete(numbers, surveyed.not_finite)
+        drawable = np.delete(drawable, surveyed.not_finite)
+    drawn: Ids | None = None
     if queries is None:
-        own = np.sort(rng.permutation(np.flatnonzero(drawable))[:n_queries])
-        Q = np.asarray(rows[own])
+        drawn = np.sort(rng.permutation(np.flatnonzero(drawable))[:n_queries])
+        Q = np.asarray(rows[drawn])
     else:
         Q = _check_queries(queries, rows)
-    _check_k(k, len(rows) - (own is not None))
+    _check_k(k, len(rows) - (drawn is not None))
     judgements = None if relevance is None else Judgements.of(relevance, len(Q), len(rows))
-    truth = true_neighbours(rows, Q, k, metric, own=own, progress=partial(progress, "neighbours"))
-    trial = Trial(rows, Q, own, truth, k, metric, judgements, Int8Vectors(rows, metric), rng)
+    truth = true_neighbours(
+        rows, Q, k, metric, query_rows=drawn, progress=partial(progress, "neighbours")
+    )
+    trial = Trial(rows, Q, drawn, truth, k, metric, judgements, Int8Vectors(rows, metric), rng)
     settings: list[Setting] = []
-    for i, make in enumerate(contenders):
-        progress("codes", i, len(contenders))
-        settings += trial.of(make())
-    progress("codes", len(contenders), len(contenders))
+    for i, make in enumerate(codes):
+        progress("codes", i, len(codes))
+        settings += trial.run(make())
+    progress("codes", len(codes), len(codes))
     ndcg, judged_recall = (None, None) if judgements is None else judgements.scores(truth)
     return Audit(
-        seen, metric, k, len(Q), rows.dtype.itemsize, settings,
-        None if own is None else numbers[own], ndcg, judged_recall, truth, numbers,
+        surveyed, metric, k, len(Q), rows.dtype.itemsize, settings,
+        None if drawn is None else numbers[drawn], ndcg, judged_recall, truth, numbers,
     )  # fmt: skip
 
 
@@ -340,7 +341,7 @@ def audit_codes(
     k: int = 10,
     metric: Metric = "cosine",
 ) -> Setting:
-    """Measure what codes that exist already keep of the true neighbours of their vectors.
+    """Measure the recall of existing codes against the true neighbours of their vectors.
 
     Parameters
     ----------
@@ -357,15 +358,15 @@ def audit_codes(
     for mine, theirs, name in ((codes[0], Q, "query"), (codes[1], rows, "row")):
         if len(mine) != len(theirs):
             raise ValueError(
-                f"there must be a code per {name}: got {len(mine):,} codes and {len(theirs):,} "
-                "vectors"
+                f"there must be one code per {name}: got {len(mine):,} codes and "
+                f"{len(theirs):,} vectors"
             )
     if not all(np.isfinite(rows[block]).all() for block in row_blocks(rows)):
-        raise ValueError("X must be finite: some rows are NaN or infinite")
+        raise ValueError("X must be finite: some values are NaN or infinite")
     truth = true_neighbours(rows, Q, k, metric)
     rng = check_random_state(0)
     trial = Trial(rows, Q, None, truth, k, metric, None, Int8Vectors(rows, metric), rng)
-    [setting] = trial.of(GivenCodes(codes[1], codes[0], n_bits))
+    [setting] = trial.run(GivenCodes(codes[1], codes[0], n_bits))
     return setting
 
 
@@ -377,15 +378,15 @@ def _check_metric(metric: str) -> None:
 def _check_k(k: int, n_rows: int) -> None:
     check_whole(k, "k", 1)
     if k > n_rows:
-        raise ValueError(f"k must be at most the {n_rows:,} rows that a query can find: got {k}")
+        raise ValueError(f"k must be at most {n_rows:,}, the number of rows to search: got {k}")
 
 
 def _check_queries(queries: ArrayLike, X: NDArray[Any]) -> NDArray[Any]:
     Q = _check_vectors(queries, "queries")
     if Q.shape[1] != X.shape[1]:
-        raise ValueError(f"queries must have the {X.shape[1]} features of X: got {Q.shape[1]}")
+        raise ValueError(f"queries must have {X.shape[1]} features as X has: got {Q.shape[1]}")
     if not np.isfinite(Q).all():
-        raise ValueError("queries must be finite: some are NaN or infinite")
+        raise ValueError("queries must be finite: some values are NaN or infinite")
     return Q
 
 
@@ -393,21 +394,21 @@ def _check_vectors(X: ArrayLike, name: str) -> NDArray[Any]:
     rows = np.asarray(X)
     if rows.ndim != 2 or rows.dtype.kind not in "fiu" or rows.size == 0:
         raise ValueError(
-            f"{name} must be a table of numbers, a row per vector: got {rows.dtype} of shape "
+            f"{name} must be a numeric array (n_rows, n_features): got {rows.dtype} of shape "
             f"{rows.shape}"
         )
     return rows
 
 
 def default_methods(n_bits: int, n_features: int) -> list[str]:
-    """Return the hashers that need no labels and make codes of that length."""
+    """Return the names of the hashers to audit at a code length."""
     if n_bits > n_features:
         return ["LSH", "LinfHash.quick", "LinfHash.asymmetric"]
     signs = ["SignHash:rotate=false", "SignHash", "ITQ"]
     return [*signs, "LinfHash.asymmetric"] if n_bits == n_features else signs
 
 
-def _contenders(
+def _audited_codes(
     n_features: int,
     bits: tuple[int, ...],
     methods: Sequence[str] | None,
@@ -415,14 +416,14 @@ def _contenders(
     peers: bool,
     metric: Metric,
     seed: int,
-) -> Iterator[Callable[[], Contender]]:
-    """Yield what makes each code; nothing is fitted yet, but wrong names are found out."""
+) -> Iterator[Callable[[], AuditedCode]]:
+    """Yield a constructor for each code. Wrong names raise here; nothing is fitted yet."""
     for n_bits in bits:
         for method in default_methods(n_bits, n_features) if methods is None else methods:
             hasher = make_hasher(method, n_bits, seed)
             if hasher.uses_labels:
                 raise ValueError(
-                    f"{method} learns from labels, and an audit has none: fit it first, and give "
+                    f"{method} needs labels, which an audit does not have: fit it first and pass "
                     "it as a model"
                 )
             yield partial(HasherCodes, method, hasher)
@@ -430,4 +431,4 @@ def _contenders(
         name = f"{type(model).__name__} (yours)"
         yield partial(HasherCodes, name, model, fitted=True)
     if peers:
-        yield from faiss_peers(n_features, bits, metric, seed)
+        yield from faiss_quantizers(n_features, bits, metric, seed)
