@@ -1,4 +1,4 @@
-"""Search by real values of queries: against sums over unpacked bits."""
+"""Asymmetric search, compared with sums over unpacked bits."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from antipodal.stores import Snapshot
 
 
 def brute_force(z, bits, ids, k):
-    """Sort all by (score, id), in integers so that ties are ties."""
+    """Return the first k ids by (score, id) and their scores, in integers for exact ties."""
     signs = 2 * bits.astype(np.int64) - 1
     scores = z @ signs.T
     order = np.array([np.lexsort((ids, -row))[:k] for row in scores]).reshape(len(z), -1)
@@ -27,10 +27,10 @@ def brute_force(z, bits, ids, k):
     k=st.integers(1, 40),
     largest=st.sampled_from([0, 1, 5, 2**20]),
 )
-def test_the_order_is_that_of_all_scores_and_ties_go_by_id(seed, n_bits, n_items, k, largest):
+def test_results_are_ordered_by_score_and_id(seed, n_bits, n_items, k, largest):
     rng = np.random.default_rng(seed)
     bits = rng.integers(0, 2, (max(1, n_items // 3), n_bits), dtype=np.uint8)
-    bits = bits[rng.integers(0, len(bits), n_items)]  # most codes are there several times
+    bits = bits[rng.integers(0, len(bits), n_items)]  # most codes occur several times
     ids = rng.permutation(10 * n_items)[:n_items]
     z = rng.integers(-largest, largest + 1, (5, n_bits))
     index = HammingIndex(n_bits)
@@ -44,7 +44,7 @@ def test_the_order_is_that_of_all_scores_and_ties_go_by_id(seed, n_bits, n_items
         assert [(by_id[i] != query).sum() for i in row.tolist()] == distances.tolist()
 
 
-def test_a_tie_of_more_rows_than_are_looked_at_first_is_cut_by_id():
+def test_ties_of_more_rows_than_the_first_scan_returns_are_broken_by_id():
     rng = np.random.default_rng(0)
     codes = np.repeat(rng.integers(0, 256, (2, 8), dtype=np.uint8), 500, axis=0)
     z = rng.standard_normal((3, 64)) * 1e-30
@@ -54,7 +54,7 @@ def test_a_tie_of_more_rows_than_are_looked_at_first_is_cut_by_id():
 
 
 @pytest.mark.parametrize("size", [1e-300, 1e-40, 1.0, 1e300])
-def test_values_of_any_size_are_searched_exactly(size):
+def test_queries_of_any_magnitude_are_searched_exactly(size):
     rng = np.random.default_rng(1)
     bits = rng.integers(0, 2, (5000, 100), dtype=np.uint8)
     z = rng.standard_normal((70, 100))
@@ -64,14 +64,14 @@ def test_values_of_any_size_are_searched_exactly(size):
     np.testing.assert_array_equal(index.search(vectors=z * size, k=10).ids, expected)
 
 
-def test_equal_codes_have_equal_scores_wherever_they_stand():
+def test_equal_codes_have_equal_scores_at_any_position():
     rng = np.random.default_rng(2)
     code = rng.integers(0, 256, (1, 1, 9), dtype=np.uint8)
     scores = sign_scores(rng.standard_normal((1, 72)), np.repeat(code, 1001, axis=1))
     assert len(np.unique(scores)) == 1
 
 
-def test_blocks_of_queries_change_nothing(monkeypatch):
+def test_results_do_not_depend_on_the_block_size(monkeypatch):
     rng = np.random.default_rng(3)
     rows = to_rows(rng.integers(0, 256, (400, 12), dtype=np.uint8), 96)
     z = rng.standard_normal((50, 96))
@@ -91,7 +91,7 @@ def make_index(engine="flat"):
     return index, hasher, X
 
 
-def test_a_filter_and_vectors_to_rescore_by_go_with_it():
+def test_filters_and_reranking_apply_to_asymmetric_search():
     index, hasher, X = make_index()
     z = hasher.query(X[:4])
     allowed = np.arange(0, 300, 7)
@@ -105,14 +105,14 @@ def test_a_filter_and_vectors_to_rescore_by_go_with_it():
     assert all(np.isin(row, near).all() for row, near in zip(again.ids, candidates, strict=True))
 
 
-def test_an_approximate_engine_is_not_asked():
+def test_approximate_engines_are_not_used():
     index, hasher, X = make_index("hnsw")
     exact = make_index()[0]
     z = hasher.query(X[:4])
     np.testing.assert_array_equal(index.search(vectors=z).ids, exact.search(vectors=z).ids)
 
 
-def test_a_store_gives_the_same_answer(tmp_path):
+def test_a_store_returns_the_same_results(tmp_path):
     index, hasher, X = make_index()
     z, ids = hasher.query(X[:6]), np.arange(300)
     with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=40) as store:
@@ -127,14 +127,14 @@ def test_a_store_gives_the_same_answer(tmp_path):
             np.testing.assert_array_equal(found.ids, expected.ids)
             np.testing.assert_array_equal(found.distances, expected.distances)
             np.testing.assert_array_equal(found.scores, expected.scores)
-        with store.snapshot() as now:  # what an engine does that cannot score
-            found = Snapshot._best(now, z.astype(float), 9, None)
+        with store.snapshot() as now:  # the implementation for engines that cannot score
+            found = Snapshot._asymmetric(now, z.astype(float), 9, None)
         np.testing.assert_array_equal(found.ids, index.search(vectors=z, k=9).ids)
         with pytest.raises(ValueError, match=r"\bvectors\b.*\b40\b.*\(6, 39\)"):
             store.search(vectors=z[:, :39])
 
 
-def test_what_cannot_be_searched_by_is_refused():
+def test_invalid_queries_raise():
     index, hasher, X = make_index()
     z = hasher.query(X[:4])
     with pytest.raises(ValueError, match=r"\bcodes\b.*\bvectors\b.*neither"):
@@ -153,7 +153,7 @@ def test_what_cannot_be_searched_by_is_refused():
     assert HammingIndex(40).search(vectors=z, k=3).scores.shape == (4, 0)
 
 
-def test_candidates_by_hamming_distance_are_ordered_by_the_same_scores():
+def test_reranking_by_float_queries_uses_the_same_scores():
     index, hasher, X = make_index()
     z = hasher.query(X[:4])
     all_codes = index.search(vectors=z, k=12)

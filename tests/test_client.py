@@ -1,4 +1,4 @@
-"""`antipodal.Client` beyond the contract of stores: what it repeats, and how it fails."""
+"""`antipodal.Client`: retries, errors, limits of requests and keys."""
 
 import json
 import socket
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from antipodal import Client, open_store
-from antipodal import client as asking
 from antipodal.client import _filter
 from antipodal.errors import IdsTakenError, StoreError
 from antipodal.stores.filters import parse_where
@@ -25,29 +24,29 @@ BUSY = (503, {"detail": "too many requests are waiting"}, {"Retry-After": "2"})
 
 
 @contextmanager
-def scripted(*answers):
-    """Give a client of a server that answers as it is told, and the requests that it gets.
+def scripted(*responses):
+    """Return a client of a server with scripted responses, and the list of its requests.
 
-    An answer is a status, a body and headers; or None to hang up.
+    A response is a status, a body and headers, or None to close the connection.
     """
-    left, requests = list(answers), []
+    left, requests = list(responses), []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def answer(self):
+        def respond(self):
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if self.path.endswith("/v1/store"):
                 status, value, headers = 200, ABOUT, {}
             else:
                 sent = json.loads(body) if body else None
                 requests.append((self.command, self.path, sent, self.headers["Authorization"]))
-                said = left.pop(0)
-                if said is None:
+                response = left.pop(0)
+                if response is None:
                     self.close_connection = True
                     self.connection.shutdown(socket.SHUT_RDWR)
                     return
-                status, value, headers = said
+                status, value, headers = response
             text = value if isinstance(value, bytes) else json.dumps(value).encode()
             self.send_response(status)
             for name, header in {"Content-Length": str(len(text)), **headers}.items():
@@ -55,7 +54,7 @@ def scripted(*answers):
             self.end_headers()
             self.wfile.write(text)
 
-        do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815
+        do_GET = do_POST = do_PUT = do_DELETE = respond  # noqa: N815
 
         def log_message(self, *_):
             pass
@@ -74,10 +73,10 @@ def scripted(*answers):
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch):
-    """Return the pauses that were made, none of which takes any time."""
-    made = []
-    monkeypatch.setattr(asking.time, "sleep", made.append)
-    return made
+    """Record the pauses between retries instead of waiting."""
+    recorded = []
+    monkeypatch.setattr("antipodal.client.time.sleep", recorded.append)
+    return recorded
 
 
 OK = {
@@ -95,12 +94,12 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", ["count", "upsert"])
-def test_what_may_be_repeated_is_sent_again_until_it_is_answered(name, pauses):
+def test_idempotent_requests_are_retried(name, pauses):
     with scripted(BUSY, None, OK[name]) as (client, requests):
         CALLS[name](client)
         assert len(requests) == 3
         assert requests[0] == requests[1] == requests[2]
-        assert 2 <= pauses[0] <= 3  # as the service asked
+        assert 2 <= pauses[0] <= 3  # Retry-After
         assert 0.2 <= pauses[1] <= 0.3
     for failures, words in (
         ([BUSY] * 3, BUSY[1]["detail"]),
@@ -116,14 +115,14 @@ def test_what_may_be_repeated_is_sent_again_until_it_is_answered(name, pauses):
 @pytest.mark.parametrize(
     ("failure", "words"), [(BUSY, BUSY[1]["detail"]), (None, r"http://127\.0\.0\.1:\d+/at")]
 )
-def test_what_would_be_answered_otherwise_is_not_sent_again(name, failure, words):
+def test_other_requests_are_not_retried(name, failure, words):
     with scripted(failure, OK[name]) as (client, requests):
         with pytest.raises(StoreError, match=words):
             CALLS[name](client)
         assert len(requests) == 1
 
 
-def test_a_service_that_is_not_there_is_tried_again_and_named(pauses):
+def test_connections_to_an_unreachable_service_are_retried(pauses):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     with pytest.raises(StoreError, match=rf"{url}.*Connection refused") as error:
@@ -131,14 +130,14 @@ def test_a_service_that_is_not_there_is_tried_again_and_named(pauses):
     assert len(pauses) == 3
     assert KEY not in str(error.value)
     with scripted() as (client, _):
-        client._asker.url = url  # it went away: nothing of a delete can have been received
+        client._transport.url = url  # unreachable: a delete cannot have been received
         pauses.clear()
         with pytest.raises(StoreError, match="Connection refused"):
             client.delete([1])
         assert len(pauses) == 2
 
 
-def test_a_service_that_takes_too_long_is_not_asked_again(pauses):
+def test_timeouts_are_not_retried(pauses):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(StoreError, match=rf"{url}.*\b0\.1 s\b"):
@@ -147,7 +146,7 @@ def test_a_service_that_takes_too_long_is_not_asked_again(pauses):
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "words"),
+    ("response", "kind", "words"),
     [
         ((401, {"detail": "a key is needed"}, {}), StoreError, r"/at\b.*a key is needed"),
         ((403, {"detail": "this key may read"}, {}), StoreError, "this key may read"),
@@ -164,8 +163,8 @@ def test_a_service_that_takes_too_long_is_not_asked_again(pauses):
         ((502, b"<html>", {}), StoreError, r"\b502\b"),
     ],
 )
-def test_what_a_service_says_is_an_error_that_names_it(answer, kind, words):
-    with scripted(answer) as (client, requests):
+def test_error_responses_raise_with_the_detail_and_the_address(response, kind, words):
+    with scripted(response) as (client, requests):
         with pytest.raises(kind, match=words) as error:
             client.count()
         assert KEY not in str(error.value)
@@ -174,12 +173,12 @@ def test_what_a_service_says_is_an_error_that_names_it(answer, kind, words):
         assert len(requests) == 1
 
 
-def test_the_key_is_sent_and_shown_to_nobody():
+def test_the_key_is_sent_and_never_displayed():
     with scripted(OK["count"]) as (client, requests):
         client.count()
         assert requests[0][3] == f"Bearer {KEY}"
-        shown = repr(client) + repr(vars(client)) + repr(vars(client._asker)) + client.place
-        assert KEY not in shown + repr(client._asker._session.auth)
+        shown = repr(client) + repr(vars(client)) + repr(vars(client._transport)) + client.place
+        assert KEY not in shown + repr(client._transport._session.auth)
 
 
 @pytest.mark.parametrize(
@@ -193,13 +192,13 @@ def test_the_key_is_sent_and_shown_to_nobody():
         ("http://host?key=s3cret", r"\bkey="),
     ],
 )
-def test_a_url_that_is_none_of_a_service_is_explained_and_not_quoted(url, words):
+def test_invalid_urls_raise_without_being_quoted(url, words):
     with pytest.raises(ValueError, match=words) as error:
         Client(url)
     assert "s3cret" not in str(error.value)
 
 
-def test_bad_arguments_are_named():
+def test_invalid_arguments_raise():
     for key in ("", "two words", "line\nbreak", "schlüssel"):
         with pytest.raises(ValueError, match=r"\bkey\b"):
             Client("http://127.0.0.1:9", key)
@@ -209,31 +208,31 @@ def test_bad_arguments_are_named():
         Client("http://127.0.0.1:9", retries=-1)
 
 
-def test_items_go_in_parts_that_the_service_takes_by_number_and_by_size():
-    answers = [(200, {"upserted": 3, "replaced": 2}, {})] * 3
-    with scripted(*answers) as (client, requests):
+def test_uploads_are_split_by_number_and_by_size():
+    responses = [(200, {"upserted": 3, "replaced": 2}, {})] * 3
+    with scripted(*responses) as (client, requests):
         assert client.load(range(8), CODES).replaced == 6
         sent = [[item["id"] for item in request[2]["items"]] for request in requests]
         assert sent == [[0, 1, 2], [3, 4, 5], [6, 7]]
     metadata = [{"text": "x" * size} for size in (300, 300, 300, 300, 2000, 1, 1, 1)]
-    with scripted(*answers * 2) as (client, requests):
+    with scripted(*responses * 2) as (client, requests):
         client.upsert(range(8), CODES, metadata)
         sent = [[item["id"] for item in request[2]["items"]] for request in requests]
         assert sent == [[0, 1], [2, 3], [4], [5, 6, 7]]
         assert [i["metadata"] for request in requests for i in request[2]["items"]] == metadata
 
 
-def test_ids_that_another_writer_takes_between_two_parts_are_no_clean_refusal():
-    """`add` promises that nothing has changed when it raises IdsTakenError."""
-    nobody = (200, {"items": []}, {})
+def test_a_conflict_after_the_first_part_is_not_an_ids_taken_error():
+    """IdsTakenError would mean that nothing was stored."""
+    unused = (200, {"items": []}, {})
     taken = (409, {"detail": "has items with ids 4 already"}, {})
     with (
-        scripted(nobody, nobody, nobody, OK["add"], taken) as (client, _),
+        scripted(unused, unused, unused, OK["add"], taken) as (client, _),
         pytest.raises(StoreError, match=r"\b3 items\b"),
     ):
         client.add(CODES, range(8))
-    there = (200, {"items": [{"id": 1, "code": "0000", "metadata": {}}]}, {})
-    with scripted(there, nobody, nobody) as (client, requests):
+    in_use = (200, {"items": [{"id": 1, "code": "0000", "metadata": {}}]}, {})
+    with scripted(in_use, unused, unused) as (client, requests):
         with pytest.raises(IdsTakenError, match=r"\bids 1\b"):
             client.add(CODES, range(8))
         assert {method for method, *_ in requests} == {"POST"}
@@ -250,12 +249,12 @@ def test_ids_that_another_writer_takes_between_two_parts_are_no_clean_refusal():
         {"and": [{"a": {"exists": False}}]},
     ],
 )
-def test_a_filter_is_sent_as_it_was_meant(where):
+def test_filters_survive_serialisation(where):
     tree = parse_where(where)
     assert parse_where(json.loads(json.dumps(_filter(tree)))) == tree
 
 
-def test_large_balls_and_all_items_come_in_pages(service, tmp_path):  # noqa: F811
+def test_large_radius_results_and_all_items_are_read_in_pages(service, tmp_path):  # noqa: F811
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 256, (4_000, 2), dtype=np.uint8)
     with open_served(f"{PREFIX}sqlite:///{tmp_path}/codes.db", n_bits=16) as client:
@@ -264,8 +263,9 @@ def test_large_balls_and_all_items_come_in_pages(service, tmp_path):  # noqa: F8
             for r in (8, 16):
                 found, expected = client.radius(codes[:3], r), store.radius(codes[:3], r)
                 assert np.diff(expected.offsets).max() > 3_000 or r == 8
-                for one, other in zip(found, expected, strict=True):
-                    np.testing.assert_array_equal(one, other)
+                np.testing.assert_array_equal(found.ids, expected.ids)
+                np.testing.assert_array_equal(found.distances, expected.distances)
+                np.testing.assert_array_equal(found.offsets, expected.offsets)
             values = rng.standard_normal((2, 16))
             found, expected = client.search(vectors=values), store.search(vectors=values)
             np.testing.assert_array_equal(found.ids, expected.ids)

@@ -1,3 +1,5 @@
+"""Index files: round trips, damaged files, and crash safety."""
+
 import hashlib
 import json
 import os
@@ -13,11 +15,9 @@ import pytest
 
 from antipodal.codes import pack
 from antipodal.errors import AntipodalError, IndexFileError
-from antipodal.index import HammingIndex
-from antipodal.index import index_file as indexfile
-from antipodal.index import radius_tables as bands
-from antipodal.index.approximate import Approximate
-from antipodal.index.radius_tables import Tables
+from antipodal.index import HammingIndex, index_file, radius_tables
+from antipodal.index.approximate import ApproximateEngine
+from antipodal.index.radius_tables import BandTables
 
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -39,7 +39,7 @@ def check_same(index, other):
 @pytest.mark.parametrize("n_bits", [1, 20, 64, 70, 256])
 @pytest.mark.parametrize("n_items", [0, 1, 7])
 @pytest.mark.parametrize("gaps", [True, False])
-def test_load_gives_back_what_was_saved(tmp_path, n_bits, n_items, gaps):
+def test_load_restores_a_saved_index(tmp_path, n_bits, n_items, gaps):
     index = make_index(n_bits, n_items, gaps)
     index.save(tmp_path / "index")
     loaded = HammingIndex.load(tmp_path / "index")
@@ -49,17 +49,17 @@ def test_load_gives_back_what_was_saved(tmp_path, n_bits, n_items, gaps):
     np.testing.assert_array_equal(loaded.radius(queries, 9).ids, index.radius(queries, 9).ids)
 
 
-def test_a_loaded_index_knows_its_engine_and_reads_from_the_map(tmp_path):
+def test_a_loaded_index_has_its_engine_and_is_memory_mapped(tmp_path):
     index = make_index(64, 50, gaps=True, engine="hnsw")
     index.save(tmp_path / "index")
     loaded = HammingIndex.load(tmp_path / "index")
     check_same(loaded, index)
-    for array in (loaded._held.main.rows, loaded._held.main.id_column.rows):
+    for array in (loaded._segments.main.rows, loaded._segments.main.id_column.rows):
         assert not array.flags.owndata
         assert not array.flags.writeable
 
 
-def test_changes_after_loading_leave_the_file_as_it_was(tmp_path):
+def test_changes_after_loading_do_not_change_the_file(tmp_path):
     index = make_index()
     index.save(tmp_path / "index")
     before = (tmp_path / "index").read_bytes()
@@ -72,7 +72,7 @@ def test_changes_after_loading_leave_the_file_as_it_was(tmp_path):
     check_same(HammingIndex.load(tmp_path / "index"), loaded)
 
 
-def test_an_open_index_stays_whole_while_its_file_is_replaced(tmp_path):
+def test_an_open_index_is_not_affected_by_replacing_its_file(tmp_path):
     first, second = make_index(64, 2_000, gaps=False), make_index(64, 10, gaps=False)
     first.save(tmp_path / "index")
     loaded = HammingIndex.load(tmp_path / "index")
@@ -84,20 +84,20 @@ def test_an_open_index_stays_whole_while_its_file_is_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("gaps", [True, False])
-def test_one_flipped_byte_anywhere_is_refused(tmp_path, gaps):
+def test_one_flipped_byte_anywhere_is_rejected(tmp_path, gaps):
     path = tmp_path / "index"
     make_index(20, 3, gaps).save(path)
     good = path.read_bytes()
-    for place in range(len(good)):
+    for position in range(len(good)):
         for flip in (0x01, 0x80, 0xFF):
             bad = bytearray(good)
-            bad[place] ^= flip
+            bad[position] ^= flip
             path.write_bytes(bad)
             with pytest.raises(IndexFileError, match=str(path)):
                 HammingIndex.load(path)
 
 
-def test_a_file_of_any_other_length_is_refused(tmp_path):
+def test_a_file_of_any_other_length_is_rejected(tmp_path):
     path = tmp_path / "index"
     make_index(20, 3).save(path)
     good = path.read_bytes()
@@ -110,7 +110,7 @@ def test_a_file_of_any_other_length_is_refused(tmp_path):
         HammingIndex.load(path)
 
 
-def test_what_is_not_an_index_file_is_refused(tmp_path):
+def test_other_files_are_rejected(tmp_path):
     path = tmp_path / "index"
     with pytest.raises(IndexFileError, match="No such file"):
         HammingIndex.load(path)
@@ -128,14 +128,14 @@ def test_what_is_not_an_index_file_is_refused(tmp_path):
 
 
 def write_file(path, header, body, version=1):
-    """Write any header and body under a true checksum."""
+    """Write any header and body with a valid checksum."""
     header += b" " * (-(48 + len(header)) % 64)
     start = struct.pack("<8sII", b"antipidx", version, len(header))
     digest = hashlib.sha256(start + header + body).digest()
     path.write_bytes(start + digest + header + body)
 
 
-TRUE_HEADER = {"n_bits": 20, "engine": "flat", "n_items": 3, "first_id": 0, "engine_bytes": 0}
+VALID_HEADER = {"n_bits": 20, "engine": "flat", "n_items": 3, "first_id": 0, "engine_bytes": 0}
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,11 @@ TRUE_HEADER = {"n_bits": 20, "engine": "flat", "n_items": 3, "first_id": 0, "eng
         {"bands": 1.0},
     ],
 )
-def test_a_false_header_under_a_true_checksum_is_refused(tmp_path, change):
+def test_an_invalid_header_with_a_valid_checksum_is_rejected(tmp_path, change):
     path = tmp_path / "index"
     body = bytes(16)  # three rows of 4 bytes, padded to a multiple of 8
     for version in (1, 2):
-        write_file(path, json.dumps(TRUE_HEADER | change).encode(), body, version)
+        write_file(path, json.dumps(VALID_HEADER | change).encode(), body, version)
         if not change:
             loaded = HammingIndex.load(path)
             assert (len(loaded), loaded.model) == (3, None)
@@ -177,36 +177,37 @@ def test_a_false_header_under_a_true_checksum_is_refused(tmp_path, change):
 
 
 @pytest.mark.parametrize("header", [b"not JSON", b"\xff\xfe", b"[]", b"{}", b"[" * 100_000])
-def test_a_header_that_is_none_is_refused(tmp_path, header):
+def test_a_header_that_is_not_a_json_object_is_rejected(tmp_path, header):
     write_file(tmp_path / "index", header, bytes(16))
     with pytest.raises(IndexFileError, match="index"):
         HammingIndex.load(tmp_path / "index")
 
 
 @pytest.mark.parametrize("ids", [[3, 2, 1], [1, 1, 2]])
-def test_ids_out_of_order_under_a_true_checksum_are_refused(tmp_path, ids):
+def test_ids_out_of_order_with_a_valid_checksum_are_rejected(tmp_path, ids):
     body = bytes(16) + struct.pack("<3q", *ids)
-    write_file(tmp_path / "index", json.dumps(TRUE_HEADER | {"first_id": None}).encode(), body)
+    write_file(tmp_path / "index", json.dumps(VALID_HEADER | {"first_id": None}).encode(), body)
     with pytest.raises(IndexFileError, match="order"):
         HammingIndex.load(tmp_path / "index")
 
 
 @pytest.mark.parametrize("engine", ["ivf", "hnsw"])
-def test_an_approximate_engine_is_in_the_file(tmp_path, monkeypatch, engine):
+def test_an_approximate_engine_is_saved(tmp_path, monkeypatch, engine):
     index = make_index(64, 12_000, gaps=True, engine=engine)
     index.save(tmp_path / "index")
     queries = index.codes(index.ids[::1000])
     found = index.search(queries, 10)
     with monkeypatch.context() as patch:
-        patch.setattr(Approximate, "_make", lambda *_: pytest.fail("made again"))
+        patch.setattr(ApproximateEngine, "_new_index", lambda *_: pytest.fail("rebuilt"))
         loaded = HammingIndex.load(tmp_path / "index")
-        for mine, other in zip(loaded.search(queries, 10)[:2], found[:2], strict=True):
-            np.testing.assert_array_equal(mine, other)
-        loaded.add(queries)  # after the largest id: joins the engine
+        again = loaded.search(queries, 10)
+        np.testing.assert_array_equal(again.ids, found.ids)
+        np.testing.assert_array_equal(again.distances, found.distances)
+        loaded.add(queries)  # appended, hence added to the engine
         assert loaded.search(queries, 1).distances.tolist() == [[0]] * 12
         assert loaded.recall(queries, 2) > 0.9
     loaded = HammingIndex.load(tmp_path / "index")
-    loaded.remove(index.ids[::1000])  # before the engine was ever used
+    loaded.remove(index.ids[::1000])  # before the engine was used
     assert not np.isin(loaded.search(queries, 10).ids, index.ids[::1000]).any()
 
 
@@ -235,7 +236,7 @@ import os, signal, sys, numpy as np
 from antipodal.index import HammingIndex
 index = HammingIndex(64)
 index.add(np.zeros((10_000, 8), np.uint8))
-def wait(handle):  # everything is written, nothing has its name yet
+def wait(handle):  # everything is written, but not renamed yet
     print("written", flush=True)
     signal.pause()
 os.fsync = wait
@@ -253,7 +254,7 @@ index.save(sys.argv[1])
     check_same(HammingIndex.load(path), old)
 
 
-def test_opening_a_million_codes_maps_the_file_and_copies_nothing(tmp_path):
+def test_opening_a_million_codes_copies_nothing(tmp_path):
     index = HammingIndex(64)
     index.add(np.random.default_rng(0).integers(0, 256, (1_000_000, 8), dtype=np.uint8))
     index.save(tmp_path / "index")
@@ -271,7 +272,7 @@ def test_the_written_layout_is_the_documented_one(tmp_path):
     index.save(tmp_path / "index")
     data = (tmp_path / "index").read_bytes()
     magic, version, length = struct.unpack("<8sII", data[:16])
-    assert (magic, version) == (b"antipidx", indexfile.FORMAT_VERSION)
+    assert (magic, version) == (b"antipidx", index_file.FORMAT_VERSION)
     assert data[16:48] == hashlib.sha256(data[:16] + data[48:]).digest()
     assert json.loads(data[48 : 48 + length]) == {
         "n_bits": 20, "engine": "flat", "n_items": 3, "first_id": None, "engine_bytes": 0,
@@ -284,30 +285,32 @@ def test_the_written_layout_is_the_documented_one(tmp_path):
 
 
 @pytest.mark.parametrize("gaps", [True, False])
-def test_prepared_tables_are_in_the_file_and_read_from_the_map(tmp_path, monkeypatch, gaps):
+def test_prepared_tables_are_saved_and_memory_mapped(tmp_path, monkeypatch, gaps):
     index = make_index(64, 5_000, gaps)
     index.prepare(radius=2)
     index.remove(index.ids[:7])
     index.save(tmp_path / "index")
     queries = index.codes(index.ids[::100]) ^ np.uint8(1 << 6)
-    monkeypatch.setattr(Tables, "_fill", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(BandTables, "_fill", lambda *_: pytest.fail("rebuilt"))
     loaded = HammingIndex.load(tmp_path / "index")
     check_same(loaded, index)
     assert loaded.nbytes == index.nbytes
-    for array in loaded._bands._made[1].arrays:
+    for array in loaded._tables._cached[1].arrays:
         assert not array.flags.owndata
-    monkeypatch.setattr(bands, "within", lambda *_: pytest.fail("scanned"))
+    monkeypatch.setattr(radius_tables, "within", lambda *_: pytest.fail("scanned"))
     for part in (queries, queries[:1]):
-        for mine, other in zip(loaded.radius(part, 2), index.radius(part, 2), strict=True):
-            np.testing.assert_array_equal(mine, other)
+        found, expected = loaded.radius(part, 2), index.radius(part, 2)
+        np.testing.assert_array_equal(found.ids, expected.ids)
+        np.testing.assert_array_equal(found.distances, expected.distances)
+        np.testing.assert_array_equal(found.offsets, expected.offsets)
 
 
 def test_an_index_of_one_model_is_not_loaded_for_another(tmp_path):
     index = HammingIndex(64, model="3f9c")
     index.add(np.zeros((3, 8), np.uint8))
     index.save(tmp_path / "index")
-    for asked in ("3f9c", None):
-        loaded = HammingIndex.load(tmp_path / "index", model=asked)
+    for model in ("3f9c", None):
+        loaded = HammingIndex.load(tmp_path / "index", model=model)
         assert loaded.model == "3f9c"
     loaded.save(tmp_path / "copy")
     with pytest.raises(IndexFileError, match=r"'3f9c'.*'77aa'"):

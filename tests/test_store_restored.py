@@ -162,13 +162,13 @@ def test_a_file_that_is_gone_is_neither_read_nor_written(store, path):
 
 
 def test_a_file_replaced_during_a_write_is_no_success(store, path, tmp_path, monkeypatch):
-    note = store._tables.note
+    record_change = store._tables.record_change
 
     def replace_after(connection, ids):
-        note(connection, ids)
+        record_change(connection, ids)
         os.replace(tmp_path / "backup.db", path)
 
-    monkeypatch.setattr(store._tables, "note", replace_after)
+    monkeypatch.setattr(store._tables, "record_change", replace_after)
     with pytest.raises(StoreError, match=r"codes\.db"):
         at_once(lambda: store.upsert([3], ZERO))
     monkeypatch.undo()

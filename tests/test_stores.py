@@ -537,8 +537,9 @@ def test_rescored_searches_are_those_of_the_index(store):
     for rescore in (z, Vectors(Q, X)):
         expected = index.search(codes[:4], 5, rescore=rescore)
         found = store.search(codes[:4], 5, rescore=rescore)
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(found.ids, expected.ids)
+        np.testing.assert_array_equal(found.distances, expected.distances)
+        np.testing.assert_array_equal(found.scores, expected.scores)
 
 
 # ------------------------------------------------------------------------ opening by URL

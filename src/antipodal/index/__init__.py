@@ -1,13 +1,14 @@
-"""Exact search by Hamming distance, in memory and in files that are mapped, not read.
+"""Exact search of binary codes, in memory or in memory-mapped files.
 
-`HammingIndex` is the whole interface. Behind it: `items` keeps codes in the order of their ids,
-`contents` what has changed since, `merging` makes one answer of both. `scan` compares a query with
-all codes (Faiss) and `asymmetric` a query's real values, `tables` looks small radii up and `bands`
-knows when, `approximate` holds the engines that may miss, `indexfile` the file format.
+`HammingIndex` is the interface. `items` stores codes in the order of their ids and `segments`
+tracks recent changes to them. `scan` compares queries with all codes (Faiss) and `asymmetric` does
+so for float queries; `radius_tables` looks up small radii without a scan. `approximate` holds the
+IVF and HNSW engines, `rerank` reorders candidates, `results` is the result type of all searches and
+`index_file` the file format.
 """
 
 from antipodal.index.hamming import HammingIndex
 from antipodal.index.rerank import Vectors
-from antipodal.index.results import Ball, Neighbours
+from antipodal.index.results import SearchResult
 
-__all__ = ["Ball", "HammingIndex", "Neighbours", "Vectors"]
+__all__ = ["HammingIndex", "SearchResult", "Vectors"]

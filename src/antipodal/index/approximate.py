@@ -1,7 +1,7 @@
-"""Engines that may miss: faster than a scan of very many codes, and only used by name.
+"""Approximate k-NN engines for very many codes: IVF and HNSW of Faiss.
 
-They find rows by k-NN and can do no more: ranges, filters and removal are left to the codes that
-the index keeps. Faiss keeps its own copy of the codes for them.
+They only answer unfiltered k-NN queries. Radius searches, filters and removal use the codes of the
+index itself, of which Faiss stores a second copy.
 """
 
 import math
@@ -13,41 +13,43 @@ from numpy.typing import NDArray
 
 from antipodal.codes import Codes
 from antipodal.index.items import IndexedItems, RowNumbers
-from antipodal.index.scan import Distances, load_faiss, nearest, threads_for
+from antipodal.index.results import Distances
+from antipodal.index.scan import load_faiss, nearest, threads_for
 
 ENGINES = ("flat", "ivf", "hnsw")
 
-_MIN_ROWS = 10_000  # below, there is nothing to gain
-_RETRAIN = 4  # lists are learned anew when the rows are so many times as many
+_MIN_ROWS = 10_000  # a scan of fewer rows is as fast
+_RETRAIN_GROWTH = 4  # clusters are trained again when the number of rows has grown this much
 _LINKS = 16
 
 
-class Approximate:
-    """A Faiss index over the rows of the newest items, made by the first search and kept up.
+class ApproximateEngine:
+    """A Faiss index over the main segment, built by the first search.
 
-    Rows added at the end are added to it; any other change makes it anew. One thread at a time.
+    Appended rows are added to it; after any other change it is rebuilt. A lock admits one thread
+    at a time.
 
     Parameters
     ----------
     engine : "ivf" or "hnsw"
     saved : uint8 array, optional
-        What `to_bytes` gave, for items of the era `era`. It is read when first needed.
+        Result of `to_bytes` for items of this `generation`; deserialised when first needed.
     """
 
     def __init__(
-        self, engine: str, saved: NDArray[np.uint8] | None = None, era: object = None
+        self, engine: str, saved: NDArray[np.uint8] | None = None, generation: object = None
     ) -> None:
         self.engine = engine
         self._lock = threading.Lock()
         self._saved = saved
-        self._era = era
+        self._generation = generation
         self._index: Any = None
         self._n_trained = 0
 
     def nearest(self, queries: Codes, items: IndexedItems, k: int) -> tuple[RowNumbers, Distances]:
-        """Find k rows per query, in the order (distance, row), usually but not surely the nearest.
+        """Return k rows per query, ordered by (distance, row), that are likely the nearest.
 
-        A query for which the engine finds fewer than k is answered by a scan.
+        Queries for which the engine finds fewer than k rows are answered by a scan.
         """
         if len(items) < _MIN_ROWS:
             return nearest(queries, items.rows, k)
@@ -56,7 +58,8 @@ class Approximate:
             self._set_effort(index, k)
             with threads_for(len(queries), len(queries) * items.rows.nbytes // 32):
                 distances, rows = index.search(queries, k)
-        # -1 is nothing found; a row past the end was added while this search waited
+        # Faiss returns -1 for a missing result. Rows past the end were added by another thread
+        # while this search waited for the lock.
         short = np.flatnonzero(((rows < 0) | (rows >= len(items))).any(axis=1))
         if len(short):
             rows[short], distances[short] = nearest(queries[short], items.rows, k)
@@ -64,7 +67,7 @@ class Approximate:
         return np.take_along_axis(rows, order, axis=1), np.take_along_axis(distances, order, axis=1)
 
     def to_bytes(self, items: IndexedItems) -> NDArray[np.uint8]:
-        """Return the engine over these items in the form of Faiss; nothing if they are few."""
+        """Return the Faiss index over these items, serialised; empty for few items."""
         if len(items) < _MIN_ROWS:
             return np.empty(0, dtype=np.uint8)
         with self._lock:
@@ -75,17 +78,18 @@ class Approximate:
         if self._saved is not None:
             self._index, self._saved = load_faiss().deserialize_index_binary(self._saved), None
             self._n_trained = self._index.ntotal
-        if self._era is not items.era or len(items) > _RETRAIN * self._n_trained:
-            self._index = self._make(items.rows)
-            self._era, self._n_trained = items.era, len(items)
-        n_known = self._index.ntotal
-        if n_known < len(items):
-            with threads_for(len(items) - n_known, items.rows.nbytes):
-                self._index.add(items.rows[n_known:])
+        outgrown = len(items) > _RETRAIN_GROWTH * self._n_trained
+        if self._generation is not items.generation or outgrown:
+            self._index = self._new_index(items.rows)
+            self._generation, self._n_trained = items.generation, len(items)
+        n_indexed = self._index.ntotal
+        if n_indexed < len(items):
+            with threads_for(len(items) - n_indexed, items.rows.nbytes):
+                self._index.add(items.rows[n_indexed:])
         return self._index
 
-    def _make(self, rows: Codes) -> Any:
-        """Make an empty index, trained where it needs that."""
+    def _new_index(self, rows: Codes) -> Any:
+        """Return an empty Faiss index, trained on a sample of the rows if it needs training."""
         faiss = load_faiss()
         n_bits = 8 * rows.shape[1]
         if self.engine == "hnsw":

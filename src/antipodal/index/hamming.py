@@ -1,4 +1,4 @@
-"""`HammingIndex`: add codes, search them exactly, keep them in a file."""
+"""`HammingIndex`: exact and approximate search of binary codes by Hamming distance."""
 
 import operator
 import os
@@ -10,59 +10,59 @@ from numpy.typing import ArrayLike, NDArray
 from antipodal.codes import Codes, check_codes, code_width
 from antipodal.errors import IndexFileError
 from antipodal.index import scan
-from antipodal.index.approximate import ENGINES, Approximate
-from antipodal.index.asymmetric import Floats, best_rows, check_one, check_values
+from antipodal.index.approximate import ENGINES, ApproximateEngine
+from antipodal.index.asymmetric import Floats, best_rows, check_codes_or_vectors, check_values
 from antipodal.index.index_file import IndexDescription, read_index_file, write_index_file
 from antipodal.index.items import MAX_ITEMS, IndexedItems, RowNumbers, row_width, take_rows, to_rows
-from antipodal.index.radius_tables import Bands
-from antipodal.index.rerank import OVERSAMPLE, Vectors, rescored
-from antipodal.index.results import Ball, Neighbours
-from antipodal.index.scan import MAX_BITS, RowHits
-from antipodal.index.segments import Contents, first_of_all, union, without
+from antipodal.index.radius_tables import TableCache
+from antipodal.index.rerank import OVERSAMPLE, Vectors, rerank
+from antipodal.index.results import SearchResult
+from antipodal.index.scan import MAX_BITS
+from antipodal.index.segments import Segments, is_member, search_segments
 from antipodal.validation import MAX_ID, Ids, check_ids, check_whole, some_ids
 
 
 class HammingIndex:
-    """Codes that are searched by Hamming distance, exactly, each under an id.
+    """Index of binary codes for exact search by Hamming distance.
 
-    Answers are ordered by (distance, id), and where a tie is cut, it is cut by id: the same
-    items give the same answer, in whatever order they came, on any machine.
+    Results are ordered by (distance, id), and ties at the k-th place are broken by id. They depend
+    only on the items, not on the order in which these were added or on the machine.
 
-    Searches may run in several threads, also while one other thread adds or removes: a search
-    sees the items as they were when it began.
+    Searches may run in several threads, also while one other thread adds or removes items: a
+    search uses a snapshot of the index taken when it starts.
 
     Parameters
     ----------
     n_bits : int
-        Bits of a code. Codes are packed as by `antipodal.pack`.
+        Code length in bits. Codes are packed as by `antipodal.pack`.
     engine : "flat", "ivf" or "hnsw"
-        "flat" compares a query with every code. The others are approximate: their `search`,
-        unless it is filtered, may miss items (`recall` measures how many) and is meant for tens
-        of millions of codes. "ivf" groups codes and looks into the nearest groups, "hnsw"
-        follows a graph, whose making takes long. Everything else they do exactly, as "flat".
+        "flat" compares a query with every code. The others are approximate and meant for tens of
+        millions of codes: an unfiltered `search` by codes may miss items (see `recall`). "ivf"
+        clusters the codes and scans the nearest clusters. "hnsw" follows a graph, which takes
+        long to build. All other methods are exact with every engine.
     model : str, optional
-        Identity of the model that makes the codes, such as the SHA-256 of its file. It is kept
-        in the file of the index, which then refuses to be loaded for another.
+        Identity of the model that made the codes, such as the SHA-256 of its file. It is saved
+        with the index, and `load` can require it.
 
     Notes
     -----
-    Memory: a code takes its bytes, rounded up to 4, 8, 16, 32 or a multiple of 8, for which
-    there are fast kernels. Ids without gaps take nothing, others 8 bytes each. The tables
-    behind small radii (`prepare`) take 4 to 12 bytes for each of their bands, of which radius 2
-    has 3. An approximate engine keeps a second copy of the codes, with 8 bytes ("ivf") or about
-    150 ("hnsw") for each.
+    Memory: each code is padded to 4, 8, 16, 32 or a multiple of 8 bytes, for which Faiss has fast
+    kernels. Consecutive ids take no memory, others 8 bytes each. The tables for small radii
+    (`prepare`) take 4 to 12 bytes per item and band; radius 2 needs 3 bands. An approximate engine
+    stores a second copy of the codes, with 8 bytes ("ivf") or about 150 bytes ("hnsw") per item.
 
-    Adding ids larger than all others costs what is added. Others are kept apart, and what is
-    removed is only noted: a change copies up to 65,536 items, or a 256th of them. Beyond that,
-    one change copies all.
+    Adding ids larger than all others takes time proportional to the added items. Other additions
+    go to a small second segment, and removed items are only marked: such a change copies up to
+    65,536 items, or 1/256 of them. Beyond that, the change copies the whole index.
 
     Examples
     --------
     >>> from antipodal import pack
     >>> index = HammingIndex(n_bits=4)
     >>> index.add(pack([[0, 0, 0, 0], [0, 0, 0, 1], [1, 1, 1, 1]]))
-    >>> index.search(pack([[0, 0, 1, 1]]), k=2)
-    Neighbours(ids=array([[1, 0]]), distances=array([[1, 2]], dtype=int32), scores=None)
+    >>> found = index.search(pack([[0, 0, 1, 1]]), k=2)
+    >>> found.ids, found.distances
+    (array([[1, 0]]), array([[1, 2]], dtype=int32))
     >>> index.radius(pack([[0, 0, 1, 1]]), 2).ids
     array([1, 0, 2])
     """
@@ -74,13 +74,13 @@ class HammingIndex:
         if engine not in ENGINES:
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}: got {engine!r}")
         self.engine, self.model = engine, model
-        self._held = Contents.of(IndexedItems.none(self.n_bits), self.n_bits)
-        self._bands = Bands(self.n_bits)
+        self._segments = Segments.of(IndexedItems.none(self.n_bits), self.n_bits)
+        self._tables = TableCache(self.n_bits)
         self._is_padded = row_width(self.n_bits) > code_width(self.n_bits)
-        self._approximate = None if engine == "flat" else Approximate(engine)
+        self._approximate = None if engine == "flat" else ApproximateEngine(engine)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._segments)
 
     def __repr__(self) -> str:
         return f"HammingIndex(n_bits={self.n_bits}, engine={self.engine!r}): {len(self)} items"
@@ -88,62 +88,63 @@ class HammingIndex:
     @property
     def ids(self) -> Ids:
         """All ids, increasing."""
-        return self._held.ids.copy()
+        return self._segments.ids.copy()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, ids and band tables; for a loaded index most of them are in the map."""
-        return self._held.nbytes + self._bands.nbytes
+        """Bytes of codes, ids and radius tables, including memory-mapped ones."""
+        return self._segments.nbytes + self._tables.nbytes
 
     def codes(self, ids: ArrayLike) -> Codes:
-        """Return the packed codes of ids, in their order."""
-        held = self._held
-        codes = held.codes_of(_known_rows(held, check_ids(ids)))
+        """Return the packed codes of ids, in the order given."""
+        segments = self._segments
+        codes = segments.codes_of(_known_rows(segments, check_ids(ids)))
         return np.ascontiguousarray(codes[:, : code_width(self.n_bits)])
 
     def contains(self, ids: ArrayLike) -> NDArray[np.bool_]:
-        """Say of each id whether it is in the index."""
-        return self._held.rows_of(check_ids(ids)) >= 0
+        """Return whether each id is in the index."""
+        return self._segments.rows_of(check_ids(ids)) >= 0
 
     def add(self, codes: ArrayLike, ids: ArrayLike | None = None) -> None:
-        """Add codes (n, ⌈n_bits / 8⌉), each under an id of its own.
+        """Add codes, each under a new id.
 
         Parameters
         ----------
         codes : uint8 (n, ⌈n_bits / 8⌉)
-            Packed codes; they are copied.
+            Packed codes, which are copied.
         ids : integers (n,), optional
-            In any order. Without them, ids continue after the largest, from 0.
+            Unique, in any order. By default, ids continue after the largest, starting at 0.
 
         Raises
         ------
         ValueError
-            Among other reasons if an id is given twice or is in the index already. An error
-            leaves the index as it was.
+            If an id is repeated or already in the index, among other reasons. The index is then
+            unchanged.
         """
-        held = self._held
+        segments = self._segments
         new = check_codes(codes, self.n_bits)
-        if len(held.main) + len(held.late) + len(new) > MAX_ITEMS:
-            raise ValueError(f"an index holds at most {MAX_ITEMS} items")
+        if len(segments.main) + len(segments.delta) + len(new) > MAX_ITEMS:
+            raise ValueError(f"an index can have at most {MAX_ITEMS} items")
         if ids is None:
-            first = held.next_id()
+            first = segments.next_id()
             if first + len(new) > MAX_ID + 1:
-                raise ValueError(f"no ids are left after {first - 1}: give ids")
-            self._change_to(held.added(to_rows(new, self.n_bits), range(first, first + len(new))))
+                raise ValueError(f"no ids are left after {first - 1}: pass ids explicitly")
+            rows = to_rows(new, self.n_bits)
+            self._replace_segments(segments.added(rows, range(first, first + len(new))))
             return
         given = check_ids(ids)
         if len(given) != len(new):
-            raise ValueError(f"there must be an id for each of {len(new)} codes: got {len(given)}")
+            raise ValueError(f"ids must have one id for each of {len(new)} codes: got {len(given)}")
         if not _increasing(given):
             order = np.argsort(given)
             given, new = given[order], new[order]
             twice = given[1:][given[1:] == given[:-1]]
             if len(twice):
-                raise ValueError(f"ids must be unique: {some_ids(np.unique(twice))} given twice")
-        known = given[held.rows_of(given) >= 0]
+                raise ValueError(f"ids must be unique: got {some_ids(np.unique(twice))} twice")
+        known = given[segments.rows_of(given) >= 0]
         if len(known):
-            raise ValueError(f"ids {some_ids(known)} are in the index already: remove them first")
-        self._change_to(held.added(to_rows(new, self.n_bits), given.copy()))
+            raise ValueError(f"ids {some_ids(known)} are already in the index: remove them first")
+        self._replace_segments(segments.added(to_rows(new, self.n_bits), given.copy()))
 
     def remove(self, ids: ArrayLike) -> None:
         """Remove the items with these ids.
@@ -151,19 +152,19 @@ class HammingIndex:
         Raises
         ------
         ValueError
-            If some ids are not in the index; it names them, and nothing is removed.
+            If ids are not in the index. Nothing is removed then.
         """
-        held = self._held
-        rows = _known_rows(held, check_ids(ids))
+        segments = self._segments
+        rows = _known_rows(segments, check_ids(ids))
         if len(rows):
-            self._change_to(held.removed(rows))
+            self._replace_segments(segments.removed(rows))
 
     def prepare(self, radius: int = 2) -> None:
-        """Make the tables that answer `radius` queries up to this radius without a scan.
+        """Build the tables that answer `radius` queries up to this radius without a scan.
 
-        They take about as long as some 200 queries, and are then kept up and saved with the
-        index. Without them queries are scanned, unless there are so many in one call that making
-        tables is faster.
+        Building them takes about as long as 200 queries. They are then kept up to date and saved
+        with the index. Without them queries are scanned, unless one call has enough queries that
+        building tables is faster.
 
         Raises
         ------
@@ -171,7 +172,7 @@ class HammingIndex:
             If codes are too short for tables to be faster than a scan at this radius.
         """
         check_whole(radius, "radius", 0)
-        self._bands.prepare(self._held.main, int(radius))
+        self._tables.prepare(self._segments.main, int(radius))
 
     def search(
         self,
@@ -182,183 +183,193 @@ class HammingIndex:
         allowed: ArrayLike | None = None,
         rescore: Vectors | ArrayLike | None = None,
         oversample: int = OVERSAMPLE,
-    ) -> Neighbours:
-        """Find the k nearest items of each query, in the order (distance, id).
+    ) -> SearchResult:
+        """Return the k nearest items of each query, ordered by (distance, id).
 
         Parameters
         ----------
         codes : uint8 (n_queries, ⌈n_bits / 8⌉)
             Packed codes of the queries.
         k : int
-            At least 1. If there are fewer items, all are found.
+            Number of neighbours, at least 1. All items are returned if there are fewer.
         vectors : (n_queries, n_bits), in place of codes
-            Real values of the queries, ``hasher.query(queries)``. Every item is scored by their
-            sum with the signs of its bits, Σ zᵢ·bᵢ with b = ±1, by a scan whatever the engine.
-            The order is then (score, id), best first; `distances` are those to the signs of z.
+            Float queries for asymmetric search, ``hasher.query(queries)``. Every item is scored
+            by Σ zᵢ·bᵢ with the signs b = ±1 of its bits, by a scan with any engine. The order is
+            then (score, id), best first; `distances` are those to the signs of z.
         allowed : integers, optional
-            Ids to search among, in any order. Ids that are not in the index are passed over.
+            Ids to search among, in any order. Ids that are not in the index are ignored.
         rescore : Vectors or array (n_queries, n_bits), optional
-            Take the ``k * oversample`` nearest items and return the k best of them by the
-            cosine or distance of their vectors (`antipodal.Vectors`), or by the sum of
-            ``hasher.query(queries)`` with the signs of their bits. The order is then (score,
-            id), best first.
+            Rerank the ``k * oversample`` nearest items and return the k best of them, ordered by
+            (score, id). Scores are computed from vectors (`antipodal.Vectors`), or from
+            ``hasher.query(queries)`` as in asymmetric search.
         oversample : int
-            Candidates for each result of a rescored search.
+            Oversampling factor of reranking: candidates per result.
+
+        Returns
+        -------
+        SearchResult
+            `ids` and `distances` have one row per query.
         """
-        held = self._held
-        check_one(codes, vectors)
+        segments = self._segments
+        check_codes_or_vectors(codes, vectors)
         check_whole(k, "k", 1)
         check_whole(oversample, "oversample", 1)
-        rows = None if allowed is None else _allowed_rows(held, allowed)
-        n_wanted = k if rescore is None else k * oversample
+        rows = None if allowed is None else _allowed_rows(segments, allowed)
+        n_candidates = k if rescore is None else k * oversample
         if codes is not None:
-            near = self._nearest(self._queries(codes), held, rows, n_wanted)
+            near = self._nearest(self._queries(codes), segments, rows, n_candidates)
         else:
             values = check_values(vectors, "vectors", self.n_bits)
-            near = self._best(values, held, rows, n_wanted)
+            near = self._asymmetric(values, segments, rows, n_candidates)
         if rescore is None:
             return near
         width = code_width(self.n_bits)
-        return rescored(
-            near, k, rescore, self.n_bits, lambda: _codes_found(held, near.ids)[..., :width]
+        return rerank(
+            near, k, rescore, self.n_bits, lambda: _codes_of(segments, near.ids)[..., :width]
         )
 
-    def radius(self, codes: ArrayLike, r: int, *, allowed: ArrayLike | None = None) -> Ball:
-        """Find all items at Hamming distance ≤ r of each query, in the order (distance, id).
+    def radius(self, codes: ArrayLike, r: int, *, allowed: ArrayLike | None = None) -> SearchResult:
+        """Return all items at Hamming distance ≤ r of each query, ordered by (distance, id).
 
-        Small radii are looked up in tables where that is faster than a scan; the answer is the
-        same. `allowed` is as in `search`.
+        Small radii are looked up in tables where that is faster than a scan, with equal results.
+        `allowed` is as in `search`.
+
+        Returns
+        -------
+        SearchResult
+            The items of query i are at ``offsets[i]:offsets[i + 1]`` of `ids` and `distances`.
         """
-        held, queries = self._held, self._queries(codes)
+        segments, queries = self._segments, self._queries(codes)
         check_whole(r, "r", 0)
         radius = min(int(r), self.n_bits)
+        parts = []
         if allowed is not None:
-            some = held.by_run(_allowed_rows(held, allowed))
-            return union(
-                [
-                    _ball(items, scan.within(queries, take_rows(items.rows, rows), radius), rows)
-                    for items, rows in some
-                ]
-            )
-        main, late = held.main, held.late
-        hits = self._bands.within(queries, main, radius)
-        if held.is_one_run and len(hits) == 1:  # the usual case, quickly
-            offsets, rows, distances = hits[0]
-            return Ball(offsets, main.ids_of(rows), distances)
-        balls = [_ball(main, without(part, held.removed_rows)) for part in hits]
-        if len(late):
-            balls.append(_ball(late, scan.within(queries, late.rows, radius)))
-        return union(balls)
+            for items, rows in segments.by_segment(_allowed_rows(segments, allowed)):
+                found = scan.within(queries, take_rows(items.rows, rows), radius)
+                parts.append(found.with_ids(items.ids_of(rows[found.ids])))
+            return SearchResult.merge(parts)
+        main, delta, removed = segments.main, segments.delta, segments.removed_rows
+        for found in self._tables.within(queries, main, radius):
+            if len(removed) and len(found.ids):
+                found = found.select(~is_member(found.ids, removed))
+            parts.append(found.with_ids(main.ids_of(found.ids)))
+        if len(delta):
+            found = scan.within(queries, delta.rows, radius)
+            parts.append(found.with_ids(delta.ids_of(found.ids)))
+        return SearchResult.merge(parts)
 
     def recall(self, codes: ArrayLike, k: int) -> float:
-        """Measure the share of the k nearest that `search` finds, against the exact scan.
+        """Return the recall@k of `search`, compared with an exact scan.
 
-        An item counts as found if it is no farther than the k-th nearest: which of several
-        items at that distance is returned does not matter.
+        An item counts as found if it is no farther than the k-th nearest, so that the choice
+        among ties does not matter.
         """
-        held, queries = self._held, self._queries(codes)
+        segments, queries = self._segments, self._queries(codes)
         check_whole(k, "k", 1)
-        if not len(held) or not len(queries):
-            raise ValueError("recall needs items in the index and queries")
-        exact = first_of_all(scan.nearest, queries, k, held)[1]
-        found = self._nearest(queries, held, None, k).distances
+        if not len(segments) or not len(queries):
+            raise ValueError("recall needs at least one item in the index and one query")
+        exact = search_segments(scan.nearest, queries, k, segments)[1]
+        found = self._nearest(queries, segments, None, k).distances
         return float(np.mean(found <= exact[:, -1:]))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the index to a file, with a checksum; a file already there is replaced whole.
+        """Write the index to a file with a checksum, replacing an existing file atomically.
 
-        An approximate engine is made if it is not yet, and is in the file. So are the tables of
-        an index that was prepared, and the identity of the model.
+        The file includes the approximate engine, which is built first if necessary, the tables of
+        a prepared index, and the identity of the model.
         """
-        items, engine_data = self._held.in_one_run(), np.empty(0, dtype=np.uint8)
+        items, engine_data = self._segments.merged(), np.empty(0, dtype=np.uint8)
         if self._approximate is not None:
             engine_data = self._approximate.to_bytes(items)
-        about = IndexDescription(self.n_bits, self.engine, self.model)
-        write_index_file(path, about, items, engine_data, self._bands.to_save(items))
+        description = IndexDescription(self.n_bits, self.engine, self.model)
+        write_index_file(path, description, items, engine_data, self._tables.to_save(items))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, model: str | None = None) -> Self:
-        """Open a saved index. Its codes stay in the file, mapped.
+        """Open a saved index; its codes are memory-mapped.
 
         Parameters
         ----------
         path : path
         model : str, optional
-            Identity of the model whose codes are to be compared with those in the file.
+            Identity of the model that encodes the queries; the file must name the same.
 
         Raises
         ------
         IndexFileError
-            If the file is not an index, was truncated or does not match its checksum, or if it
-            holds codes of another model, or does not say of which.
+            If the file is not an index, is truncated or does not match its checksum, or if it
+            names another model or none.
         """
-        about, items, engine_data, tables = read_index_file(path)
-        if model not in (None, about.model):
-            held = (
-                "does not say which model made its codes"
-                if about.model is None
-                else (f"holds codes of model {about.model!r}")
+        description, items, engine_data, tables = read_index_file(path)
+        if model not in (None, description.model):
+            stored = (
+                "does not name the model of its codes"
+                if description.model is None
+                else f"has codes of model {description.model!r}"
             )
             raise IndexFileError(
-                f"{path} {held}: it cannot be searched by codes of model {model!r}. Distances "
-                "between codes of different models mean nothing"
+                f"{path} {stored}: it cannot be searched with codes of model {model!r}. Distances "
+                "between codes of different models are meaningless"
             )
         try:
-            index = cls(about.n_bits, engine=about.engine, model=about.model)
+            index = cls(description.n_bits, engine=description.engine, model=description.model)
         except (TypeError, ValueError) as error:
             raise IndexFileError(f"{path} cannot be used: {error}") from error
-        index._change_to(Contents.of(items, index.n_bits))
+        index._replace_segments(Segments.of(items, index.n_bits))
         if tables is not None:
-            index._bands.keep(items, tables)
+            index._tables.set(items, tables)
         if len(engine_data):
-            index._approximate = Approximate(about.engine, engine_data, items.era)
+            engine = ApproximateEngine(description.engine, engine_data, items.generation)
+            index._approximate = engine
         return index
 
-    def _change_to(self, held: Contents) -> None:
-        self._held = held
-        self._bands.follow(held.main)
+    def _replace_segments(self, segments: Segments) -> None:
+        self._segments = segments
+        self._tables.update(segments.main)
 
     def _queries(self, codes: ArrayLike) -> Codes:
         checked = check_codes(codes, self.n_bits, "query codes")
         return to_rows(checked, self.n_bits) if self._is_padded else checked
 
     def _nearest(
-        self, queries: Codes, held: Contents, rows: RowNumbers | None, k: int
-    ) -> Neighbours:
+        self, queries: Codes, segments: Segments, rows: RowNumbers | None, k: int
+    ) -> SearchResult:
         approximate = self._approximate
         if approximate is None:
-            return Neighbours(*first_of_all(scan.nearest, queries, k, held, rows))
-        return Neighbours(
-            *first_of_all(
+            return SearchResult(*search_segments(scan.nearest, queries, k, segments, rows))
+        return SearchResult(
+            *search_segments(
                 scan.nearest,
                 queries,
                 k,
-                held,
+                segments,
                 rows,
-                search_main=lambda part, _, n: approximate.nearest(part, held.main, n),
+                search_main=lambda part, _, n: approximate.nearest(part, segments.main, n),
             )
         )
 
-    def _best(self, values: Floats, held: Contents, rows: RowNumbers | None, k: int) -> Neighbours:
+    def _asymmetric(
+        self, values: Floats, segments: Segments, rows: RowNumbers | None, k: int
+    ) -> SearchResult:
         def search(part: Floats, codes: Codes, n: int) -> tuple[RowNumbers, Floats]:
             found, scores = best_rows(part, codes, n)
             return found, -scores  # smaller is better, as for distances
 
-        ids, costs = first_of_all(search, values, k, held, rows)
+        ids, costs = search_segments(search, values, k, segments, rows)
         signs = to_rows(np.packbits(values > 0, axis=1), self.n_bits)
-        codes = _codes_found(held, ids)
+        codes = _codes_of(segments, ids)
         distances = np.bitwise_count(codes ^ signs[:, None]).sum(axis=2, dtype=np.int32)
-        return Neighbours(ids, distances, -costs)
+        return SearchResult(ids, distances, -costs)
 
 
-def _allowed_rows(held: Contents, allowed: ArrayLike) -> RowNumbers:
-    """Return the rows of the allowed ids that there are, increasing."""
-    rows = held.rows_of(check_ids(allowed, "allowed"))
+def _allowed_rows(segments: Segments, allowed: ArrayLike) -> RowNumbers:
+    """Return the rows of those allowed ids that are in the index, increasing."""
+    rows = segments.rows_of(check_ids(allowed, "allowed"))
     rows = rows[rows >= 0]
     if _increasing(rows):
         return rows
-    n_rows = len(held.main) + len(held.late)
-    if len(rows) > n_rows // 4:  # mark them: sorting so many takes longer
+    n_rows = len(segments.main) + len(segments.delta)
+    if len(rows) > n_rows // 4:  # a mask is faster than sorting this many
         is_allowed = np.zeros(n_rows, dtype=np.bool_)
         is_allowed[rows] = True
         return np.flatnonzero(is_allowed)
@@ -366,23 +377,17 @@ def _allowed_rows(held: Contents, allowed: ArrayLike) -> RowNumbers:
     return rows[scan.first_of_equals(rows)]
 
 
-def _known_rows(held: Contents, ids: Ids) -> RowNumbers:
-    rows = held.rows_of(ids)
+def _known_rows(segments: Segments, ids: Ids) -> RowNumbers:
+    rows = segments.rows_of(ids)
     unknown = ids[rows < 0]
     if len(unknown):
         raise ValueError(f"ids {some_ids(unknown)} are not in the index")
     return rows
 
 
-def _codes_found(held: Contents, ids: Ids) -> Codes:
-    """Return the padded codes of items that a search has found, in the shape of their ids."""
-    return held.codes_of(held.rows_of(ids.ravel()).reshape(ids.shape))
-
-
-def _ball(items: IndexedItems, hits: RowHits, rows: RowNumbers | None = None) -> Ball:
-    """Name the items that were found in a run, or in some of its rows."""
-    found = hits.rows if rows is None else rows[hits.rows]
-    return Ball(hits.offsets, items.ids_of(found), hits.distances)
+def _codes_of(segments: Segments, ids: Ids) -> Codes:
+    """Return the padded codes of items found by a search, in the shape of their ids."""
+    return segments.codes_of(segments.rows_of(ids.ravel()).reshape(ids.shape))
 
 
 def _increasing(numbers: NDArray[np.int64]) -> bool:

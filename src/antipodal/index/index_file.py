@@ -1,4 +1,4 @@
-"""The file of an index: a short checked header, then the arrays as they are in memory.
+"""File format of an index: a checked header, then the arrays as they are in memory.
 
     bytes   0 …  7   b"antipidx"
             8 … 11   format version      } little-endian, unsigned
@@ -6,18 +6,17 @@
            16 … 47   SHA-256 of every other byte of the file
            48 …      header: JSON, padded with spaces to a multiple of 64 bytes
            then      codes, n_items × row_width bytes, padded with zeros to a multiple of 8
-           then      ids, int64 little-endian, unless they are a range and stand in the header
-           then      tables of small radii, if they were prepared: where the rows of each bucket
-                     begin, uint32 (uint64 from 2³² entries on), and these rows, uint32, each
-                     padded with zeros to a multiple of 8
-           then      an approximate engine in the form of Faiss, if there is one
+           then      ids, int64 little-endian, unless they are consecutive (see the header)
+           then      radius tables of a prepared index: start of each bucket, uint32 (uint64 from
+                     2³² entries), and the rows of all buckets, uint32, each padded with zeros to
+                     a multiple of 8
+           then      approximate engine, if any, as serialised by Faiss
 
-Version 1 knew neither tables nor the identity of a model, and is read as well.
+Version 1 has neither radius tables nor the identity of a model; it can still be read.
 
-The arrays are mapped, not read: opening a file costs one pass for the checksum, memory is taken
-only for what is searched, and processes that open one file share it. A file that is replaced
-while open stays as it was for those who have it open. Only a file cut short in place, which
-nothing here does, can hurt them.
+The arrays are memory-mapped: opening a file takes one pass for the checksum, only the parts that a
+search reads take memory, and processes share them. Replacing the file does not affect processes
+that have it open. Truncating it in place would, but antipodal never does that.
 """
 
 import hashlib
@@ -33,7 +32,7 @@ from numpy.typing import NDArray
 from antipodal.codes import Codes
 from antipodal.errors import IndexFileError
 from antipodal.index.items import MAX_ITEMS, IndexedItems, row_width
-from antipodal.index.radius_tables import Tables, table_arrays
+from antipodal.index.radius_tables import BandTables, table_arrays
 from antipodal.io.atomic import replacing
 from antipodal.validation import Ids
 
@@ -47,7 +46,7 @@ _DIGEST = slice(_START.size, _START.size + 32)
 
 
 class IndexDescription(NamedTuple):
-    """What the file says of its codes; `model` is the identity of what made them, if known."""
+    """Properties of the codes; `model` is the identity of the model that made them, if known."""
 
     n_bits: int
     engine: str
@@ -55,7 +54,7 @@ class IndexDescription(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What the file says before its arrays; `first_id` is None where ids are stored."""
+    """The JSON header; `first_id` is None if ids are stored as an array."""
 
     n_bits: int
     engine: str
@@ -63,20 +62,20 @@ class Header(NamedTuple):
     first_id: int | None
     engine_bytes: int
     model: str | None = None
-    bands: int = 0  # of the tables, 0 if there are none
+    bands: int = 0  # bands of the radius tables, 0 without tables
 
 
 def write_index_file(
     path: str | os.PathLike[str],
-    about: IndexDescription,
+    description: IndexDescription,
     items: IndexedItems,
     engine_data: Bytes,
-    tables: Tables | None,
+    tables: BandTables | None,
 ) -> None:
-    """Write the items; a file already at `path` is replaced at once or not at all."""
+    """Write an index, replacing an existing file atomically."""
     ids = items.id_column
     first_id = (ids.start if len(ids) else 0) if isinstance(ids, range) else None
-    n_bits, engine, model = about
+    n_bits, engine, model = description
     bands = 0 if tables is None else tables.n_bands
     header = Header(n_bits, engine, len(items), first_id, len(engine_data), model, bands)
     text = json.dumps(header._asdict(), sort_keys=True).encode()
@@ -101,12 +100,12 @@ def write_index_file(
 
 def read_index_file(
     path: str | os.PathLike[str],
-) -> tuple[IndexDescription, IndexedItems, Bytes, Tables | None]:
-    """Map what `write_index_file` wrote, or raise IndexFileError saying what is wrong with it."""
+) -> tuple[IndexDescription, IndexedItems, Bytes, BandTables | None]:
+    """Memory-map an index file, or raise IndexFileError with the reason why it cannot be read."""
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size < _DIGEST.stop:
-                raise IndexFileError(f"{path} is not an index file, or was truncated")
+                raise IndexFileError(f"{path} is not an index file, or is truncated")
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -116,69 +115,71 @@ def read_index_file(
         raise IndexFileError(f"{path} is not an index file of antipodal")
     if not 1 <= version <= FORMAT_VERSION:
         raise IndexFileError(
-            f"{path} has format version {version}, this antipodal reads 1 to {FORMAT_VERSION}. "
-            "It was written by a newer version, or is damaged"
+            f"{path} has format version {version}, expected 1 to {FORMAT_VERSION}. It was written "
+            "by a newer version of antipodal, or is damaged"
         )
     digest = hashlib.sha256(data[: _START.size])
     digest.update(data[_DIGEST.stop :])
     if digest.digest() != data[_DIGEST]:
         raise IndexFileError(
-            f"{path} does not match its checksum: it was truncated, changed or damaged"
+            f"{path} does not match its checksum: it is truncated, modified or damaged"
         )
     try:
         header = Header(**json.loads(bytes(data[_DIGEST.stop : _DIGEST.stop + length])))
         items, tables, engine_data = _contents(header, data[_DIGEST.stop + length :])
-    except (TypeError, ValueError, RecursionError) as error:  # the checksum holds: not our writer
+    except (TypeError, ValueError, RecursionError) as error:  # valid checksum: another writer
         raise IndexFileError(f"{path} cannot be read: {error}") from error
     return IndexDescription(header.n_bits, header.engine, header.model), items, engine_data, tables
 
 
-def _contents(header: Header, data: memoryview) -> tuple[IndexedItems, Tables | None, Bytes]:
+def _contents(header: Header, data: memoryview) -> tuple[IndexedItems, BandTables | None, Bytes]:
     _check(header)
     n_bits, _, n_items, first_id, engine_bytes, _, bands = header
     width = row_width(n_bits)
     kinds: list[tuple[Any, int]] = [(np.uint8, n_items * width)]
     kinds += [(np.int64, n_items)] if first_id is None else []
     kinds += table_arrays(n_items, n_bits, bands) if bands else []
-    whole, place = np.frombuffer(data, dtype=np.uint8), 0
+    whole, position = np.frombuffer(data, dtype=np.uint8), 0
     arrays = []
     for kind, n in kinds:
         dtype = np.dtype(kind)
-        stored = whole[place : place + n * dtype.itemsize]
+        stored = whole[position : position + n * dtype.itemsize]
         if len(stored) < n * dtype.itemsize:
             break
         arrays.append(stored.view(dtype.newbyteorder("<")).astype(dtype, copy=False).view(dtype))
-        place += len(stored) + -len(stored) % 8
-    if len(arrays) < len(kinds) or len(whole) != place + engine_bytes:
-        raise ValueError(f"{len(data)} bytes do not hold {n_items} items of {n_bits} bits")
+        position += len(stored) + -len(stored) % 8
+    if len(arrays) < len(kinds) or len(whole) != position + engine_bytes:
+        raise ValueError(f"{len(data)} bytes do not match {n_items} items of {n_bits} bits")
     rows = arrays[0].reshape(n_items, width)
     _check_padding(rows, n_bits)
     ids: range | Ids = arrays[1] if first_id is None else range(first_id, first_id + n_items)
     if not isinstance(ids, range) and not (ids[1:] > ids[:-1]).all():
-        raise ValueError("its ids are not in increasing order")
-    tables = Tables(rows, n_bits, bands, *arrays[-2:]) if bands else None
-    return IndexedItems.of(rows, ids), tables, whole[place:]
+        raise ValueError("its ids must be in increasing order")
+    tables = BandTables(rows, n_bits, bands, *arrays[-2:]) if bands else None
+    return IndexedItems.of(rows, ids), tables, whole[position:]
 
 
 def _check(header: Header) -> None:
-    """Refuse a header that no writer of ours could have written."""
+    """Raise TypeError or ValueError for a header that `write_index_file` cannot have written."""
     n_bits, _, n_items, first_id, engine_bytes, model, bands = header
     numbers = (n_bits, n_items, first_id or 0, engine_bytes, bands)
     if not all(type(number) is int for number in numbers):
-        raise TypeError(f"numbers in its header are not whole: {header}")
+        raise TypeError(f"numbers in its header must be integers: got {header}")
     if model is not None and type(model) is not str:
-        raise TypeError(f"the model in its header is no name: {model!r}")
+        raise TypeError(f"the model in its header must be a string: got {model!r}")
     if n_bits < 1 or not 0 <= n_items <= MAX_ITEMS or engine_bytes < 0:
-        raise ValueError(f"its header claims {n_items} items of {n_bits} bits")
+        raise ValueError(f"its header has invalid sizes: {n_items} items of {n_bits} bits")
     if not 0 <= bands <= min(n_bits, 64 * n_items):
-        raise ValueError(f"its header claims tables of {bands} bands, for {n_items} items")
+        raise ValueError(
+            f"its header has invalid sizes: tables of {bands} bands for {n_items} items"
+        )
     if first_id is not None and not -(2**63) <= first_id <= 2**63 - n_items:
-        raise ValueError(f"its ids from {first_id} on do not fit into 64 bits")
+        raise ValueError(f"its ids, starting at {first_id}, do not fit into 64 bits")
 
 
 def _check_padding(rows: Codes, n_bits: int) -> None:
-    """Refuse bits behind the last one of a code: they would count as distance."""
-    behind = np.bitwise_or.reduce(rows[:, n_bits // 8 :], axis=0)
-    behind[:1] &= 0xFF >> n_bits % 8
-    if behind.any():
-        raise ValueError(f"its codes have bits behind the {n_bits} that they should have")
+    """Raise ValueError for set padding bits, which would add to distances."""
+    padding = np.bitwise_or.reduce(rows[:, n_bits // 8 :], axis=0)
+    padding[:1] &= 0xFF >> n_bits % 8
+    if padding.any():
+        raise ValueError(f"its codes have set bits after the last of {n_bits}")

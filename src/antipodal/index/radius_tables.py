@@ -1,4 +1,8 @@
-"""Radius search without a scan: multi-index hashing. [Norouzi2012]"""
+"""Radius search without a scan: multi-index hashing. [Norouzi2012]
+
+Codes are cut into bands. Two codes at distance ≤ r agree in at least one of r + 1 bands, so a query
+is compared only with the rows that share a bucket with it in one of the bands.
+"""
 
 import sys
 from itertools import pairwise
@@ -9,27 +13,27 @@ from numpy.typing import NDArray
 
 from antipodal.codes import Codes
 from antipodal.index.items import IndexedItems, as_words
-from antipodal.index.scan import QUERIES_AT_ONCE, RowHits, in_order, joined, of_one_in_order, within
+from antipodal.index.results import SearchResult
+from antipodal.index.scan import QUERIES_AT_ONCE, sort_hits, sort_hits_of_one, within
 
 Numbers = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
-SCANNED_PER_CANDIDATE = 24  # rows that Faiss scans while NumPy looks up and compares one
-_LOW_BITS = 62  # they are a number of 64 bits with a sign
+SCANNED_PER_CANDIDATE = 24  # rows that Faiss scans in the time NumPy compares one candidate
+_LOW_BITS = 62  # fit into int64
 _CANDIDATES_AT_ONCE = 2**18
 _ROWS_AT_ONCE = 2**20
-_FEW = 40  # candidates that Python compares before NumPy is done being called
+_FEW = 40  # candidates that plain Python compares faster than NumPy
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: spreads neighbouring keys
 _WORD = 2**64 - 1
 
 
 class _Layout(NamedTuple):
-    """Where each band lies in a code, and how its bits become the number of a bucket.
+    """Position of each band in a code, and the mapping of its bits to a bucket number.
 
-    The last 62 bits of a band are a number, and those before, if it is longer, another, which is
-    mixed into the first. The key that results is hashed by a multiplication that keeps the
-    highest bits, or not at all if it is short. The buckets of a band are numbered after those of
-    the band before.
+    The last 62 bits of a band are an integer; the bits before them, if any, are a second integer,
+    which is mixed into the first. Long keys are hashed by a multiplication of which the highest
+    bits are used. The buckets of a band are numbered after those of the previous band.
     """
 
     ends: Numbers
@@ -44,7 +48,9 @@ class _Layout(NamedTuple):
         cuts = np.array([n_bits * i // n_bands for i in range(n_bands + 1)])
         n_key_bits = np.diff(cuts)
         n_low = np.minimum(n_key_bits, _LOW_BITS)
-        n_hash_bits = np.minimum(n_low, n_rows.bit_length())  # a row or less a bucket
+        n_hash_bits = np.minimum(
+            n_low, n_rows.bit_length()
+        )  # at most one row per bucket on average
         hashed = n_hash_bits < n_key_bits
         return cls(
             cuts[1:],
@@ -56,17 +62,17 @@ class _Layout(NamedTuple):
         )
 
 
-class Tables:
-    """The rows of every bucket of every band, and the lookup of any radius below n_bands.
+class BandTables:
+    """The rows of every bucket of every band, for searches with a radius below n_bands.
 
-    All bands share two arrays: the rows of bucket h are rows[starts[h] : starts[h + 1]].
+    All bands share two arrays: the rows of bucket h are ``rows[starts[h] : starts[h + 1]]``.
 
     Parameters
     ----------
     codes : uint8 (n, row_width), n ≥ 1
-        Padded codes, which the tables are of.
+        Padded codes.
     starts, rows : arrays, optional
-        The tables, if they were made before: of the dtypes and lengths of `table_arrays`.
+        Existing tables, of the dtypes and lengths of `table_arrays`. By default they are built.
     """
 
     def __init__(
@@ -88,7 +94,7 @@ class Tables:
                 self._fill(band, starts, rows)
             np.cumsum(starts, out=starts)
         self.starts, self.rows = starts, rows
-        # The same in numbers of Python, for `_within_of_one`: a code is one whole number there.
+        # The layout in Python integers, for `_within_of_one`, where a code is one integer.
         columns = (
             8 * codes.shape[1] - layout.ends,
             (1 << layout.n_low) - 1,
@@ -102,13 +108,13 @@ class Tables:
         self._flat = flat = self._words.reshape(-1)
         self._views = starts.data, rows.data, flat.data, flat.view(np.uint8).data
 
-    def over(self, codes: Codes) -> "Tables":
-        """Return the same tables for the same codes in another place."""
-        return Tables(codes, self.n_bits, self.n_bands, self.starts, self.rows)
+    def over(self, codes: Codes) -> "BandTables":
+        """Return these tables for a copy of the codes."""
+        return BandTables(codes, self.n_bits, self.n_bands, self.starts, self.rows)
 
     @property
     def arrays(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The two that make tables of these codes again."""
+        """The arrays from which the tables can be restored."""
         return self.starts, self.rows
 
     @property
@@ -116,11 +122,10 @@ class Tables:
         """Bytes of the tables."""
         return self.starts.nbytes + self.rows.nbytes
 
-    def within(self, queries: Codes, radius: int) -> RowHits:
-        """Find what `scan.within` finds.
+    def within(self, queries: Codes, radius: int) -> SearchResult:
+        """Return the result of `scan.within`.
 
-        The tables say how many candidates a query has before any is looked at: a query with so
-        many that a scan is faster, as where codes crowd together, is scanned.
+        Queries with so many candidates that a scan is faster, as in dense clusters, are scanned.
         """
         if len(queries) == 1:
             return self._within_of_one(queries, radius)
@@ -137,29 +142,29 @@ class Tables:
             rest = ~crowded
             looked_up = self._compared(part[rest], begins[rest], counts[rest], radius)
             scanned = within(part[crowded], self.codes, radius)
-            parts.append(_interleaved(rest, looked_up, scanned))
-        return joined(parts)
+            parts.append(_interleave(rest, looked_up, scanned))
+        return SearchResult.concatenate(parts)
 
     def _fill(self, band: int, starts: NDArray[Any], rows: NDArray[Any]) -> None:
-        """Sort the rows by their bucket in this band, and count the rows of every bucket."""
+        """Sort the rows by their bucket in this band and count the rows of every bucket."""
         n_rows = len(self.codes)
         order = np.empty(n_rows, dtype=np.uint64)
         for start in range(0, n_rows, _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
             buckets = self._buckets(self.codes[part], slice(band, band + 1))[:, 0]
             order[part] = buckets << 32 | np.arange(start, start + len(buckets))
-        order.sort()  # bucket and row in one number: much faster than sorting rows by bucket
+        order.sort()  # bucket and row in one integer: much faster than an argsort by bucket
         for start in range(0, n_rows, _ROWS_AT_ONCE):
             block = order[start : start + _ROWS_AT_ONCE]
             buckets = (block >> np.uint64(32)).view(np.int64)
             first = int(buckets[0])
             counts = np.bincount(buckets - first)
             starts[first + 1 : first + 1 + len(counts)] += counts.astype(starts.dtype)
-            place = band * n_rows + start
-            rows[place : place + len(block)] = block  # the lower half of each number
+            position = band * n_rows + start
+            rows[position : position + len(block)] = block  # the lower half of each integer
 
     def _buckets(self, codes: Codes, bands: slice) -> Numbers:
-        """Find the bucket of each code in each of the bands: (n_codes, n_bands)."""
+        """Return the bucket of each code in each of the bands: (n_codes, n_bands)."""
         words, layout = _big_endian_words(codes), self._layout
         ends, n_low, n_high = layout.ends[bands], layout.n_low[bands], layout.n_high[bands]
         key = _bits_before(words, ends, n_low)
@@ -170,11 +175,10 @@ class Tables:
         buckets: Numbers = key.view(np.int64) + layout.first_bucket[:-1][bands]
         return buckets
 
-    def _within_of_one(self, query: Codes, radius: int) -> RowHits:
-        """Do the same for a single query.
+    def _within_of_one(self, query: Codes, radius: int) -> SearchResult:
+        """Return the result of a single query.
 
-        NumPy takes longer to be called than Python takes for a few numbers, which it reads from
-        a `memoryview`.
+        For few candidates, Python integers read from a `memoryview` are faster than NumPy calls.
         """
         starts, rows, words, codes = self._views
         raw = query.tobytes()
@@ -190,14 +194,14 @@ class Tables:
             n_candidates += end - begin
             buckets.append((begin, end))
         if n_candidates > _FEW:
-            return self._within_crowd(query, buckets, n_candidates, radius)
-        candidates = {rows[place] for begin, end in buckets for place in range(begin, end)}
+            return self._within_many(query, buckets, n_candidates, radius)
+        candidates = {rows[i] for begin, end in buckets for i in range(begin, end)}
         first = int.from_bytes(raw[: words.itemsize], sys.byteorder)
         n_words = width // words.itemsize
         found = []
         for row in candidates:
             distance = (words[row * n_words] ^ first).bit_count()
-            if distance <= radius and n_words > 1:  # few are so near in the first word
+            if distance <= radius and n_words > 1:  # rare: the first word alone excludes most
                 other = int.from_bytes(codes[row * width : row * width + width], "big")
                 distance = (code ^ other).bit_count()
             if distance <= radius:
@@ -208,45 +212,46 @@ class Tables:
             numbers.append(row)
             distances.append(distance)
         array = np.array(numbers)
-        return RowHits(array[:2], array[2:], np.array(distances, np.int32))
+        return SearchResult(array[2:], np.array(distances, np.int32), offsets=array[:2])
 
-    def _within_crowd(
+    def _within_many(
         self, query: Codes, buckets: list[tuple[int, int]], n_candidates: int, radius: int
-    ) -> RowHits:
-        """Compare a single query with the many rows of its buckets, or with all."""
+    ) -> SearchResult:
+        """Compare a single query with the many rows of its buckets, or with all rows."""
         if n_candidates * SCANNED_PER_CANDIDATE > len(self.codes):
             return within(query, self.codes, radius)
         rows = np.concatenate([self.rows[begin:end] for begin, end in buckets])
-        asked = as_words(query)
-        near, distances = self._near_at_first(rows, asked[0, :1], radius)
+        words = as_words(query)
+        near, distances = self._near_in_first_word(rows, words[0, :1], radius)
         rows = rows[near]
-        if asked.shape[1] > 1:
-            distances = _distances(self._words[rows], asked)
+        if words.shape[1] > 1:
+            distances = _distances(self._words[rows], words)
             near = (distances <= radius).nonzero()[0]
             rows, distances = rows[near], distances[near]
-        return of_one_in_order(distances, rows)
+        return sort_hits_of_one(distances, rows)
 
-    def _near_at_first(
-        self, rows: NDArray[Any], asked: NDArray[Any], radius: int
+    def _near_in_first_word(
+        self, rows: NDArray[Any], words: NDArray[Any], radius: int
     ) -> tuple[Numbers, NDArray[np.unsignedinteger]]:
-        """Find the candidates whose first word is near enough: their places, and how far it is.
+        """Return the positions of candidates within the radius in their first word, and distances.
 
-        Few are, and only these are compared in their other words. `asked` is the first word of each
-        candidate's query, or of the one that all have.
+        Only these few need to be compared in their other words. `words` has the first word of each
+        candidate's query, or that of the only query.
         """
         n_words = self._words.shape[1]
         differing = self._flat.take(rows if n_words == 1 else rows * np.int64(n_words))
-        differing ^= asked
+        differing ^= words
         distances: NDArray[np.unsignedinteger] = np.bitwise_count(differing)
         near = (distances <= radius).nonzero()[0]
         return near, distances[near]
 
-    def _compared(self, queries: Codes, begins: Numbers, counts: Numbers, radius: int) -> RowHits:
-        """Compare each query with the rows of its buckets, so many pairs at once."""
-        # A query that is not crowded has fewer candidates than SCANNED_PER_CANDIDATE-th of rows.
+    def _compared(
+        self, queries: Codes, begins: Numbers, counts: Numbers, radius: int
+    ) -> SearchResult:
+        """Compare each query with the rows of its buckets, in blocks of limited memory."""
         block = np.cumsum(counts.sum(axis=1)) // _CANDIDATES_AT_ONCE
         cuts = [0, *(np.flatnonzero(np.diff(block)) + 1), len(queries)]
-        return joined(
+        return SearchResult.concatenate(
             [
                 self._compared_at_once(queries[i:j], begins[i:j], counts[i:j], radius)
                 for i, j in pairwise(cuts)
@@ -255,51 +260,51 @@ class Tables:
 
     def _compared_at_once(
         self, queries: Codes, begins: Numbers, counts: Numbers, radius: int
-    ) -> RowHits:
+    ) -> SearchResult:
         flat = counts.ravel()
         ends = flat.cumsum()
-        # The places of candidates: where a bucket begins, and on from there to its end.
-        places = np.repeat(begins.ravel() - ends + flat, flat)
-        places += np.arange(len(places))
-        rows = self.rows.take(places)
-        asked, per_query = as_words(queries), counts.sum(axis=1)
-        near, distances = self._near_at_first(rows, np.repeat(asked[:, 0], per_query), radius)
+        # Positions of the candidates: from the start of each bucket to its end.
+        positions = np.repeat(begins.ravel() - ends + flat, flat)
+        positions += np.arange(len(positions))
+        rows = self.rows.take(positions)
+        words, per_query = as_words(queries), counts.sum(axis=1)
+        near, distances = self._near_in_first_word(rows, np.repeat(words[:, 0], per_query), radius)
         rows, query = rows[near], np.searchsorted(per_query.cumsum(), near, side="right")
-        if asked.shape[1] > 1:
-            distances = _distances(self._words[rows], asked[query])
+        if words.shape[1] > 1:
+            distances = _distances(self._words[rows], words[query])
             near = (distances <= radius).nonzero()[0]
             rows, distances, query = rows[near], distances[near], query[near]
-        return in_order(query, distances, rows, len(queries))
+        return sort_hits(query, distances, rows, len(queries))
 
 
 def table_arrays(n_rows: int, n_bits: int, n_bands: int) -> list[tuple[Any, int]]:
-    """Return the dtype and the length of each of the two arrays of tables: starts, rows."""
+    """Return the dtype and the length of the arrays `starts` and `rows`."""
     n_buckets = int(_Layout.of(n_rows, n_bits, n_bands).first_bucket[-1])
     n_entries = n_bands * n_rows
     return [(np.uint32 if n_entries < 2**32 else np.uint64, n_buckets + 1), (np.uint32, n_entries)]
 
 
 def _big_endian_words(codes: Codes) -> Words:
-    """Read codes as numbers of 64 bits in whose order bits follow each other."""
+    """Return codes as 64-bit integers whose most significant bit is the first bit."""
     if codes.shape[1] == 4:
         return codes.view(">u4").astype(np.uint64) << np.uint64(32)
     return codes.view(">u8").astype(np.uint64)
 
 
 def _bits_before(words: Words, ends: Numbers, counts: Numbers) -> Words:
-    """Read so many bits, at most 64, before each of the ends: (n_codes, n_ends)."""
+    """Return the given number of bits, at most 64, before each end: (n_codes, n_ends)."""
     begins = ends - counts
-    place, offset = begins // 64, (begins % 64).astype(np.uint64)
-    # What crosses into the next word begins with the rest of this one.
-    following = words[:, np.minimum(place + 1, words.shape[1] - 1)] >> np.uint64(1)
-    bits: Words = words[:, np.minimum(place, words.shape[1] - 1)] << offset
+    first, offset = begins // 64, (begins % 64).astype(np.uint64)
+    # Bits that cross a word boundary are the end of one word and the start of the next.
+    following = words[:, np.minimum(first + 1, words.shape[1] - 1)] >> np.uint64(1)
+    bits: Words = words[:, np.minimum(first, words.shape[1] - 1)] << offset
     bits |= following >> (np.uint64(63) - offset)
-    bits >>= (64 - counts).astype(np.uint64)  # by 64, where there are none, NumPy gives 0
+    bits >>= (64 - counts).astype(np.uint64)  # a shift by 64, for no bits, is 0 in NumPy
     return bits
 
 
 def _distances(rows: NDArray[Any], queries: NDArray[Any]) -> NDArray[np.unsignedinteger]:
-    """Count the bits in which rows of words differ; column by column, since there are few."""
+    """Return the number of differing bits of rows of words, summed column by column."""
     counts: NDArray[np.unsignedinteger] = np.bitwise_count(rows ^ queries)
     if counts.shape[1] == 1:
         return counts[:, 0]
@@ -309,113 +314,113 @@ def _distances(rows: NDArray[Any], queries: NDArray[Any]) -> NDArray[np.unsigned
     return distances
 
 
-def _interleaved(first: NDArray[np.bool_], hits: RowHits, others: RowHits) -> RowHits:
-    """Put together the hits of the queries marked in `first` and those of all others."""
+def _interleave(first: NDArray[np.bool_], hits: SearchResult, others: SearchResult) -> SearchResult:
+    """Combine the results of the queries marked in `first` with those of the others."""
     query = np.concatenate(
         [
-            np.repeat(np.flatnonzero(mine), np.diff(part.offsets))
+            np.repeat(np.flatnonzero(mine), part.counts)
             for mine, part in ((first, hits), (~first, others))
         ]
     )
     order = np.argsort(query, kind="stable")
     offsets = np.searchsorted(query[order], np.arange(len(first) + 1))
-    return RowHits(
-        offsets,
-        np.concatenate([hits.rows, others.rows])[order],
+    return SearchResult(
+        np.concatenate([hits.ids, others.ids])[order],
         np.concatenate([hits.distances, others.distances])[order],
+        offsets=offsets,
     )
 
 
-_MIN_ROWS = 4096  # below, a scan takes microseconds
-_MIN_BANDS = 3  # radius 2 is what most ask for; a smaller one needs only some of the bands
-_SCANNED_PER_ENTRY = 512  # bytes that Faiss scans while one entry of a table is made
-_OUTSIDE = 8  # of so many rows one may be outside the tables of a prepared index
-_MAX_KEY_BITS = 57  # longer bands tell no more codes apart
+_MIN_ROWS = 4096  # a scan of fewer rows takes microseconds
+_MIN_BANDS = 3  # for radius 2, the most common; smaller radii use some of the bands
+_SCANNED_PER_ENTRY = 512  # bytes that Faiss scans in the time one table entry is built
+_OUTSIDE = 8  # a prepared index is rebuilt if more than 1/8 of its rows are not in the tables
+_MAX_KEY_BITS = 57  # longer bands do not separate more codes
 
 
-class Bands:
+class TableCache:
     """The tables of an index that changes.
 
-    Rows that were added at the end, behind those that are in the tables, are scanned. Tables that
-    were prepared are made anew by a change that leaves too many rows outside. A search may still
-    be of items as they were before a change: tables that it makes of these are not kept.
+    Rows appended after the tables were built are scanned. The tables of a prepared index are
+    rebuilt by a change that leaves too many rows outside them. Tables that a search builds for an
+    older snapshot of the items are not cached.
     """
 
     def __init__(self, n_bits: int) -> None:
         self.n_bits = n_bits
         self._n_prepared = 0  # bands
-        self._made: tuple[object, Tables] | None = None  # and the era of their items
-        self._era: object = None  # of the items there are now
+        self._cached: tuple[object, BandTables] | None = None  # with the generation of their items
+        self._generation: object = None  # of the current items
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tables there are."""
-        return self._made[1].nbytes if self._made else 0
+        """Bytes of the cached tables."""
+        return self._cached[1].nbytes if self._cached else 0
 
     def prepare(self, items: IndexedItems, radius: int) -> None:
-        """Make tables of these items now, and keep them up from now on."""
+        """Build tables of these items now, and keep them up to date from now on."""
         n_bands = max(_MIN_BANDS, radius + 1)
-        if not _tell_apart(self.n_bits, n_bands):
+        if not _are_selective(self.n_bits, n_bands):
             raise ValueError(
                 f"codes of {self.n_bits} bits are too short for tables of radius {radius}: a scan "
-                "is as fast, and needs no preparation"
+                "is as fast without preparation"
             )
         self._n_prepared = n_bands
         if len(items) >= _MIN_ROWS and self.covering(items, n_bands) is None:
-            self._make(items, n_bands)
+            self._build(items, n_bands)
 
-    def follow(self, items: IndexedItems) -> None:
-        """Keep up with a change."""
-        self._era, n_tabled = items.era, 0
-        if self._made is not None:
-            era, tables = self._made
-            if era is not items.era:
-                self._made = None
+    def update(self, items: IndexedItems) -> None:
+        """Adapt the tables to changed items."""
+        self._generation, n_tabled = items.generation, 0
+        if self._cached is not None:
+            generation, tables = self._cached
+            if generation is not items.generation:
+                self._cached = None
             else:
                 n_tabled = len(tables.codes)
-                if not np.may_share_memory(tables.codes, items.rows):  # they moved in order to grow
-                    self._made = era, tables.over(items.rows[:n_tabled])
+                if not np.may_share_memory(tables.codes, items.rows):  # reallocated to grow
+                    self._cached = generation, tables.over(items.rows[:n_tabled])
         n_outside = len(items) - n_tabled
         if self._n_prepared and len(items) >= _MIN_ROWS and n_outside * _OUTSIDE > len(items):
-            self._make(items, self._n_prepared)
+            self._build(items, self._n_prepared)
 
-    def keep(self, items: IndexedItems, tables: Tables) -> None:
-        """Take over tables of all these items."""
-        self._n_prepared, self._era = tables.n_bands, items.era
-        self._made = items.era, tables
+    def set(self, items: IndexedItems, tables: BandTables) -> None:
+        """Cache tables of all these items."""
+        self._n_prepared, self._generation = tables.n_bands, items.generation
+        self._cached = items.generation, tables
 
-    def to_save(self, items: IndexedItems) -> Tables | None:
-        """Return tables of all these items if they were prepared."""
+    def to_save(self, items: IndexedItems) -> BandTables | None:
+        """Return tables of all these items if the index is prepared."""
         if not self._n_prepared or len(items) < _MIN_ROWS:
             return None
         tables = self.covering(items, self._n_prepared)
-        return tables or Tables(items.rows, self.n_bits, self._n_prepared)
+        return tables or BandTables(items.rows, self.n_bits, self._n_prepared)
 
-    def within(self, queries: Codes, items: IndexedItems, radius: int) -> list[RowHits]:
-        """Find all rows at distance ≤ radius: in one part, or in two, each in its order."""
+    def within(self, queries: Codes, items: IndexedItems, radius: int) -> list[SearchResult]:
+        """Return all rows at distance ≤ radius, in one or two parts with different rows."""
         tables = self.covering(items, radius + 1) or self._tables(items, radius, len(queries))
         if tables is None:
             return [within(queries, items.rows, radius)]
         hits, n_tabled = tables.within(queries, radius), len(tables.codes)
         if n_tabled == len(items.rows):
             return [hits]
-        behind = within(queries, items.rows[n_tabled:], radius)
-        return [hits, behind._replace(rows=behind.rows + n_tabled)]
+        rest = within(queries, items.rows[n_tabled:], radius)
+        return [hits, rest.with_ids(rest.ids + n_tabled)]
 
-    def covering(self, items: IndexedItems, n_bands: int) -> Tables | None:
-        """Return tables of all these items, with so many bands or more."""
-        made = self._made  # read once: another thread may put newer ones in their place
-        if made is None or made[0] is not items.era:
+    def covering(self, items: IndexedItems, n_bands: int) -> BandTables | None:
+        """Return cached tables of all these items with at least n_bands."""
+        cached = self._cached  # read once: another thread may replace it
+        if cached is None or cached[0] is not items.generation:
             return None
-        tables = made[1]
+        tables = cached[1]
         is_all = len(tables.codes) == len(items.rows) and tables.n_bands >= n_bands
         return tables if is_all else None
 
-    def _tables(self, items: IndexedItems, radius: int, n_queries: int) -> Tables | None:
-        """Return the tables to use, or None where a scan is better.
+    def _tables(self, items: IndexedItems, radius: int, n_queries: int) -> BandTables | None:
+        """Return the tables to use, or None if a scan is faster.
 
-        Tables are made here only if the queries of this one call would take longer to scan what
-        is outside of them: no call waits for what later ones may need.
+        Tables are built only if that is faster than scanning the rows outside them for the queries
+        of this call: no call pays for later ones.
         """
         tables = self._fitting(items, radius + 1)
         n_outside = len(items.rows) - (0 if tables is None else len(tables.codes))
@@ -425,22 +430,22 @@ class Bands:
         n_bytes = n_queries * n_outside * items.rows.shape[1]
         if n_bytes <= _SCANNED_PER_ENTRY * n_bands * len(items) or len(items) < _MIN_ROWS:
             return tables
-        return self._make(items, n_bands) if _tell_apart(self.n_bits, n_bands) else tables
+        return self._build(items, n_bands) if _are_selective(self.n_bits, n_bands) else tables
 
-    def _fitting(self, items: IndexedItems, n_bands: int) -> Tables | None:
-        """Return tables of these items, or of the first of them."""
-        made = self._made  # read once: another thread may put newer ones in their place
-        if made is None or made[0] is not items.era or made[1].n_bands < n_bands:
+    def _fitting(self, items: IndexedItems, n_bands: int) -> BandTables | None:
+        """Return cached tables of these items or of the first of them."""
+        cached = self._cached  # read once: another thread may replace it
+        if cached is None or cached[0] is not items.generation or cached[1].n_bands < n_bands:
             return None
-        return made[1] if len(made[1].codes) <= len(items.rows) else None
+        return cached[1] if len(cached[1].codes) <= len(items.rows) else None
 
-    def _make(self, items: IndexedItems, n_bands: int) -> Tables:
-        tables = Tables(items.rows, self.n_bits, n_bands)
-        if items.era is self._era:
-            self._made = items.era, tables
+    def _build(self, items: IndexedItems, n_bands: int) -> BandTables:
+        tables = BandTables(items.rows, self.n_bits, n_bands)
+        if items.generation is self._generation:
+            self._cached = items.generation, tables
         return tables
 
 
-def _tell_apart(n_bits: int, n_bands: int) -> bool:
-    """Whether codes without structure leave few enough candidates: n·n_bands / 2^width."""
+def _are_selective(n_bits: int, n_bands: int) -> bool:
+    """Return whether random codes have few enough candidates: n·n_bands / 2^width."""
     return 2 * SCANNED_PER_CANDIDATE * n_bands <= 1 << min(n_bits // n_bands, _MAX_KEY_BITS)

@@ -1,4 +1,4 @@
-"""Reranking of the candidates of a Hamming search."""
+"""Reranking of candidates by their vectors or by float queries."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,27 +9,27 @@ from numpy.typing import ArrayLike, NDArray
 
 from antipodal.codes import Codes
 from antipodal.index.asymmetric import Floats, check_values, real_table, sign_scores
-from antipodal.index.results import Neighbours
+from antipodal.index.results import SearchResult
 from antipodal.validation import Ids
 
-OVERSAMPLE = 4  # candidates for each result of a rescored search, unless told otherwise
+OVERSAMPLE = 4  # default number of candidates per reranked result
 _VALUES_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """Vectors to compare candidates by.
+    """Vectors for reranking.
 
     Parameters
     ----------
     queries : (n_queries, n_features)
-        A row per query.
+        One row per query.
     database : array (n, n_features) or callable
-        An array holds the vector of id i in row i, and may be memory-mapped: only the rows of
-        candidates are read. Where ids are other numbers, give a function from ids (m,) to their
+        An array with the vector of id i in row i. It may be memory-mapped: only the rows of
+        candidates are read. If ids are not row numbers, a function from ids (m,) to their
         vectors (m, n_features).
     metric : "cosine" or "euclidean"
-        The score is the cosine of the angle (0 with a zero vector), or minus the distance.
+        The score is the cosine similarity (0 for a zero vector), or the negative distance.
     """
 
     queries: ArrayLike
@@ -37,7 +37,7 @@ class Vectors:
     metric: Literal["cosine", "euclidean"] = "cosine"
 
     def scores(self, ids: Ids) -> Floats:
-        """Score the candidates of every query: (n_queries, n_candidates)."""
+        """Return the scores of the candidates of every query: (n_queries, n_candidates)."""
         queries = real_table(self.queries, "queries of Vectors", len(ids))
         if self.metric not in ("cosine", "euclidean"):
             raise ValueError(f"metric must be cosine or euclidean: got {self.metric!r}")
@@ -55,16 +55,16 @@ class Vectors:
             n_rows = len(self.database)
             if len(ids) and (ids.min() < 0 or ids.max() >= n_rows):
                 raise ValueError(
-                    f"database of Vectors has {n_rows} rows, candidates have ids from {ids.min()} "
-                    f"to {ids.max()}. Ids that are not row numbers need a function as database"
+                    f"database of Vectors must have a row for each id: got {n_rows} rows and ids "
+                    f"from {ids.min()} to {ids.max()}. If ids are not row numbers, pass a function"
                 )
             rows = self.database
             vectors = np.asarray((rows if hasattr(rows, "dtype") else np.asarray(rows))[ids])
             vectors = vectors.astype(np.float64)
         if vectors.shape != (len(ids), n_features):
             raise ValueError(
-                f"database of Vectors must give {n_features} values for each of {len(ids)} ids, "
-                f"as queries have: got shape {vectors.shape}"
+                f"database of Vectors must return shape {(len(ids), n_features)} for {len(ids)} "
+                f"ids and queries of {n_features} dimensions: got shape {vectors.shape}"
             )
         return vectors
 
@@ -72,7 +72,7 @@ class Vectors:
 def vector_scores(
     queries: Floats, vectors: Floats, metric: Literal["cosine", "dot", "euclidean"]
 ) -> Floats:
-    """Score each query (q, d) against its own candidates (q, c, d), larger for nearer: (q, c)."""
+    """Return the scores (q, c) of each query (q, d) with its candidates (q, c, d)."""
     if metric == "euclidean":
         distances: Floats = np.linalg.norm(vectors - queries[:, None], axis=2)
         return -distances
@@ -83,51 +83,51 @@ def vector_scores(
     return product / np.where(lengths > 0, lengths, 1)
 
 
-def rescored(
-    found: Neighbours,
+def rerank(
+    candidates: SearchResult,
     k: int,
     rescore: Vectors | ArrayLike,
     n_bits: int,
     codes: Callable[[], Codes],
-) -> Neighbours:
-    """Return the k best of the candidates of each query by (score, id), best first.
+) -> SearchResult:
+    """Return the k best candidates of each query by (score, id), best first.
 
     Parameters
     ----------
-    found : Neighbours
-        The candidates.
+    candidates : SearchResult
+        Result of a k-NN search.
     k : int
-        How many of them to keep.
+        Number of results per query.
     rescore : Vectors or array (n_queries, n_bits)
-        What to compare by: vectors, or what `hasher.query` gives for the queries.
+        Vectors, or the float queries ``hasher.query(queries)``.
     n_bits : int
-        Bits of a code.
+        Code length in bits.
     codes : callable
-        Gives the candidates' codes (n_queries, n_candidates, ⌈n_bits / 8⌉). It is called only
-        if they are needed: to fetch them may take long.
+        Returns the candidates' codes (n_queries, n_candidates, ⌈n_bits / 8⌉). It is called only
+        for float queries, since fetching codes may be slow.
     """
     if isinstance(rescore, Vectors):
-        scores = rescore.scores(found.ids)
+        scores = rescore.scores(candidates.ids)
     else:
         scores = projection_scores(rescore, codes(), n_bits)
-    best = best_first(scores, found.ids, k)
-    return Neighbours(
-        np.take_along_axis(found.ids, best, axis=1),
-        np.take_along_axis(found.distances, best, axis=1),
+    best = best_first(scores, candidates.ids, k)
+    return SearchResult(
+        np.take_along_axis(candidates.ids, best, axis=1),
+        np.take_along_axis(candidates.distances, best, axis=1),
         np.take_along_axis(scores, best, axis=1),
     )
 
 
 def projection_scores(projections: ArrayLike, codes: Codes, n_bits: int) -> Floats:
-    """Score candidates by Σᵢ zᵢ·bᵢ, the query's real values z against signs b = ±1 of a code.
+    """Return the scores Σᵢ zᵢ·bᵢ of float queries z with the signs b = ±1 of candidates' codes.
 
-    The query keeps what its own bits lose: a bit that was nearly the other one counts little.
-    With z = ±1 the score is n_bits - 2 × the Hamming distance.
+    Values near zero, whose bits are uncertain, contribute little. With z = ±1 the score is
+    n_bits - 2 × the Hamming distance.
 
     Parameters
     ----------
     projections : (n_queries, n_bits)
-        What `hasher.query` gives for the queries.
+        Float queries, ``hasher.query(queries)``.
     codes : uint8 (n_queries, n_candidates, ⌈n_bits / 8⌉)
         Packed codes of the candidates of each query.
 
@@ -142,13 +142,15 @@ def projection_scores(projections: ArrayLike, codes: Codes, n_bits: int) -> Floa
 
 
 def best_first(scores: Floats, ids: Ids, k: int) -> NDArray[np.intp]:
-    """Return the places of the k best candidates of each row, by (score, id), best first."""
+    """Return the positions of the k best candidates of each row by (score, id), best first."""
     if not np.isfinite(scores).all():
-        raise ValueError("scores must be finite: some vector of a candidate holds NaN or infinity")
+        raise ValueError(
+            "scores must be finite: a vector of a candidate has NaN or infinite values"
+        )
     return np.lexsort((ids, -scores), axis=1)[:, :k]
 
 
 def query_blocks(n_queries: int, n_values: int) -> Iterator[slice]:
-    """Cut the queries, of which each takes n_values, into blocks that fit into memory."""
+    """Split queries that take n_values each into blocks of limited memory."""
     size = max(1, _VALUES_AT_ONCE // max(1, n_values))
     return (slice(start, start + size) for start in range(0, n_queries, size))

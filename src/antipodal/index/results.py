@@ -1,34 +1,125 @@
-"""Search results: neighbours of each query, or all items within a radius."""
+"""The result type of every search: of an index, a store, a client and the service."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.index.scan import Distances
 from antipodal.validation import Ids
 
+Distances = NDArray[np.int32]
+Scores = NDArray[np.float64]
+Offsets = NDArray[np.int64]
 
-class Neighbours(NamedTuple):
-    """The nearest items of each query, one row per query, nearest first.
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SearchResult:
+    """Items found for each query, nearest first.
+
+    A k-NN search returns tables with one row per query. A radius search, which finds a different
+    number of items for each query, returns flat arrays: the items of query i are at
+    ``offsets[i]:offsets[i + 1]``.
 
     Attributes
     ----------
-    ids : int64 (n_queries, min(k, n_items))
-    distances : int32, of the same shape
+    ids : int64, (n_queries, min(k, n_items)) or (n_found,)
+        Ids of the items, ordered by (distance, id) within a query, or by (score, id).
+    distances : int32, same shape
         Hamming distances.
-    scores : float64, of the same shape, or None
-        What the rows are ordered by after `rescore` or a search by vectors, larger for nearer.
+    scores : float64, same shape, or None
+        Scores of a reranked or asymmetric search, larger for nearer.
+    offsets : int64 (n_queries + 1,), or None
+        Start of each query's items in the flat arrays of a radius search.
     """
 
     ids: Ids
     distances: Distances
-    scores: NDArray[np.float64] | None = None
+    scores: Scores | None = None
+    offsets: Offsets | None = None
+
+    @classmethod
+    def empty(cls, n_queries: int) -> "SearchResult":
+        """Return a radius result without items."""
+        return cls(
+            np.empty(0, np.int64),
+            np.empty(0, np.int32),
+            offsets=np.zeros(n_queries + 1, np.int64),
+        )
+
+    @classmethod
+    def stack(cls, queries: "Sequence[SearchResult]") -> "SearchResult":
+        """Return the k-NN result of single queries that found the same number of items."""
+        shape = (len(queries), len(queries[0].ids) if queries else 0)
+        ids = np.array([query.ids for query in queries], np.int64).reshape(shape)
+        distances = np.array([query.distances for query in queries], np.int32).reshape(shape)
+        return cls(ids, distances)
+
+    @classmethod
+    def concatenate(cls, parts: "Sequence[SearchResult]") -> "SearchResult":
+        """Return one radius result for the queries of all parts, in their order.
+
+        A part is a radius result or the result of a single query.
+        """
+        if len(parts) == 1 and parts[0].offsets is not None:
+            return parts[0]
+        if not parts:
+            return cls.empty(0)
+        return cls(
+            np.concatenate([part.ids for part in parts]),
+            np.concatenate([part.distances for part in parts]),
+            offsets=_offsets(np.concatenate([part.counts for part in parts])),
+        )
+
+    @classmethod
+    def merge(cls, parts: "Sequence[SearchResult]") -> "SearchResult":
+        """Return one radius result from several for the same queries and different items."""
+        if len(parts) == 1:
+            return parts[0]
+        filled = [part for part in parts if len(part.ids)] or parts[:1]
+        counts = [part.counts for part in filled]
+        query = np.concatenate([np.repeat(np.arange(len(n)), n) for n in counts])
+        ids = np.concatenate([part.ids for part in filled])
+        distances = np.concatenate([part.distances for part in filled])
+        order = np.lexsort((ids, distances, query))
+        return cls(ids[order], distances[order], offsets=_offsets(np.sum(counts, axis=0)))
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """The number of items of each query in a radius result."""
+        if self.offsets is None:
+            return np.array([len(self.ids)])
+        return np.diff(self.offsets)
+
+    def by_query(self) -> "list[SearchResult]":
+        """Return the result of each query alone, in arrays of one dimension."""
+        if self.offsets is None:
+            scores = [None] * len(self.ids) if self.scores is None else self.scores
+            return list(map(SearchResult, self.ids, self.distances, scores))
+        cuts = self.offsets[1:-1]
+        return list(map(SearchResult, np.split(self.ids, cuts), np.split(self.distances, cuts)))
+
+    def sorted(self, k: int | None = None) -> "SearchResult":
+        """Return the first k items of a single query by (distance, id), or all of them."""
+        order = np.lexsort((self.ids, self.distances))[:k]
+        return SearchResult(self.ids[order], self.distances[order])
+
+    def select(self, is_kept: NDArray[np.bool_]) -> "SearchResult":
+        """Return a radius result with some of its items."""
+        assert self.offsets is not None
+        n_kept = np.concatenate([[0], np.cumsum(is_kept)])
+        return SearchResult(
+            self.ids[is_kept], self.distances[is_kept], offsets=n_kept[self.offsets]
+        )
+
+    def with_ids(self, ids: Ids) -> "SearchResult":
+        """Return the same result with other ids in the place of row numbers."""
+        if ids is self.ids:
+            return self
+        return SearchResult(ids, self.distances, self.scores, self.offsets)
 
 
-class Ball(NamedTuple):
-    """All items within a radius: the i-th query's are at offsets[i] : offsets[i + 1]."""
-
-    offsets: NDArray[np.int64]
-    ids: Ids
-    distances: Distances
+def _offsets(counts: NDArray[np.int64]) -> Offsets:
+    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets

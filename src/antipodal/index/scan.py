@@ -1,6 +1,6 @@
-"""Compare queries with every row: the kernels of Faiss, behind the order (distance, row).
+"""Exhaustive search: Faiss kernels with results ordered by (distance, row).
 
-All functions take padded codes (`items.to_rows`), C-contiguous, and answer with row numbers.
+All functions take padded codes (`items.to_rows`), C-contiguous, and return row numbers.
 """
 
 import functools
@@ -8,38 +8,29 @@ import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.codes import Codes
 from antipodal.index.items import MAX_ITEMS, RowNumbers, as_words
+from antipodal.index.results import Distances, SearchResult
 
-Distances = NDArray[np.int32]
-
-_HEAP_MAX_K = 1024  # past it, counting distances is faster than Faiss's heap
-_WORTH_SHARING = 2**23  # bytes to compare: about a millisecond
-QUERIES_AT_ONCE = 2**10  # `in_order` has 11 bits for the number of a query
-_BALLS_AT_ONCE = 16  # each may hold every row
-MAX_BITS = 2**20 - 1  # and 20 for a distance
-
-
-class RowHits(NamedTuple):
-    """Rows found for many queries: the i-th query's are at offsets[i] : offsets[i + 1]."""
-
-    offsets: NDArray[np.int64]
-    rows: RowNumbers
-    distances: Distances
+_HEAP_MAX_K = 1024  # beyond it, counting distances is faster than Faiss's heap
+_MIN_PARALLEL_BYTES = 2**23  # scanning them takes about a millisecond
+QUERIES_AT_ONCE = 2**10  # `sort_hits` has 11 bits for the number of a query
+_RADIUS_QUERIES_AT_ONCE = 16  # each may match every row
+MAX_BITS = 2**20 - 1  # `sort_hits` has 20 bits for a distance
 
 
 @functools.cache
 def load_faiss() -> Any:
-    """Import Faiss, with threads that sleep while they wait.
+    """Import Faiss with OpenMP threads that sleep while idle.
 
-    OpenMP threads spin by default, and where other programs want the cores that makes a single
-    query many times slower. The policy is read once, when the library is loaded; the user's own
-    setting is left alone.
+    OpenMP threads spin by default, which makes a single query many times slower on a machine that
+    runs other programs. OpenMP reads the policy once, when it is loaded. A policy that the user
+    has set is kept.
     """
     name = "OMP_WAIT_POLICY"
     unset = name not in os.environ
@@ -54,13 +45,13 @@ def load_faiss() -> Any:
 
 @contextmanager
 def threads_for(n_queries: int, n_bytes: int) -> Iterator[None]:
-    """Let Faiss use as many threads as there are queries, or one if the work is small.
+    """Limit Faiss to one thread per query, or to a single thread for little work.
 
-    Its setting belongs to the calling thread and is put back.
+    The setting belongs to the calling thread and is restored afterwards.
     """
     faiss = load_faiss()
     before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(min(before, n_queries) if n_bytes >= _WORTH_SHARING else 1)
+    faiss.omp_set_num_threads(min(before, n_queries) if n_bytes >= _MIN_PARALLEL_BYTES else 1)
     try:
         yield
     finally:
@@ -68,9 +59,9 @@ def threads_for(n_queries: int, n_bytes: int) -> Iterator[None]:
 
 
 def nearest(queries: Codes, rows: Codes, k: int) -> tuple[RowNumbers, Distances]:
-    """Find the k first rows in the order (distance, row) for each query: (n_queries, k).
+    """Return the k first rows of each query by (distance, row), and their distances.
 
-    k is at most the number of rows.
+    Both arrays have shape (n_queries, k); k is at most the number of rows.
     """
     found = np.empty((len(queries), k), dtype=np.int64)
     distances = np.empty((len(queries), k), dtype=np.int32)
@@ -86,15 +77,15 @@ def nearest(queries: Codes, rows: Codes, k: int) -> tuple[RowNumbers, Distances]
     return found, distances
 
 
-def within(queries: Codes, rows: Codes, radius: int) -> RowHits:
-    """Find all rows at distance ≤ radius, in the order (distance, row) for each query."""
+def within(queries: Codes, rows: Codes, radius: int) -> SearchResult:
+    """Return all rows at distance ≤ radius of each query, ordered by (distance, row)."""
     if not len(queries) or not len(rows):
-        return no_hits(len(queries))
+        return SearchResult.empty(len(queries))
     faiss = load_faiss()
     parts = []
     with threads_for(len(queries), len(queries) * rows.nbytes):
-        for start in range(0, len(queries), _BALLS_AT_ONCE):
-            part = queries[start : start + _BALLS_AT_ONCE]
+        for start in range(0, len(queries), _RADIUS_QUERIES_AT_ONCE):
+            part = queries[start : start + _RADIUS_QUERIES_AT_ONCE]
             result = faiss.RangeSearchResult(len(part))
             faiss.hamming_range_search(
                 faiss.swig_ptr(part),
@@ -110,17 +101,17 @@ def within(queries: Codes, rows: Codes, radius: int) -> RowHits:
             found = faiss.rev_swig_ptr(result.labels, n_hits)
             distances = faiss.rev_swig_ptr(result.distances, n_hits)
             query = np.repeat(np.arange(len(part)), np.diff(offsets))
-            parts.append(in_order(query, distances, found, len(part)))
-    return joined(parts)
+            parts.append(sort_hits(query, distances, found, len(part)))
+    return SearchResult.concatenate(parts)
 
 
-def in_order(
+def sort_hits(
     query: NDArray[Any], distances: NDArray[Any], rows: NDArray[Any], n_queries: int
-) -> RowHits:
-    """Sort by (query, distance, row) and drop what is repeated.
+) -> SearchResult:
+    """Sort hits by (query, distance, row) and drop duplicates.
 
-    The three are packed into one number, which sorts several times faster than three keys do:
-    11 bits of query, 20 of distance, 32 of row.
+    The three keys are packed into one integer, which sorts several times faster: 11 bits of
+    query, 20 of distance, 32 of row.
     """
     keys = distances.astype(np.int64)
     keys <<= 32
@@ -131,31 +122,18 @@ def in_order(
         keys = keys[first_of_equals(keys)]
     offsets = np.searchsorted(keys, np.arange(n_queries + 1) << 52)
     distances = (keys >> 32 & MAX_BITS).astype(np.int32)
-    return RowHits(offsets, keys & MAX_ITEMS, distances)
+    return SearchResult(keys & MAX_ITEMS, distances, offsets=offsets)
 
 
-def of_one_in_order(distances: NDArray[Any], rows: NDArray[Any]) -> RowHits:
-    """Do the same for the hits of one query, with fewer calls of NumPy."""
+def sort_hits_of_one(distances: NDArray[Any], rows: NDArray[Any]) -> SearchResult:
+    """Do what `sort_hits` does for a single query, with fewer NumPy calls."""
     keys = distances.astype(np.int64)
     keys <<= 32
     keys |= rows
     keys.sort()
     keys = keys[first_of_equals(keys)]
-    return RowHits(np.array([0, len(keys)]), keys & MAX_ITEMS, (keys >> 32).astype(np.int32))
-
-
-def joined(parts: list[RowHits]) -> RowHits:
-    """Put the hits of one block of queries after those of another."""
-    if len(parts) == 1:
-        return parts[0]
-    if not parts:
-        return no_hits(0)
-    counts = np.concatenate([np.diff(part.offsets) for part in parts])
-    return RowHits(
-        offsets_of(counts),
-        np.concatenate([part.rows for part in parts]),
-        np.concatenate([part.distances for part in parts]),
-    )
+    found = (keys >> 32).astype(np.int32)
+    return SearchResult(keys & MAX_ITEMS, found, offsets=np.array([0, len(keys)]))
 
 
 def first_of_equals(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -165,26 +143,10 @@ def first_of_equals(values: NDArray[Any]) -> NDArray[np.bool_]:
     return first
 
 
-def no_hits(n_queries: int) -> RowHits:
-    """Return nothing found, for so many queries."""
-    return RowHits(
-        np.zeros(n_queries + 1, dtype=np.int64),
-        np.empty(0, dtype=np.int64),
-        np.empty(0, dtype=np.int32),
-    )
-
-
-def offsets_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where the hits of each query begin, and where the last end."""
-    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets
-
-
 def _nearest_by_counting(query: Codes, rows: Codes, k: int) -> tuple[RowNumbers, Distances]:
-    """Count the rows at each distance, keep those up to the k-th, sort only them.
+    """Count the rows at each distance and sort only those up to the k-th.
 
-    The sort is stable, which for small integers NumPy does in linear time.
+    The sort is stable; NumPy sorts small integers in linear time.
     """
     words = as_words(rows)
     distances = np.bitwise_count(words[:, 0] ^ query.view(words.dtype)[0])
@@ -199,10 +161,10 @@ def _nearest_by_counting(query: Codes, rows: Codes, k: int) -> tuple[RowNumbers,
 
 @functools.cache
 def _heap_breaks_ties_by_row() -> bool:
-    """Whether Faiss's heap keeps and sorts by (distance, row), tried on 16 queries full of ties.
+    """Return whether Faiss's heap orders by (distance, row), tested on 16 queries with many ties.
 
-    It compares pairs of distance and row number, but does not promise it: should a version of
-    Faiss change its mind, `nearest` counts instead.
+    Faiss compares pairs of distance and row number, but does not document it. If a version does
+    not, `nearest` counts distances instead.
     """
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 4, (2000, 8), dtype=np.uint8)

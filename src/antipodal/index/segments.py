@@ -1,8 +1,7 @@
-"""Index contents: a main segment, recent additions and removals, and merged results."""
+"""Index segments: sorted items, recent changes to them, and k-NN search over both."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,232 +9,211 @@ from numpy.typing import NDArray
 
 from antipodal.codes import Codes
 from antipodal.index.items import Column, IndexedItems, RowNumbers, take_rows
-from antipodal.index.results import Ball
-from antipodal.index.scan import RowHits, offsets_of
 from antipodal.validation import Ids
 
-# Removed and late items that an index may carry: copying them, with each change, takes less than
-# a millisecond. An index that is no larger is copied itself.
-_LOOSE = 2**16
-_LOOSE_SHARE = 2**8  # or one of so many
+# Number of pending changes above which they are merged into the main segment. Copying this many
+# items with each change takes less than a millisecond. Smaller indexes are always merged.
+_MAX_PENDING = 2**16
+_PENDING_SHARE = 2**8  # large indexes may have one pending change per 256 items
 
 _NONE: RowNumbers = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
-class Contents:
-    """Items at one moment; a change makes new `Contents`.
+class Segments:
+    """Immutable contents of an index; a change returns new `Segments`.
 
-    A row number is one of the main run, or, from its length on, one of the late run.
+    Row numbers below ``len(main)`` are rows of the main segment, larger ones those of the delta
+    segment. No id occurs twice among the items that are not removed.
 
     Attributes
     ----------
     main : IndexedItems
+        Most items.
     removed_rows : int64, increasing
-        Rows of the main run whose items are gone.
-    late : IndexedItems
-        Items that came when the main run had larger ids. No id is twice among what is there.
+        Rows of the main segment whose items were removed.
+    delta : IndexedItems
+        Items added when the main segment had larger ids.
     """
 
     main: IndexedItems
     removed_rows: RowNumbers
-    late: IndexedItems
+    delta: IndexedItems
 
     @classmethod
-    def of(cls, items: IndexedItems, n_bits: int) -> "Contents":
-        """Take over one run."""
+    def of(cls, items: IndexedItems, n_bits: int) -> "Segments":
+        """Return segments without pending changes."""
         return cls(items, _NONE, IndexedItems.none(n_bits))
 
     def __len__(self) -> int:
-        return len(self.main) - len(self.removed_rows) + len(self.late)
+        return len(self.main) - len(self.removed_rows) + len(self.delta)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes and ids, without what is spared for growing."""
-        return self.main.nbytes + self.removed_rows.nbytes + self.late.nbytes
+        """Bytes of codes and ids, without spare capacity."""
+        return self.main.nbytes + self.removed_rows.nbytes + self.delta.nbytes
 
     @property
-    def n_loose(self) -> int:
-        """Items that are not where one run would have them."""
-        return len(self.removed_rows) + len(self.late)
-
-    @cached_property
-    def is_one_run(self) -> bool:
-        """Whether nothing is loose."""
-        return self.n_loose == 0
+    def n_pending(self) -> int:
+        """The number of changes that are not merged into the main segment."""
+        return len(self.removed_rows) + len(self.delta)
 
     def next_id(self) -> int:
-        """Return the id after the largest, 0 if there is none."""
-        # The i-th removed row is i places after row r_i - i of those that stay: at the very end,
-        # all of the places are taken.
-        places = self.removed_rows - np.arange(len(self.removed_rows))
+        """Return the id after the largest, 0 for an empty index."""
+        # The i-th removed row r has r - i kept rows before it. It belongs to the removed rows at
+        # the end of the segment if these are all the kept rows.
+        n_kept_before = self.removed_rows - np.arange(len(self.removed_rows))
         n_kept = len(self.main) - len(self.removed_rows)
-        n_at_end = int(np.count_nonzero(places == n_kept))
+        n_at_end = int(np.count_nonzero(n_kept_before == n_kept))
         largest = [self.main.id_of(len(self.main) - n_at_end - 1)] if n_kept else []
-        largest += [self.late.id_of(-1)] if len(self.late) else []
+        largest += [self.delta.id_of(-1)] if len(self.delta) else []
         return max(largest) + 1 if largest else 0
 
     @property
     def ids(self) -> Ids:
         """All ids, increasing."""
-        kept = np.delete(self.main.ids, self.removed_rows) if self.n_loose else self.main.ids
-        return np.sort(np.concatenate([kept, self.late.ids])) if len(self.late) else kept
+        kept = np.delete(self.main.ids, self.removed_rows) if self.n_pending else self.main.ids
+        return np.sort(np.concatenate([kept, self.delta.ids])) if len(self.delta) else kept
 
     def rows_of(self, ids: Ids) -> RowNumbers:
-        """Return the row of each id, -1 where there is none."""
+        """Return the row of each id, -1 for ids that are not in the index."""
         rows = self.main.rows_of(ids)
         if len(self.removed_rows):
-            rows[among(rows, self.removed_rows)] = -1
-        if len(self.late):
-            late = self.late.rows_of(ids)
-            rows = np.where(late >= 0, late + len(self.main), rows)
+            rows[is_member(rows, self.removed_rows)] = -1
+        if len(self.delta):
+            delta_rows = self.delta.rows_of(ids)
+            rows = np.where(delta_rows >= 0, delta_rows + len(self.main), rows)
         return rows
 
     def codes_of(self, rows: RowNumbers) -> Codes:
-        """Return the padded codes of rows, whatever the shape of their array."""
-        if not len(self.late):
+        """Return the padded codes of an array of rows of any shape."""
+        if not len(self.delta):
             return self.main.rows[rows]
-        is_late = rows >= len(self.main)
-        codes = self.main.rows[np.where(is_late, 0, rows)]
-        codes[is_late] = self.late.rows[rows[is_late] - len(self.main)]
+        in_delta = rows >= len(self.main)
+        codes = self.main.rows[np.where(in_delta, 0, rows)]
+        codes[in_delta] = self.delta.rows[rows[in_delta] - len(self.main)]
         return codes
 
-    def by_run(self, rows: RowNumbers) -> list[tuple[IndexedItems, RowNumbers]]:
-        """Tell apart the rows, which increase, of each run that has any."""
+    def by_segment(self, rows: RowNumbers) -> list[tuple[IndexedItems, RowNumbers]]:
+        """Split increasing row numbers by segment; the delta segment only if it has any."""
         cut = int(np.searchsorted(rows, len(self.main)))
-        runs = [(self.main, rows[:cut]), (self.late, rows[cut:] - len(self.main))]
-        return runs if cut < len(rows) else runs[:1]
+        parts = [(self.main, rows[:cut]), (self.delta, rows[cut:] - len(self.main))]
+        return parts if cut < len(rows) else parts[:1]
 
-    def added(self, codes: Codes, ids: range | Ids) -> "Contents":
-        """Return these items and others, whose ids increase and are new."""
+    def added(self, codes: Codes, ids: range | Ids) -> "Segments":
+        """Return the segments with new items, whose ids increase."""
         if not len(ids):
             return self
         if not len(self.main) or ids[0] > self.main.id_of(-1):
             return replace(self, main=self.main.added(codes, ids))
-        if self._must_be_one(self.n_loose + len(ids)):
-            return self._with_main(self.in_one_run().added(codes, ids))
-        return replace(self, late=self.late.added(codes, ids))
+        if self._must_merge(self.n_pending + len(ids)):
+            return self._with_main(self.merged().added(codes, ids))
+        return replace(self, delta=self.delta.added(codes, ids))
 
-    def removed(self, rows: RowNumbers) -> "Contents":
-        """Return the items that are not in these rows."""
-        is_late = rows >= len(self.main)
-        late = self.late.removed(rows[is_late] - len(self.main)) if is_late.any() else self.late
-        gone = np.union1d(self.removed_rows, rows[~is_late])
-        left = replace(self, removed_rows=gone, late=late)
-        return self._with_main(left.in_one_run()) if self._must_be_one(left.n_loose) else left
+    def removed(self, rows: RowNumbers) -> "Segments":
+        """Return the segments without the items of these rows."""
+        in_delta = rows >= len(self.main)
+        delta = (
+            self.delta.removed(rows[in_delta] - len(self.main)) if in_delta.any() else self.delta
+        )
+        removed = np.union1d(self.removed_rows, rows[~in_delta])
+        left = replace(self, removed_rows=removed, delta=delta)
+        return self._with_main(left.merged()) if self._must_merge(left.n_pending) else left
 
-    def in_one_run(self) -> IndexedItems:
-        """Return all items in the order of their ids, copied if any are loose."""
+    def merged(self) -> IndexedItems:
+        """Return all items in the order of their ids, copied if changes are pending."""
         kept = self.main.removed(self.removed_rows) if len(self.removed_rows) else self.main
-        return kept.added(self.late.rows, self.late.ids) if len(self.late) else kept
+        return kept.added(self.delta.rows, self.delta.ids) if len(self.delta) else kept
 
-    def _must_be_one(self, n_loose: int) -> bool:
-        return len(self.main) <= _LOOSE or n_loose > max(_LOOSE, len(self.main) // _LOOSE_SHARE)
+    def _must_merge(self, n_pending: int) -> bool:
+        most = max(_MAX_PENDING, len(self.main) // _PENDING_SHARE)
+        return len(self.main) <= _MAX_PENDING or n_pending > most
 
-    def _with_main(self, main: IndexedItems) -> "Contents":
-        nothing = IndexedItems(Column.of(self.late.rows[:0]), range(0))
-        return Contents(main, _NONE, nothing)
-
-
-def among(rows: RowNumbers, chosen: RowNumbers) -> NDArray[np.bool_]:
-    """Say of each row whether it is among the chosen, of which there is one and which increase."""
-    places = np.minimum(np.searchsorted(chosen, rows), len(chosen) - 1)
-    is_one: NDArray[np.bool_] = chosen[places] == rows
-    return is_one
+    def _with_main(self, main: IndexedItems) -> "Segments":
+        return Segments(main, _NONE, IndexedItems(Column.of(self.delta.rows[:0]), range(0)))
 
 
-Values = NDArray[Any]
-# From queries, codes and k to rows and what they are ordered by, smallest first: (n_queries, k).
+def is_member(rows: RowNumbers, members: RowNumbers) -> NDArray[np.bool_]:
+    """Return which rows are among the members, which are increasing and not empty."""
+    positions = np.minimum(np.searchsorted(members, rows), len(members) - 1)
+    found: NDArray[np.bool_] = members[positions] == rows
+    return found
+
+
+# A k-NN function of queries, codes and k, which returns rows and the values that order them,
+# smallest first, both of shape (n_queries, k).
 Search: TypeAlias = Callable[[Any, Codes, int], tuple[RowNumbers, Any]]
 
-_SPARE = 32  # rows to look for beyond k, in case that many were removed
-_MORE = 8  # times as many, where it was not enough
-_FOUND_AT_ONCE = 2**22
+_SPARE = 32  # rows to find in addition to k, for removed ones
+_SPARE_GROWTH = 8
+_MAX_FOUND = 2**22  # rows found by one repeated search
 
 
-def first_of_all(
+def search_segments(
     search: Search,
-    queries: Values,
+    queries: NDArray[Any],
     k: int,
-    held: Contents,
+    segments: Segments,
     rows: RowNumbers | None = None,
     *,
     search_main: Search | None = None,
 ) -> tuple[Ids, Any]:
-    """Find the first min(k, items) items in the order (value, id), of all or of some rows.
+    """Return the first min(k, n_items) items by (value, id), of all items or of some rows.
 
-    `search_main`, if given, takes the place of `search` for the whole of the main run.
+    `search_main`, if given, replaces `search` for the whole main segment.
     """
     if rows is not None:
         parts = []
-        for items, some in held.by_run(rows):
+        for items, some in segments.by_segment(rows):
             found, values = search(queries, take_rows(items.rows, some), min(k, len(some)))
             parts.append((items.ids_of(some[found]), values))
-        return _merged(parts, k)
-    main, late = held.main, held.late
-    n_kept = len(main) - len(held.removed_rows)
+        return _merge(parts, k)
+    main, delta, removed = segments.main, segments.delta, segments.removed_rows
     in_main = search if search_main is None else search_main
-    found, values = _first_kept(
-        lambda part, n: in_main(part, main.rows, n), queries, min(k, n_kept), held.removed_rows
+    found, values = _search_kept(
+        lambda part, n: in_main(part, main.rows, n),
+        queries,
+        min(k, len(main) - len(removed)),
+        removed,
     )
     parts = [(main.ids_of(found), values)]
-    if len(late):
-        found, values = search(queries, late.rows, min(k, len(late)))
-        parts.append((late.ids_of(found), values))
-    return _merged(parts, k)
+    if len(delta):
+        found, values = search(queries, delta.rows, min(k, len(delta)))
+        parts.append((delta.ids_of(found), values))
+    return _merge(parts, k)
 
 
-def without(hits: RowHits, removed: RowNumbers) -> RowHits:
-    """Leave out the rows that were removed."""
-    if not len(removed) or not len(hits.rows):
-        return hits
-    kept = ~among(hits.rows, removed)
-    n_kept = np.concatenate([[0], np.cumsum(kept)])
-    return RowHits(n_kept[hits.offsets], hits.rows[kept], hits.distances[kept])
-
-
-def union(balls: Sequence[Ball]) -> Ball:
-    """Join balls around the same queries."""
-    if len(balls) == 1:
-        return balls[0]
-    full = [ball for ball in balls if len(ball.ids)] or balls[:1]
-    counts = [np.diff(ball.offsets) for ball in full]
-    query = np.concatenate([np.repeat(np.arange(len(n)), n) for n in counts])
-    ids = np.concatenate([ball.ids for ball in full])
-    distances = np.concatenate([ball.distances for ball in full])
-    order = np.lexsort((ids, distances, query))
-    return Ball(offsets_of(np.sum(counts, axis=0)), ids[order], distances[order])
-
-
-def _first_kept(
+def _search_kept(
     search: Callable[[Any, int], tuple[RowNumbers, Any]],
-    queries: Values,
+    queries: NDArray[Any],
     k: int,
     removed: RowNumbers,
     spare: int = _SPARE,
 ) -> tuple[RowNumbers, Any]:
-    """Find the first k rows of a search that were not removed; there are at least so many.
+    """Return the first k rows that are not removed, of which at least k exist.
 
-    A few more are looked for than k. Where more than these were removed, the search is repeated.
+    The search asks for a few rows more than k. It is repeated with a larger number for queries
+    that found fewer than k rows that are not removed.
     """
     if not len(removed) or not k:
         return search(queries, k)
-    n_more = min(spare, len(removed))
-    rows, values = search(queries, k + n_more)
-    gone = among(rows, removed)
-    kept_first = np.argsort(gone, axis=1, kind="stable")[:, :k]
+    rows, values = search(queries, k + min(spare, len(removed)))
+    is_removed = is_member(rows, removed)
+    kept_first = np.argsort(is_removed, axis=1, kind="stable")[:, :k]
     found = np.take_along_axis(rows, kept_first, axis=1)
     best = np.take_along_axis(values, kept_first, axis=1)
-    short = np.flatnonzero((~gone).sum(axis=1) < k)
-    at_once = max(1, _FOUND_AT_ONCE // (k + _MORE * spare))
+    short = np.flatnonzero((~is_removed).sum(axis=1) < k)
+    at_once = max(1, _MAX_FOUND // (k + _SPARE_GROWTH * spare))
     for start in range(0, len(short), at_once):
         part = short[start : start + at_once]
-        found[part], best[part] = _first_kept(search, queries[part], k, removed, _MORE * spare)
+        found[part], best[part] = _search_kept(
+            search, queries[part], k, removed, _SPARE_GROWTH * spare
+        )
     return found, best
 
 
-def _merged(parts: Sequence[tuple[Ids, Any]], k: int) -> tuple[Ids, Any]:
-    """Join tables of ids and of their values."""
+def _merge(parts: Sequence[tuple[Ids, Any]], k: int) -> tuple[Ids, Any]:
+    """Return the first k columns by (value, id) of tables of ids and values."""
     if len(parts) == 1:
         return parts[0]
     ids, values = (np.concatenate(tables, axis=1) for tables in zip(*parts, strict=True))

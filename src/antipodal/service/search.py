@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.codes import Codes, code_width, from_hex, to_hex
-from antipodal.index import Ball, HammingIndex, Neighbours
-from antipodal.index.rerank import OVERSAMPLE, rescored
-from antipodal.index.scan import Distances
+from antipodal.index import HammingIndex, SearchResult
+from antipodal.index.rerank import OVERSAMPLE, rerank
+from antipodal.index.results import Distances
 from antipodal.service.encoding import InputEncoder
 from antipodal.service.errors import UnavailableError
 from antipodal.service.limits import Limits
@@ -174,9 +174,9 @@ class Search:
         if not len(found.ids):
             return found, []
         table = (len(values), len(found.ids) // len(values))
-        candidates = Neighbours(found.ids.reshape(table), found.distances.reshape(table))
+        candidates = SearchResult(found.ids.reshape(table), found.distances.reshape(table))
         codes = items.codes[np.searchsorted(items.ids, candidates.ids)]
-        best = rescored(candidates, self._k, values, self._store.n_bits, lambda: codes)
+        best = rerank(candidates, self._k, values, self._store.n_bits, lambda: codes)
         offset = self._request.offset
         window = slice(offset, offset + (self._request.limit or self._k))
         ids, distances = best.ids[:, window], best.distances[:, window]
@@ -274,10 +274,10 @@ class PrefixSnapshot(Snapshot):
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
         return self._whole._get(ids)
 
-    def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
+    def _search(self, codes: Codes, k: int, where: Where | None) -> SearchResult:
         return self._index.search(codes & self._mask, k, allowed=self._allowed(where))
 
-    def _radius(self, codes: Codes, r: int, where: Where | None) -> Ball:
+    def _radius(self, codes: Codes, r: int, where: Where | None) -> SearchResult:
         return self._index.radius(codes & self._mask, r, allowed=self._allowed(where))
 
     def _count(self, where: Where | None) -> int:

@@ -1,4 +1,4 @@
-"""The contract of every store: stored items, validation, transactions."""
+"""`Store`: the interface of every engine, its header and its argument checks."""
 
 import os
 import secrets
@@ -21,21 +21,20 @@ from antipodal.stores.loading import (
     Loaded,
     batches,
     batches_of_texts,
-    check_different,
     check_items,
     check_length,
+    check_unique,
 )
 from antipodal.stores.metadata import Metadata, metadata_texts, same_metadata
 from antipodal.stores.snapshot import NO_APPROXIMATE, ItemBatch, Reader
 from antipodal.validation import MAX_ID, Ids, check_whole, some_ids
 
 
-class About(NamedTuple):
-    """What is kept beside the items, and never changes.
+class StoreHeader(NamedTuple):
+    """Properties of a store that never change.
 
-    The identity is drawn when a store is made: copies and backups of a store share it, any two
-    others differ. `antipodal` is the version that made the store. Where either was not kept yet, it
-    is None.
+    The identity is a random number drawn when a store is created: copies and backups have the
+    same. `antipodal` is the version that created the store. Both are None if not recorded.
     """
 
     n_bits: int
@@ -44,8 +43,8 @@ class About(NamedTuple):
     antipodal: str | None = None
 
     @classmethod
-    def of_new(cls, place: str, n_bits: int | None, model: str | None) -> Self:
-        """Return what a store that is about to be made will say."""
+    def new(cls, place: str, n_bits: int | None, model: str | None) -> Self:
+        """Return the header of a store to be created."""
         if n_bits is None:
             raise NoStoreError(place)
         if n_bits > MAX_BITS:
@@ -53,51 +52,51 @@ class About(NamedTuple):
         return cls(n_bits, model, secrets.token_hex(16), __version__)
 
     @classmethod
-    def of_header(cls, header: Any) -> Self:
-        """Return what a header, as JSON has it, says; raise ValueError if no store says so."""
+    def from_json(cls, header: Any) -> Self:
+        """Return the header in a JSON value, or raise ValueError."""
         if not isinstance(header, dict):
-            raise ValueError(f"its header is no object: got {type(header).__name__}")
+            raise ValueError(f"its header must be an object: got {type(header).__name__}")
         n_bits, *texts = (header.get(name) for name in cls._fields)
         if type(n_bits) is not int or not 1 <= n_bits <= MAX_BITS:
-            raise ValueError(f"it must say how many bits its codes have, 1 to {MAX_BITS}")
+            raise ValueError(f"n_bits in its header must be an integer from 1 to {MAX_BITS}")
         if not all(text is None or isinstance(text, str) for text in texts):
-            raise ValueError("the names of its model, of itself and of its version must be text")
+            raise ValueError("model, identity and version in its header must be strings")
         return cls(n_bits, *texts)
 
-    def agree(self, place: str, n_bits: int | None, model: str | None) -> None:
-        """Refuse to be opened for codes of another length or of another model."""
+    def check(self, place: str, n_bits: int | None, model: str | None) -> None:
+        """Raise StoreError if codes of another length or model are expected."""
         if n_bits not in (None, self.n_bits):
             raise StoreError(
-                f"{place} keeps codes of {self.n_bits} bits: it cannot be opened for codes of "
-                f"{n_bits}. Were these codes made by another model?"
+                f"{place} has codes of {self.n_bits} bits, expected {n_bits}. Were these codes "
+                "made by another model?"
             )
         if model not in (None, self.model):
-            kept = "no model's identity" if self.model is None else f"codes of model {self.model!r}"
+            stored = "no model identity" if self.model is None else f"codes of model {self.model!r}"
             raise StoreError(
-                f"{place} keeps {kept}: it cannot be opened for model {model!r}. Codes of "
-                "different models cannot be compared: keep them in stores of their own"
+                f"{place} has {stored}, expected model {model!r}. Codes of different models cannot "
+                "be compared: use a separate store for each model"
             )
 
 
 class Store(Reader):
-    """Items in a durable engine, searched exactly by Hamming distance.
+    """Durable codes with ids and metadata, searched exactly by Hamming distance.
 
-    Every engine gives the same ids in the same order: by distance, and by id where distances are
-    equal, also at the k-th place. Use it as a context manager, or call `close`.
+    Every engine returns the same ids in the same order, by (distance, id), also for ties at the
+    k-th place. Use a store as a context manager, or call `close`.
     """
 
     model: str | None
     read_only = False
 
     def own_files(self) -> list[Path]:
-        """Return the paths of all files that the store consists of, none if it is on a server.
+        """Return the paths of all files of the store, including those that may not exist yet.
 
-        Files that SQLite creates only when needed are included.
+        The list is empty for a store on a server.
         """
         return []
 
     def check_not_own_file(self, path: str | os.PathLike[str]) -> None:
-        """Raise StoreError if `path` is one of the store's files, also by way of links."""
+        """Raise StoreError if `path` is, or links to, one of the store's files."""
         for own in self.own_files():
             same = os.path.realpath(own) == os.path.realpath(path)
             if same or (os.path.exists(own) and os.path.exists(path) and own.samefile(path)):
@@ -115,10 +114,10 @@ class Store(Reader):
         *,
         keep_metadata: bool = False,
     ) -> None:
-        """Keep these items, in the place of those that have the same ids.
+        """Store items durably, replacing those with the same ids.
 
-        When it returns the items are durable. An item without metadata has the object {}; with
-        `keep_metadata` and no metadata, an item that was there keeps its own.
+        Items without metadata get the object {}. With `keep_metadata`, which requires that no
+        metadata are given, replaced items keep their metadata.
         """
         self._check_may_write()
         numbers, given = check_items(ids, codes, self.n_bits)
@@ -134,15 +133,14 @@ class Store(Reader):
         ids: ArrayLike | None = None,
         metadata: Metadata | None = None,
     ) -> Ids:
-        """Keep new items, each under an id of its own, and return their ids.
+        """Store new items durably and return their ids.
 
-        Without ids, they continue after the largest, from 0. When it returns the items are
-        durable.
+        By default, ids continue after the largest, starting at 0.
 
         Raises
         ------
         IdsTakenError
-            A ValueError: there are items with some of these ids. Nothing has changed.
+            A ValueError: some ids are already in use. Nothing is stored.
         """
         self._check_may_write()
         numbers, given = check_items(ids, codes, self.n_bits)
@@ -166,33 +164,37 @@ class Store(Reader):
         batch_size: int = BATCH_SIZE,
         progress: Callable[[int], None] | None = None,
     ) -> Loaded:
-        """Keep many items in batches, each durable when `progress` gets the number done.
+        """Store many items in batches, each durable when `progress` is called.
 
-        Codes may be memory-mapped and metadata an iterator: only one batch is in memory. Ids and
-        codes are checked before anything is written.
+        Codes may be memory-mapped and metadata an iterator: only one batch is in memory. All ids
+        and codes are checked before anything is written.
 
         Parameters
         ----------
         ids : integers (n,) or None
-            Without ids, they continue after the largest.
+            By default, ids continue after the largest.
         codes : uint8 (n, ⌈n_bits / 8⌉)
         metadata : objects, optional
             One per item.
         replace : bool
-            Whether items may take the place of those with the same ids. If not, all ids are
-            looked up first, and one that is there is an error that changes nothing.
+            Replace items with the same ids. If False, all ids are looked up first, and nothing is
+            stored if one is in use.
         resume : bool
-            Pass over the items that are there as they are given, by their code and, if metadata
-            are given, their metadata. Metadata are then read twice: give a list.
+            Skip items that are already stored with the same code and, if given, the same
+            metadata. Metadata are then read twice, so they must not be an iterator.
         keep_metadata : bool
-            Items that are replaced keep the metadata they have; for loads without metadata.
+            Keep the metadata of replaced items; for loads without metadata.
+        batch_size : int
+            Items per transaction.
+        progress : callable, optional
+            Called after each batch with the number of items done.
 
         Raises
         ------
         IdsTakenError
-            Without `replace`, for ids that are there (with `resume`, that are there with another
-            code or other metadata). Items that another process adds meanwhile are not
-            overwritten either; then the batches before them stay.
+            Without `replace`, for ids in use (with `resume`, in use with another code or other
+            metadata). Items that another process adds during the load are not overwritten
+            either; earlier batches are then already stored.
         """
         self._check_may_write()
         check_whole(batch_size, "batch_size", 1)
@@ -202,9 +204,9 @@ class Store(Reader):
         wanted = np.ones(len(packed), np.bool_)
         if resume:
             if numbers is None:
-                raise ValueError("resume needs ids: without them every item is a new one")
+                raise ValueError("resume needs ids: without ids every item is new")
             if metadata is not None and iter(metadata) is metadata:
-                raise TypeError("resume reads metadata twice: give a list, not an iterator")
+                raise TypeError("resume reads metadata twice: pass a list, not an iterator")
             wanted = self._wanted(numbers, packed, metadata, replace, batch_size)
         elif numbers is not None and not replace:
             self._check_new(numbers, batch_size)
@@ -223,8 +225,8 @@ class Store(Reader):
                     replaced += self._put(numbers[part][chosen], batch, texts, replace=replace)
                 except IdsTakenError as error:
                     raise IdsTakenError(
-                        f"{error} of this batch: another process added them meanwhile. "
-                        f"The {part.start:,} items before it are stored"
+                        f"{error} of this batch: another process added them during the load. "
+                        f"The {part.start:,} items before this batch are stored"
                     ) from None
             added += len(batch)
             if progress is not None:
@@ -233,66 +235,68 @@ class Store(Reader):
         return Loaded(ids_given, added - replaced, replaced, len(packed) - added)
 
     def prepare_approximate(self, *, memory_mb: int | None = None) -> None:
-        """Make the index behind ``search(…, exact=False)``; it is kept up from then on.
+        """Build the index for ``search(…, exact=False)``, which is then kept up to date.
 
-        In PostgreSQL that is HNSW, a graph over the codes. Making it can take minutes, during which
-        others read, and wait to write. One that is there is left as it is.
+        In PostgreSQL it is an HNSW graph. Building it can take minutes, during which other clients
+        can read, while writes wait. An existing index is kept.
 
         Parameters
         ----------
         memory_mb : int, optional
-            What the server may use meanwhile, in place of its `maintenance_work_mem`. Where the
-            graph does not fit, making it goes on more slowly.
+            Memory of the server for the build, instead of its `maintenance_work_mem`. The build is
+            slower if the graph does not fit.
         """
         raise StoreError(f"{self.place} cannot have an approximate index: {NO_APPROXIMATE}")
 
     def recall(self, codes: ArrayLike, k: int, *, where: Mapping[str, Any] | None = None) -> float:
-        """Measure the share of the k nearest that ``search(…, exact=False)`` finds.
+        """Return the recall@k of ``search(…, exact=False)``.
 
         As in `HammingIndex.recall`, an item counts as found if it is no farther than the k-th
-        nearest: which of several items at that distance is returned does not matter.
+        nearest.
         """
         with self.snapshot() as now:
             exact = now.search(codes, k, where=where).distances
             found = now.search(codes, k, where=where, exact=False).distances
         if not exact.size:
-            raise ValueError("recall needs items in the store and queries")
+            raise ValueError("recall needs at least one item in the store and one query")
         return float(np.mean(found <= exact[:, -1:]))
 
     def next_id(self) -> int:
-        """Return the id after the largest, 0 if there are no items."""
+        """Return the id after the largest, 0 for an empty store."""
         largest = self._largest_id()
         return 0 if largest is None else largest + 1
 
     def delete(self, ids: ArrayLike) -> int:
-        """Remove the items with these ids and return how many there were."""
+        """Delete the items with these ids and return how many existed."""
         self._check_may_write()
-        numbers = check_different(ids)
+        numbers = check_unique(ids)
         return self._delete(numbers) if len(numbers) else 0
 
     @contextmanager
     def item_batches(self) -> Iterator[Callable[[], Iterator[ItemBatch]]]:
-        """Give what yields all items as they are now, by id, as often as it is called.
+        """Return a function that iterates over all items of a snapshot, as often as it is called.
 
-        A batch of them is in memory. Of Milvus, without snapshots, they are of the time it takes.
+        Only one batch is in memory. Milvus has no snapshots: there, later writes are visible.
         """
         with self.snapshot() as now:
             yield now.batches
 
     def item_count(self) -> int:
-        """Count the items, without making ready for a search."""
+        """Return the number of items without building a search index."""
         return self.count()
 
     def vacuum(self) -> tuple[int, int]:
-        """Clear up what deleted and replaced items took; return the bytes before and now."""
-        raise StoreError(f"{self.place} has an engine that clears up by itself, when it sees fit")
+        """Reclaim the space of deleted and replaced items; return the bytes before and after."""
+        raise StoreError(
+            f"{self.place} cannot be vacuumed: its engine reclaims space automatically"
+        )
 
     def prepare(self, radius: int = 2) -> None:
-        """Make ready now for single `radius` queries up to this radius, and stay so.
+        """Prepare for fast single `radius` queries up to this radius.
 
-        A SQLite store reads its items, if it has not yet, and makes the tables of
-        `HammingIndex.prepare`, in memory: they follow changes, and end with `close`. Other
-        engines have no such tables: there it does nothing.
+        A SQLite store reads its items, unless it has already, and builds the tables of
+        `HammingIndex.prepare` in memory. They are kept up to date until `close`. With other
+        engines this does nothing.
 
         Raises
         ------
@@ -305,7 +309,7 @@ class Store(Reader):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections; closing twice is fine."""
+        """Close files and connections; closing twice is allowed."""
 
     def __enter__(self) -> Self:
         return self
@@ -323,24 +327,24 @@ class Store(Reader):
 
     def _check_may_write(self) -> None:
         if self.read_only:
-            raise StoreError(f"{self.place} is read-only: it was opened so")
+            raise StoreError(f"{self.place} is read-only: it was opened with read_only=True")
 
     def _append(self, codes: Codes, metadata: list[str], n_ids: int) -> Ids:
-        """Keep codes under the first of n_ids new ids after the largest; return all of these."""
+        """Store codes under the first of n_ids new ids; return all of the new ids."""
         while True:
             first = self.next_id()
             if first + n_ids > MAX_ID + 1:
-                raise ValueError(f"no ids are left after {first - 1}: give ids")
+                raise ValueError(f"no ids are left after {first - 1}: pass ids explicitly")
             ids = first + np.arange(n_ids, dtype=np.int64)
             try:
                 if len(codes):
                     self._put(ids[: len(codes)], codes, metadata, replace=False)
             except IdsTakenError:
-                continue  # another writer was faster: there is a new largest
+                continue  # another writer took these ids
             return ids
 
     def _check_new(self, ids: Ids, batch_size: int) -> None:
-        """Refuse ids that are there."""
+        """Raise IdsTakenError for ids in use."""
         largest = self._largest_id()
         if largest is None or not len(ids) or ids.min() > largest:
             return
@@ -355,39 +359,41 @@ class Store(Reader):
         replace: bool,
         batch_size: int,
     ) -> NDArray[np.bool_]:
-        """Say of each item whether it is to be written, since it is not there as it is given."""
+        """Return which items must be written because they are not stored with the same contents."""
         wanted = np.ones(len(ids), np.bool_)
         others = [np.empty(0, np.int64)]
         for part, texts in batches_of_texts(metadata, len(ids), batch_size):
             found = self.get(ids[part])
-            there = np.flatnonzero(np.isin(ids[part], found.ids))  # found is in the same order
-            same = (codes[part][there] == found.codes).all(axis=1)
+            known = np.flatnonzero(np.isin(ids[part], found.ids))  # found is in the same order
+            same = (codes[part][known] == found.codes).all(axis=1)
             if texts is not None:
-                given = (texts[place] for place in there.tolist())
+                given = (texts[i] for i in known.tolist())
                 same &= np.fromiter(map(same_metadata, given, found.metadata), np.bool_)
-            wanted[part.start + there] = ~same
+            wanted[part.start + known] = ~same
             others.append(found.ids[~same])
         if not replace:
             self._refuse(np.concatenate(others), " with other codes or metadata")
         return wanted
 
-    def _refuse(self, ids: Ids, how: str = "") -> None:
-        """Raise IdsTakenError if there are any ids."""
+    def _refuse(self, ids: Ids, difference: str = "") -> None:
+        """Raise IdsTakenError unless ids is empty."""
         if len(ids):
             raise IdsTakenError(
-                f"{self.place} has items with ids {some_ids(ids)} already{how}: nothing was stored"
+                f"{self.place} already has items with ids {some_ids(ids)}{difference}: nothing was "
+                "stored"
             )
 
     @abstractmethod
     def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
-        """Keep items and return how many others they took the place of.
+        """Store items and return how many were replaced.
 
-        Without metadata these keep theirs. If they are not to be replaced, call `_refuse`.
+        Without metadata, replaced items keep theirs. Call `_refuse` for ids in use unless `replace`
+        is set.
         """
 
     @abstractmethod
     def _known(self, ids: Ids) -> Ids:
-        """Return those ids that are there, in any order."""
+        """Return the ids in use, in any order."""
 
     @abstractmethod
     def _largest_id(self) -> int | None: ...
@@ -397,9 +403,9 @@ class Store(Reader):
 
     @abstractmethod
     def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
-        """Put items in the place of all there are: at once, in an engine with transactions."""
+        """Replace all items, atomically in engines with transactions."""
 
 
 def _check_keeping(keep_metadata: bool, metadata: object) -> None:
     if keep_metadata and metadata is not None:
-        raise ValueError("keep_metadata is for items without metadata: got some")
+        raise ValueError("keep_metadata cannot be combined with metadata: got both")

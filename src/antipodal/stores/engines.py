@@ -1,4 +1,4 @@
-"""`open_store`: open the store that a URL names."""
+"""`open_store`: the store at a URL."""
 
 from dataclasses import replace
 
@@ -11,32 +11,34 @@ from antipodal.validation import check_whole
 def open_store(
     url: str, *, n_bits: int | None = None, model: str | None = None, read_only: bool = False
 ) -> Store:
-    """Open a store of codes, or make it if `n_bits` is given and there is none.
+    """Open a store of codes; create it if it does not exist and `n_bits` is given.
 
     Parameters
     ----------
     url : str
-        ``sqlite:///codes.db`` for a file beside the program, ``sqlite:////data/codes.db`` for an
-        absolute path; ``postgresql://user@host/database?table=codes``;
+        ``sqlite:///codes.db`` for a path relative to the working directory,
+        ``sqlite:////data/codes.db`` for an absolute path;
+        ``postgresql://user@host/database?table=codes``;
         ``milvus:///codes.db`` (Milvus Lite) or ``milvus+http://host:19530?collection=codes``.
     n_bits : int, optional
-        Length of the codes. An existing store knows its own, and refuses another.
+        Code length in bits. Opening an existing store with another length raises StoreError.
     model : str, optional
-        Identity of the model that makes the codes, such as the SHA-256 of its file. It is kept
-        when the store is made; later the store refuses to be opened for another one.
+        Identity of the model that makes the codes, such as the SHA-256 of its file. It is stored
+        when the store is created; opening the store for another model raises StoreError.
     read_only : bool
-        Only read: no store is made, and what writes is refused, in SQLite and PostgreSQL by the
-        engine as well.
+        Do not create a store and raise StoreError on writes. In SQLite and PostgreSQL the engine
+        enforces it as well.
 
     Returns
     -------
     Store
-        With `add`, `upsert`, `load`, `delete`, `get`, `search`, `radius`, `count` and `close`.
+        Its methods include `add`, `upsert`, `load`, `delete`, `get`, `search`, `radius`, `count`
+        and `close`.
 
     Raises
     ------
     StoreError
-        The store cannot be reached, is damaged, or keeps codes of another length or model.
+        The store cannot be reached, is damaged, or has codes of another length or model.
 
     Examples
     --------
@@ -54,36 +56,36 @@ def open_store(
 
 
 def open_address(address: Address, n_bits: int | None = None, model: str | None = None) -> Store:
-    """Do the same for an address in its parts."""
+    """Open the store at a parsed URL."""
     if address.read_only:
         store = _open(address, None, model)
         store.read_only = True
         if n_bits not in (None, store.n_bits):
             store.close()
-            raise StoreError(f"{store.place} keeps codes of {store.n_bits} bits, not of {n_bits}")
+            raise StoreError(f"{store.place} has codes of {store.n_bits} bits, expected {n_bits}")
         return store
     return _open(address, n_bits, model)
 
 
 def _open(address: Address, n_bits: int | None, model: str | None) -> Store:
-    # Each engine is imported when it is asked for: two of them are extras.
+    # Engines are imported lazily: two of them are optional dependencies.
     if address.scheme == "sqlite":
         from antipodal.stores.sqlite import SqliteStore
 
         return SqliteStore(address, n_bits=n_bits, model=model)
     if address.scheme == "postgresql":
-        need_module("psycopg", "postgres")
+        check_installed("psycopg", "postgres")
         from antipodal.stores.postgres import PostgresStore
 
         return PostgresStore(address, n_bits=n_bits, model=model)
-    need_module("pymilvus", "milvus")
+    check_installed("pymilvus", "milvus")
     from antipodal.stores.milvus import MilvusStore
 
     return MilvusStore(address, n_bits=n_bits, model=model)
 
 
-def need_module(module: str, extra: str) -> None:
-    """Say how to install what an engine needs; checked by import, which may itself be broken."""
+def check_installed(module: str, extra: str) -> None:
+    """Raise StoreError with installation instructions if a module cannot be imported."""
     try:
         __import__(module)
     except ImportError as error:

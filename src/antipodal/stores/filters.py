@@ -22,7 +22,7 @@ RELATIONS: dict[Relation, Callable[[Any, Any], bool]] = {
 }
 MAX_CONDITIONS = 500  # SQLite nests an expression at most 1,000 deep
 _UNQUOTABLE = re.compile(r'["\\\x00-\x1f\x7f-\x9f\ud800-\udfff]')
-_NAMES_OF_OPERATORS = "in, lt, lte, gt, gte, exists"
+_OPERATOR_NAMES = "in, lt, lte, gt, gte, exists"
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class OneOf:
 
     @cached_property
     def known(self) -> frozenset[tuple[str, Scalar]]:
-        """The values with their kinds, which tell True from 1."""
+        """The values with their kinds, which distinguish True from 1."""
         return frozenset((kind(value), value) for value in self.values)
 
 
 @dataclass(frozen=True)
 class Compare:
-    """The field is less, or more, than a number or a string, and of its kind."""
+    """The field is less or greater than a number or string, and of the same kind."""
 
     path: Path
     relation: Relation
@@ -49,28 +49,28 @@ class Compare:
 
 @dataclass(frozen=True)
 class Exists:
-    """The field is there, be it null."""
+    """The field exists; it may be null."""
 
     path: Path
 
 
 @dataclass(frozen=True)
 class And:
-    """All parts hold; without parts, always."""
+    """All parts are true; always true without parts."""
 
     parts: tuple["Where", ...]
 
 
 @dataclass(frozen=True)
 class Or:
-    """At least one part holds."""
+    """At least one part is true."""
 
     parts: tuple["Where", ...]
 
 
 @dataclass(frozen=True)
 class Not:
-    """The part does not hold."""
+    """The part is false."""
 
     part: "Where"
 
@@ -79,7 +79,7 @@ Where: TypeAlias = OneOf | Compare | Exists | And | Or | Not
 
 
 def parse_where(where: Mapping[str, Any]) -> Where:
-    """Parse a filter, or raise ValueError or TypeError naming the entry that is wrong.
+    """Parse a filter, or raise ValueError or TypeError that names the invalid entry.
 
     Examples
     --------
@@ -90,13 +90,13 @@ def parse_where(where: Mapping[str, Any]) -> Where:
     if _size(tree) > MAX_CONDITIONS:
         raise ValueError(
             f"where must have at most {MAX_CONDITIONS} conditions: got {_size(tree)}. "
-            'Would {"field": {"in": […]}} say it?'
+            'Would {"field": {"in": […]}} be equivalent?'
         )
     return tree
 
 
 def matches(where: Where, metadata: Mapping[str, Any]) -> bool:
-    """Say whether an item with these metadata passes the filter."""
+    """Return whether an item with these metadata matches the filter."""
     match where:
         case And(parts):
             return all(matches(part, metadata) for part in parts)
@@ -113,7 +113,7 @@ def matches(where: Where, metadata: Mapping[str, Any]) -> bool:
 
 
 def kind(value: Any) -> str:
-    """Name the kind of a JSON value; only values of one kind can be equal or ordered."""
+    """Return the kind of a JSON value; only values of the same kind can be equal or ordered."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -136,7 +136,7 @@ def _parse(where: Any, depth: int) -> Where:
     if not isinstance(where, Mapping):
         raise TypeError(f'where must be an object such as {{"label": 3}}: got {where!r}')
     if depth >= MAX_DEPTH:
-        raise ValueError(f"where must be nested at most {MAX_DEPTH} deep")
+        raise ValueError(f"where must be nested at most {MAX_DEPTH} levels deep")
     parts = [_entry(name, value, depth) for name, value in where.items()]
     return parts[0] if len(parts) == 1 else And(tuple(parts))
 
@@ -146,14 +146,14 @@ def _entry(name: Any, value: Any, depth: int) -> Where:
         return Not(_parse(value, depth + 1))
     if name in ("and", "or"):
         if not isinstance(value, (list, tuple)) or not value:
-            raise TypeError(f'"{name}" takes a list of filters, at least one: got {value!r}')
+            raise TypeError(f'"{name}" takes a list of at least one filter: got {value!r}')
         parts = tuple(_parse(part, depth + 1) for part in value)
         return And(parts) if name == "and" else Or(parts)
     path = _path(name)
     if not isinstance(value, Mapping):
         return OneOf(path, (_scalar(name, value),))
     if not value:
-        raise ValueError(f'"{name}" has no operator: one of {_NAMES_OF_OPERATORS}')
+        raise ValueError(f'"{name}" must have an operator: expected one of {_OPERATOR_NAMES}')
     conditions = [_condition(name, path, *item) for item in value.items()]
     return conditions[0] if len(conditions) == 1 else And(tuple(conditions))
 
@@ -173,32 +173,34 @@ def _condition(name: str, path: Path, relation: Any, value: Any) -> Where:
             raise TypeError(f'"{relation}" of "{name}" takes a number or a string: got {bound!r}')
         return Compare(path, relation, bound)
     raise ValueError(
-        f'"{name}" has the unknown operator {relation!r}: expected one of {_NAMES_OF_OPERATORS}. '
-        'A field of a field is named "outer.inner"'
+        f'"{name}" has the unknown operator {relation!r}: expected one of {_OPERATOR_NAMES}. '
+        'A nested field is written as "outer.inner"'
     )
 
 
 def _path(name: Any) -> Path:
     """Split a name at its dots.
 
-    Quotes, backslashes and control characters stay out because the JSON paths of SQLite have no
-    way to write them.
+    JSON paths of SQLite cannot contain quotes, backslashes or control characters.
     """
     if not isinstance(name, str):
-        raise TypeError(f"names of fields must be strings: got {name!r}")
+        raise TypeError(f"field names must be strings: got {name!r}")
     if _UNQUOTABLE.search(name):
         raise ValueError(
-            f"names of fields in where must not hold quotes, backslashes or controls: got {name!r}"
+            "field names in where must not contain quotes, backslashes or control characters: "
+            f"got {name!r}"
         )
     path = tuple(name.split("."))
     if not all(path) or len(path) > MAX_DEPTH:
-        raise ValueError(f'names of fields are one or more words with dots between: got "{name}"')
+        raise ValueError(f'field names must be words separated by dots: got "{name}"')
     return path
 
 
 def _scalar(name: str, value: Any) -> Scalar:
     if isinstance(value, (list, tuple, Mapping)):
-        raise TypeError(f'"{name}" is compared with single values, not {value!r}. Is it "in"?')
+        raise TypeError(
+            f'"{name}" must be compared with a single value: got {value!r}. Did you mean "in"?'
+        )
     try:
         scalar: Scalar = clean(value)
     except (TypeError, ValueError) as error:
@@ -222,7 +224,7 @@ Condition = tuple[LiteralString, list[Any]]
 
 
 def _tree(where: Where, leaf: Callable[[Any], Condition]) -> Condition:
-    """Join the conditions of the leaves; every one is true or false, never NULL."""
+    """Combine the conditions of the leaves, each of which is true or false, never NULL."""
     match where:
         case And(()):
             return "TRUE", []
@@ -242,10 +244,10 @@ def _tree(where: Where, leaf: Callable[[Any], Condition]) -> Condition:
 _TYPE: LiteralString = "json_type(metadata, ?)"
 _VALUE: LiteralString = "json_extract(metadata, ?)"
 _AMONG: LiteralString = " IN (SELECT value FROM json_each(?))"
-# Before 3.43, where long double is no longer than double, SQLite may read a decimal as a double
-# that is not the nearest. Its text is exact, and Python writes equal doubles as equal texts.
+# Before 3.43, on platforms where long double is double, SQLite may round a decimal to a double that
+# is not the nearest. Texts are exact, and Python writes equal doubles as equal texts.
 _TEXT: LiteralString = "metadata -> ?"
-EXACT_REAL = "exact_real"  # the name under which a connection must have Python's float
+EXACT_REAL = "exact_real"  # the SQL function that a connection must define as Python's float
 _REAL: LiteralString = "exact_real(metadata -> ?)"
 
 
@@ -293,7 +295,7 @@ def postgres_condition(where: Where) -> Condition:
 
 
 def _postgres_leaf(where: OneOf | Compare | Exists) -> Condition:
-    # -> with a text reads fields of objects only, where #> would read places of arrays as well.
+    # -> with a text reads only fields of objects; #> would also read elements of arrays.
     field: LiteralString = "(metadata" + " -> %s::text" * len(where.path) + ")"
     path = list(where.path)
     match where:
@@ -302,7 +304,7 @@ def _postgres_leaf(where: OneOf | Compare | Exists) -> Condition:
         case OneOf(_, values):
             texts = [json.dumps(value, ensure_ascii=False) for value in values]
             return f"({field} = ANY (%s::jsonb[])) IS TRUE", [*path, texts]
-    # CASE, for SQL promises no order within AND, and a cast of what is no number fails.
+    # CASE, since SQL does not define the order within AND, and casting a non-number fails.
     symbol = _SYMBOLS[where.relation]
     if isinstance(where.value, str):
         return (
@@ -320,15 +322,15 @@ def _postgres_leaf(where: OneOf | Compare | Exists) -> Condition:
 # --------------------------------------------------------------------------------- Milvus
 
 _PLAIN = re.compile(r"[A-Za-z0-9_ .:/+-]*", re.ASCII)
-_MAX_COMPARISONS = 50  # it reads nested messages, at most 100 deep
+_MAX_COMPARISONS = 50  # Milvus parses at most 100 nested messages
 
 
 def milvus_narrowing(where: Where) -> str:
-    """Return an expression that holds for every item that passes, and maybe for others.
+    """Return a Milvus expression that selects all matching items, and possibly others.
 
-    Milvus does not promise the meaning of `matches`, so the caller asks `matches` about what this
-    lets through. "" lets everything through: it stands for parts with `not`, `exists`, null, and
-    for names and strings other than plain ASCII words, which therefore never reach an expression.
+    Milvus expressions differ from `matches`, so the caller must check the selected items with
+    `matches`. The expression "" selects all items. It stands for parts with `not`, `exists` or
+    null, and for names and strings other than plain ASCII words, which are never sent to Milvus.
     """
     expression = _narrowing(where)
     return expression if expression.count("metadata") <= _MAX_COMPARISONS else ""
@@ -352,13 +354,13 @@ def _narrowing(where: Where) -> str:
             return ""
         return "(" + " or ".join(f"{field} == {literal}" for literal in literals) + ")"
     literal = _literal(where.value)
-    # Never < or >: rounding may make equal what is not.
+    # Never < or >: rounding may make different values equal.
     symbol = "<=" if where.relation in ("lt", "lte") else ">="
     return f"{field} {symbol} {literal}" if literal else ""
 
 
 def _literal(value: object) -> str:
-    """Write a value so that it can only be read as that value, or "" where that is not certain."""
+    """Return a literal that Milvus parses as exactly this value, or "" if that is not certain."""
     if isinstance(value, str):
         return f'"{value}"' if _PLAIN.fullmatch(value) else ""
     if isinstance(value, bool):

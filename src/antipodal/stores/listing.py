@@ -1,4 +1,4 @@
-"""Which stores there are: in a folder, a file, a database of PostgreSQL or a Milvus."""
+"""List of the stores in a folder, file, PostgreSQL database or Milvus instance."""
 
 import json
 import os
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import LiteralString, NamedTuple
 
 from antipodal.errors import AntipodalError, StoreError
-from antipodal.stores.base import About
-from antipodal.stores.engines import need_module, open_address
+from antipodal.stores.base import StoreHeader
+from antipodal.stores.engines import check_installed, open_address
 from antipodal.stores.url import Address, parse_url
 
-_SQLITE, _OURS = b"SQLite format 3\0", b"antp"  # how the file begins, and what is at byte 68
+_SQLITE, _OURS = b"SQLite format 3\0", b"antp"  # first bytes, and the bytes at offset 68
 _TABLES: LiteralString = """
 SELECT nspname, items.relname
 FROM pg_namespace JOIN pg_class items ON items.relnamespace = pg_namespace.oid
@@ -28,7 +28,7 @@ _NAMED = ("schema", "table", "collection")
 
 
 class Listed(NamedTuple):
-    """A store that was found; if it cannot be read, `problem` says why."""
+    """A listed store; `problem` is the reason why it cannot be read, if any."""
 
     store: str
     bits: int | None
@@ -40,15 +40,17 @@ class Listed(NamedTuple):
 def list_stores(place: str) -> list[Listed]:
     """List the stores at a URL, or in a folder or file, by name.
 
-    The options `table`, `schema` and `collection` of a URL choose among them. Files that are no
-    stores are passed over in a folder, and folders within are not looked into.
+    The options `table`, `schema` and `collection` of a URL select among them. Other files in a
+    folder are ignored, and so are its subfolders.
     """
     if "://" in place:
         address = parse_url(place)
     elif os.path.exists(place):
         address = Address("sqlite", place, {}, place)
     else:
-        raise AntipodalError(f"there is nothing at {place}: neither a folder nor a file")
+        raise AntipodalError(
+            f"{place} does not exist: expected a folder, a file or the URL of a store"
+        )
     if address.scheme == "sqlite":
         found = _files(address)
     elif address.scheme == "postgresql":
@@ -64,11 +66,11 @@ def _files(address: Address) -> Iterator[Address]:
         yield address
         return
     for path in sorted(folder.iterdir()):
-        if path.is_file() and _begins_as_store(path):
+        if path.is_file() and _has_store_signature(path):
             yield replace(address, target=str(path), shown=str(path))
 
 
-def _begins_as_store(path: Path) -> bool:
+def _has_store_signature(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             start = file.read(72)
@@ -78,14 +80,14 @@ def _begins_as_store(path: Path) -> bool:
 
 
 def _tables(address: Address) -> Iterator[Address]:
-    need_module("psycopg", "postgres")
+    check_installed("psycopg", "postgres")
     import psycopg
 
     try:
         with psycopg.connect(address.target, application_name="antipodal") as connection:
             rows = connection.execute(_TABLES).fetchall()
     except (psycopg.Error, ValueError) as error:
-        # Not "from error": what the driver says may quote a password.
+        # Not "from error": the original message may contain a password.
         message = address.without_secrets(str(error).strip().partition("\n")[0])
         raise StoreError(f"cannot connect to {address.shown}: {message}") from None
     for schema, table in rows:
@@ -95,31 +97,31 @@ def _tables(address: Address) -> Iterator[Address]:
 
 
 def _collections(address: Address) -> Iterator[Address]:
-    need_module("pymilvus", "milvus")
+    check_installed("pymilvus", "milvus")
     from pymilvus.exceptions import MilvusException
 
     from antipodal.stores.milvus import connect
 
     if address.scheme == "milvus" and not os.path.exists(address.target):
-        raise AntipodalError(f"there is no file {address.target}")
+        raise AntipodalError(f"{address.target} does not exist")
     try:
         client = connect(address)
         try:
             names = sorted(client.list_collections())
-            said = {name: client.describe_collection(name)["description"] for name in names}
+            descriptions = {name: client.describe_collection(name)["description"] for name in names}
         finally:
             client.close()
     except MilvusException as error:
         message = address.without_secrets(str(error.message))
         raise StoreError(f"{address.shown}: {message}") from None
-    for name, description in said.items():
-        if name == address.options.get("collection", name) and _is_about(description):
+    for name, description in descriptions.items():
+        if name == address.options.get("collection", name) and _is_header(description):
             yield replace(address, options=address.options | {"collection": name})
 
 
-def _is_about(description: str) -> bool:
+def _is_header(description: str) -> bool:
     try:
-        About.of_header(json.loads(description))
+        StoreHeader.from_json(json.loads(description))
     except (ValueError, RecursionError):
         return False
     return True
@@ -134,7 +136,7 @@ def _listed(address: Address) -> Listed:
 
 
 def _url(address: Address) -> str:
-    """Return the URL of one store, but for its secrets."""
+    """Return the URL of one store, without secrets."""
     is_file = address.scheme in ("sqlite", "milvus")
     shown = f"{address.scheme}:///{address.target}" if is_file else address.shown
     names = [f"{k}={v}" for k, v in address.options.items() if k in _NAMED]

@@ -1,4 +1,4 @@
-"""Many items at once: what is checked before the first is written, and what is counted after."""
+"""Validation and batching of items to be stored."""
 
 from collections.abc import Iterator, Mapping, Sized
 from itertools import islice
@@ -15,16 +15,16 @@ BATCH_SIZE = 50_000  # items in one transaction
 
 
 class Loaded(NamedTuple):
-    """What a load did, counted item by item.
+    """Result of `Store.load`.
 
     Attributes
     ----------
     ids : int64 (n,)
-        Of all items that were given.
+        Ids of all items given.
     added, replaced : int
-        Items that are new, and items that took the place of others.
+        Number of new items, and of items that replaced others.
     unchanged : int
-        Items that were there as they were given.
+        Number of items that were already stored with the same contents.
     """
 
     ids: Ids
@@ -36,14 +36,14 @@ class Loaded(NamedTuple):
 def check_items(
     ids: ArrayLike | None, codes: ArrayLike, n_bits: int
 ) -> tuple[Ids | None, NDArray[Any]]:
-    """Return ids and codes as arrays if all of them can be kept; codes may be memory-mapped."""
+    """Return valid ids and codes as arrays; codes may be memory-mapped."""
     packed = np.asanyarray(codes)
     check_codes(packed[:0] if packed.ndim == 2 else packed, n_bits)
     for part in batches(len(packed), BATCH_SIZE):
         check_codes(packed[part], n_bits)
     if ids is None:
         return None, packed
-    numbers = check_different(ids)
+    numbers = check_unique(ids)
     if len(numbers) != len(packed):
         raise ValueError(
             f"there must be one id per code: got {len(numbers)} ids for {len(packed)} codes"
@@ -51,25 +51,25 @@ def check_items(
     return numbers, packed
 
 
-def check_different(ids: ArrayLike) -> Ids:
-    """Return ids as a row of int64, each of them once."""
+def check_unique(ids: ArrayLike) -> Ids:
+    """Return unique ids as an int64 array of one dimension."""
     numbers = check_ids(ids)
     if (numbers[1:] > numbers[:-1]).all():
         return numbers
     ordered = np.sort(numbers)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(repeated):
-        raise ValueError(f"ids must be different: {repeated[0]} comes more than once")
+        raise ValueError(f"ids must be unique: got {repeated[0]} more than once")
     return numbers
 
 
 def batches(n: int, size: int) -> Iterator[slice]:
-    """Cut n items into slices of at most `size`."""
+    """Yield slices of at most `size` that cover n items."""
     return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
 
 def check_length(metadata: Metadata | None, n: int) -> None:
-    """Refuse another number of metadata than of items, where it is known beforehand."""
+    """Raise ValueError if metadata of known length do not have one object per item."""
     if isinstance(metadata, Sized) and not isinstance(metadata, (str, bytes, Mapping)):
         n_objects = len(metadata)
         if n_objects != n:
@@ -81,9 +81,9 @@ def check_length(metadata: Metadata | None, n: int) -> None:
 def batches_of_texts(
     metadata: Metadata | None, n: int, size: int
 ) -> Iterator[tuple[slice, list[str] | None]]:
-    """Go through n items in batches, each with the JSON texts of its metadata, if there are any."""
+    """Yield slices that cover n items, each with the JSON texts of its metadata, if any."""
     if isinstance(metadata, (str, bytes, Mapping)):
-        metadata_texts(metadata, n)  # says what is wrong with them
+        metadata_texts(metadata, n)  # raises TypeError
     rest = None if metadata is None else iter(metadata)
     for part in batches(n, size):
         n_items = part.stop - part.start

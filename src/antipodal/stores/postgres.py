@@ -11,16 +11,15 @@ from psycopg import IsolationLevel, sql
 
 from antipodal.codes import Codes, from_bit_strings, to_bit_strings
 from antipodal.errors import StoreError
-from antipodal.index import Ball, Neighbours
-from antipodal.stores.base import About, Store
+from antipodal.index import SearchResult
+from antipodal.stores.base import Store, StoreHeader
 from antipodal.stores.filters import And, Where, postgres_condition
 from antipodal.stores.metadata import metadata_text, parse_metadata
-from antipodal.stores.results import ItemHits, by_distance_and_id, nearest, within
 from antipodal.stores.snapshot import ItemBatch, Snapshot
 from antipodal.stores.url import Address
 from antipodal.validation import Ids, check_whole
 
-# "bit" in quotes is a bit string of any length, without them one of a single bit.
+# "bit" in quotes is a bit string of any length; without quotes it has one bit.
 _SEARCH: LiteralString = """
 SELECT id, (code <~> %s::"bit")::integer AS distance FROM {items} WHERE {condition}
 ORDER BY distance, id LIMIT %s
@@ -35,28 +34,28 @@ SELECT id, distance::integer FROM (
     SELECT id, code <~> %s::"bit" AS distance FROM {items} WHERE {condition}
     ORDER BY distance LIMIT %s) AS hit
 """
-# MATERIALIZED: a query becomes bits once, and an item is filtered once, not for every pair of them.
-_TOGETHER: LiteralString = """
+# MATERIALIZED: convert each query and filter each item once, not for every pair.
+_BATCH: LiteralString = """
 WITH query AS MATERIALIZED (
-    SELECT place, bits::bit({n_bits}) AS bits
-    FROM unnest(%s::text[]) WITH ORDINALITY AS given (bits, place)),
-passing AS MATERIALIZED (SELECT id, code FROM {items} WHERE {condition})
+    SELECT number, bits::bit({n_bits}) AS bits
+    FROM unnest(%s::text[]) WITH ORDINALITY AS given (bits, number)),
+matching AS MATERIALIZED (SELECT id, code FROM {items} WHERE {condition})
 """
-_SEARCH_TOGETHER: LiteralString = (
-    _TOGETHER
+_SEARCH_BATCH: LiteralString = (
+    _BATCH
     + """
-SELECT place, id, distance FROM query CROSS JOIN LATERAL (
-    SELECT id, (code <~> bits)::integer AS distance FROM passing
+SELECT number, id, distance FROM query CROSS JOIN LATERAL (
+    SELECT id, (code <~> bits)::integer AS distance FROM matching
     ORDER BY distance, id LIMIT %s) AS hit
-ORDER BY place, distance, id
+ORDER BY number, distance, id
 """
 )
-_RADIUS_TOGETHER: LiteralString = (
-    _TOGETHER
+_RADIUS_BATCH: LiteralString = (
+    _BATCH
     + """
-SELECT place, id, distance FROM query CROSS JOIN LATERAL (
-    SELECT id, (code <~> bits)::integer AS distance FROM passing) AS item
-WHERE distance <= %s ORDER BY place, distance, id
+SELECT number, id, distance FROM query CROSS JOIN LATERAL (
+    SELECT id, (code <~> bits)::integer AS distance FROM matching) AS item
+WHERE distance <= %s ORDER BY number, distance, id
 """
 )
 _ITEMS: LiteralString = "SELECT id, code::text, metadata::text FROM {items} "
@@ -66,20 +65,20 @@ SELECT EXISTS (
     WHERE indrelid = to_regclass(%s) AND amname = 'hnsw' AND indisvalid)
 """
 _ROWS_AT_ONCE = 20_000
-_MAX_EFFORT = 1000  # that pgvector takes
+_MAX_EFFORT = 1000  # limit of pgvector
 
 Cursor: TypeAlias = psycopg.Cursor[tuple[Any, ...]]
 
 
 class StoreTables(NamedTuple):
-    """The two tables of a store, to be named in statements."""
+    """Names of the two tables of a store, for SQL statements."""
 
     items: sql.Identifier
     about: sql.Identifier
-    n_bits: int = 0  # not known yet
+    n_bits: int = 0  # not yet known
 
     def sql(self, text: LiteralString, condition: LiteralString = "TRUE") -> sql.Composed:
-        """Return a statement with its {names}."""
+        """Return a statement with its {names} filled in."""
         return sql.SQL(text).format(
             items=self.items,
             about=self.about,
@@ -88,12 +87,12 @@ class StoreTables(NamedTuple):
         )
 
     def has_hnsw(self, cursor: Cursor) -> bool:
-        """Return whether there is an approximate index on the items."""
+        """Return whether the items have an approximate index."""
         row = cursor.execute(_HAS_HNSW, [self.items.as_string(cursor)]).fetchone()
         return bool(row and row[0])
 
     def items_of(self, cursor: Cursor, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
-        """Return code and metadata of each id that is there."""
+        """Return the code and metadata of each known id."""
         select = self.sql(_ITEMS + "WHERE id = ANY (%s::bigint[])")
         rows = cursor.execute(select, [ids.tolist()]).fetchall()
         codes = from_bit_strings([row[1] for row in rows], self.n_bits)
@@ -104,53 +103,51 @@ class StoreTables(NamedTuple):
 
 
 class PostgresSnapshot(Snapshot):
-    """A store as one transaction sees it."""
+    """Snapshot of a store: one transaction."""
 
     def __init__(self, place: str, tables: StoreTables, cursor: Cursor) -> None:
         self.place, self.n_bits = place, tables.n_bits
         self._tables, self._cursor = tables, cursor
 
     def batches(self) -> Iterator[ItemBatch]:
-        """Yield all items, some at a time."""
+        """Yield all items in batches."""
         select = self._tables.sql(_ITEMS + "ORDER BY id")
         with self._cursor.connection.cursor("batches", binary=True) as cursor:
             cursor.execute(select)
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 ids, bits, texts = zip(*rows, strict=True)
                 codes = from_bit_strings(bits, self.n_bits)
-                yield ItemBatch(np.array(ids, np.int64), codes, list(map(_as_kept, texts)))
+                yield ItemBatch(np.array(ids, np.int64), codes, list(map(_normalized, texts)))
 
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
         return self._tables.items_of(self._cursor, ids)
 
-    def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
+    def _search(self, codes: Codes, k: int, where: Where | None) -> SearchResult:
         limit = min(k, 2**62)
         if where is not None and len(codes) > 1:
-            return nearest(self._hits_together(_SEARCH_TOGETHER, codes, limit, where))
-        return nearest(self._hits(_SEARCH, codes, limit, where))
+            return SearchResult.stack(self._query_batch(_SEARCH_BATCH, codes, limit, where))
+        return SearchResult.stack(self._query_each(_SEARCH, codes, limit, where))
 
-    def _search_approximately(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
-        """Follow the graph; where it leads to fewer than k items, look at all of them."""
+    def _search_approximate(self, codes: Codes, k: int, where: Where | None) -> SearchResult:
+        """Search the HNSW graph; queries for which it returns fewer than k items are scanned."""
         if not self._tables.has_hnsw(self._cursor):
-            raise StoreError(
-                f"{self.place} has no approximate index: make it by prepare_approximate()"
-            )
-        # Of these transactions alone: look on while a filter lets too few through.
+            raise StoreError(f"{self.place} has no approximate index: call prepare_approximate()")
+        # For this transaction only: continue the scan if a filter removes too many items.
         self._cursor.execute("SET LOCAL hnsw.iterative_scan = relaxed_order")
         effort = str(min(max(128, 2 * k), _MAX_EFFORT))
         self._cursor.execute("SELECT set_config('hnsw.ef_search', %s, true)", [effort])
-        hits = self._hits(_APPROXIMATE, codes, min(k, 2**62), where)
-        short = [place for place, (ids, _) in enumerate(hits) if len(ids) < k]
+        results = self._query_each(_APPROXIMATE, codes, min(k, 2**62), where)
+        short = [i for i, result in enumerate(results) if len(result.ids) < k]
         if short:
-            exact = self._search(codes[short], k, where)
-            for place, ids, distances in zip(short, exact.ids, exact.distances, strict=True):
-                hits[place] = ids, distances
-        return nearest([by_distance_and_id(*hit) for hit in hits])
+            exact = self._search(codes[short], k, where).by_query()
+            for i, result in zip(short, exact, strict=True):
+                results[i] = result
+        return SearchResult.stack([result.sorted() for result in results])
 
-    def _radius(self, codes: Codes, r: int, where: Where | None) -> Ball:
+    def _radius(self, codes: Codes, r: int, where: Where | None) -> SearchResult:
         if where is not None and len(codes) > 1:
-            return within(self._hits_together(_RADIUS_TOGETHER, codes, r, where))
-        return within(self._hits(_RADIUS, codes, r, where))
+            return SearchResult.concatenate(self._query_batch(_RADIUS_BATCH, codes, r, where))
+        return SearchResult.concatenate(self._query_each(_RADIUS, codes, r, where))
 
     def _count(self, where: Where | None) -> int:
         condition, values = postgres_condition(where or And(()))
@@ -158,36 +155,38 @@ class PostgresSnapshot(Snapshot):
         row = self._cursor.execute(query, values).fetchone()
         return int((row or (0,))[0])
 
-    def _hits(self, query: LiteralString, codes: Codes, last: int, where: Where | None) -> ItemHits:
-        """Ask for each query by itself."""
+    def _query_each(
+        self, query: LiteralString, codes: Codes, limit: int, where: Where | None
+    ) -> list[SearchResult]:
+        """Execute a statement for each query code."""
         if not len(codes):
             return []
         condition, parameters = postgres_condition(where or And(()))
         bits = to_bit_strings(codes, self.n_bits)
-        values = [[text, *parameters, last] for text in bits]
+        values = [[text, *parameters, limit] for text in bits]
         self._cursor.executemany(self._tables.sql(query, condition), values, returning=True)
-        hits: ItemHits = []
-        while len(hits) < len(codes):
+        results: list[SearchResult] = []
+        while len(results) < len(codes):
             table = np.array(self._cursor.fetchall(), np.int64).reshape(-1, 2)
-            hits.append((table[:, 0], table[:, 1].astype(np.int32)))
+            results.append(SearchResult(table[:, 0], table[:, 1].astype(np.int32)))
             self._cursor.nextset()
-        return hits
+        return results
 
-    def _hits_together(
-        self, query: LiteralString, codes: Codes, last: int, where: Where
-    ) -> ItemHits:
-        """Ask for all queries at once among the items that pass."""
+    def _query_batch(
+        self, query: LiteralString, codes: Codes, limit: int, where: Where
+    ) -> list[SearchResult]:
+        """Execute one statement for all query codes, which filters items only once."""
         condition, parameters = postgres_condition(where)
-        values = [to_bit_strings(codes, self.n_bits), *parameters, last]
+        values = [to_bit_strings(codes, self.n_bits), *parameters, limit]
         rows = self._cursor.execute(self._tables.sql(query, condition), values).fetchall()
         table = np.array(rows, np.int64).reshape(-1, 3)
         ends = np.searchsorted(table[:, 0], np.arange(1, len(codes) + 1), side="right")
         parts = np.split(table, ends[:-1])
-        return [(part[:, 1], part[:, 2].astype(np.int32)) for part in parts]
+        return [SearchResult(part[:, 1], part[:, 2].astype(np.int32)) for part in parts]
 
 
-def _as_kept(text: str) -> str:
-    """Return metadata as `metadata_texts` writes them: jsonb writes large doubles in full."""
+def _normalized(text: str) -> str:
+    """Return metadata in the form of `metadata_texts`: jsonb writes large doubles in full."""
     return metadata_text(parse_metadata(text))
 
 
@@ -200,11 +199,11 @@ _INCOMING: LiteralString = """
 CREATE TEMPORARY TABLE IF NOT EXISTS antipodal_{n_bits} (
     id bigint, code bit({n_bits}), metadata jsonb) ON COMMIT DELETE ROWS
 """
-# By id, so that two writers lock common rows in the same order and cannot wait for each other.
+# Ordered by id, so that two writers lock common rows in the same order and cannot deadlock.
 _INSERT: LiteralString = """
 INSERT INTO {items} SELECT id, code, metadata FROM pg_temp.antipodal_{n_bits} ORDER BY id
 ON CONFLICT (id) DO """
-# xmax is 0 in a row that is new, and names this transaction in one that was locked to be replaced.
+# xmax is 0 in a new row, and the id of this transaction in a row that it replaces.
 _UPSERT: LiteralString = (
     "WITH written AS ("
     + _INSERT
@@ -215,11 +214,11 @@ SELECT count(*) FILTER (WHERE is_replaced) FROM written
 )
 _ALL: LiteralString = "code = EXCLUDED.code, metadata = EXCLUDED.metadata"
 _ALL_BUT_METADATA: LiteralString = "code = EXCLUDED.code"
-_MAX_NAME = 63 - len("_about")  # PostgreSQL would cut a longer one without a word
+_MAX_NAME = 63 - len("_about")  # PostgreSQL silently truncates longer names
 
 
 class PostgresStore(Store):
-    """Items in a table of PostgreSQL; each call takes a connection that is free, or makes one."""
+    """Store in a table of PostgreSQL; each call uses an idle connection or opens one."""
 
     def __init__(self, address: Address, *, n_bits: int | None, model: str | None) -> None:
         self.place = address.shown
@@ -233,16 +232,16 @@ class PostgresStore(Store):
                     sql.Identifier(schema, table), sql.Identifier(schema, f"{table}_about")
                 )
                 self.place = f"{address.shown}, table {schema}.{table}"
-                about = self._open(cursor, n_bits, model)
-            about.agree(self.place, n_bits, model)
+                header = self._open(cursor, n_bits, model)
+            header.check(self.place, n_bits, model)
         except BaseException:
             self.close()
             raise
-        self.n_bits, self.model = about.n_bits, about.model
-        self._tables = self._tables._replace(n_bits=about.n_bits)
+        self.n_bits, self.model = header.n_bits, header.model
+        self._tables = self._tables._replace(n_bits=header.n_bits)
 
     def close(self) -> None:
-        """Close the connections; those in use are closed after that."""
+        """Close all connections; those in use are closed afterwards."""
         self._closed = True
         with suppress(Empty):
             while True:
@@ -250,25 +249,22 @@ class PostgresStore(Store):
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """Give the store as it is now: whatever is written meanwhile is not seen in it.
-
-        It takes a connection for as long as it lasts.
-        """
+        """Return a snapshot, which occupies a connection until it is closed."""
         with self._transaction(IsolationLevel.REPEATABLE_READ) as cursor:
             snapshot = PostgresSnapshot(self.place, self._tables, cursor)
             try:
                 yield snapshot
             finally:
-                snapshot.is_over = True
+                snapshot.is_closed = True
 
     def prepare_approximate(self, *, memory_mb: int | None = None) -> None:
-        """Make an index of HNSW over the codes: see `Store.prepare_approximate`."""
+        """Build an HNSW index over the codes: see `Store.prepare_approximate`."""
         if memory_mb is not None:
             check_whole(memory_mb, "memory_mb", 1)
         lock: LiteralString = "LOCK TABLE {items} IN SHARE UPDATE EXCLUSIVE MODE"
         create: LiteralString = "CREATE INDEX ON {items} USING hnsw (code bit_hamming_ops)"
         with self._transaction() as cursor:
-            cursor.execute(self._tables.sql(lock))  # of two that make it, one waits
+            cursor.execute(self._tables.sql(lock))  # concurrent builds wait for each other
             if self._tables.has_hnsw(cursor):
                 return
             if memory_mb is not None:
@@ -290,13 +286,13 @@ class PostgresStore(Store):
             cursor.execute(self._tables.sql(_INSERT + "NOTHING"))
             if cursor.rowcount == len(ids):
                 return 0
-            raise psycopg.Rollback  # ends the block: nothing is kept
+            raise psycopg.Rollback  # ends the block, nothing is stored
         self._refuse(self._known(ids))
-        raise StoreError(f"{self.place}: items were deleted while these were added: try again")
+        raise StoreError(f"{self.place}: items were deleted during the insertion. Try again")
 
     def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
         with self._transaction() as cursor:
-            # Nobody else writes until the end; who reads sees the items as they were.
+            # Other writers wait; readers continue to see the old items.
             cursor.execute(self._tables.sql("LOCK TABLE {items} IN EXCLUSIVE MODE"))
             cursor.execute(self._tables.sql("DELETE FROM {items}"))
             with cursor.copy(self._tables.sql("COPY {items} FROM STDIN")) as copy:
@@ -304,12 +300,12 @@ class PostgresStore(Store):
                     self._write_rows(copy, batch)
 
     def vacuum(self) -> tuple[int, int]:
-        """Make room within the table for items to come; return its bytes before and now.
+        """Make space of deleted items reusable; return the bytes of the table before and after.
 
-        Others read and write meanwhile (VACUUM ANALYZE).
+        It runs VACUUM ANALYZE, during which other clients can read and write.
         """
         before = self._n_bytes()
-        with self._connected() as connection:  # in no transaction: VACUUM has its own
+        with self._connected() as connection:  # VACUUM cannot run in a transaction
             connection.execute(self._tables.sql("VACUUM ANALYZE {items}"))
         return before, self._n_bytes()
 
@@ -347,7 +343,7 @@ class PostgresStore(Store):
         with self._transaction() as cursor:
             return self._tables.items_of(cursor, ids)
 
-    # ------------------------------------------------------------------ opening and asking
+    # ------------------------------------------------------------------------- connections
 
     def _names(self, cursor: Cursor, options: dict[str, str]) -> tuple[str, str]:
         schema, table = options.get("schema"), options.get("table", "codes")
@@ -355,40 +351,40 @@ class PostgresStore(Store):
             row = cursor.execute("SELECT current_schema()").fetchone()
             schema = row[0] if row else None
         if not schema:
-            raise StoreError(f"{self.place} has no schema to keep a table in: add ?schema=name")
+            raise StoreError(f"{self.place} has no default schema: add ?schema=name")
         for name in (schema, table):
-            # psycopg quotes a name, but would take a % in it for the place of a parameter.
+            # psycopg quotes names, but interprets % as a placeholder.
             if not 0 < len(name.encode()) <= _MAX_NAME or "\0" in name or "%" in name:
                 raise ValueError(
-                    f"names of schemas and tables must have 1 to {_MAX_NAME} bytes, "
+                    f"names of schemas and tables must have 1 to {_MAX_NAME} bytes "
                     f"and no %: got {name!r}"
                 )
         return schema, table
 
-    def _open(self, cursor: Cursor, n_bits: int | None, model: str | None) -> About:
-        """Read what the store says of itself, or make it."""
-        # One at a time, since two that find no table would both make it.
+    def _open(self, cursor: Cursor, n_bits: int | None, model: str | None) -> StoreHeader:
+        """Read the header of the store, or create the store."""
+        # Locked, since two clients that find no table would both create it.
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('antipodal'))")
         exists = [
             cursor.execute("SELECT to_regclass(%s)", [name.as_string(cursor)]).fetchone()
             for name in (self._tables.items, self._tables.about)
         ]
-        there = [row is not None and row[0] is not None for row in exists]
-        if not any(there):
-            about = About.of_new(self.place, n_bits, model)
-            self._tables = self._tables._replace(n_bits=about.n_bits)
+        found = [row is not None and row[0] is not None for row in exists]
+        if not any(found):
+            header = StoreHeader.new(self.place, n_bits, model)
+            self._tables = self._tables._replace(n_bits=header.n_bits)
             cursor.execute("CREATE EXTENSION IF NOT EXISTS vector")
             cursor.execute(self._tables.sql(_CREATE))
             cursor.execute(self._tables.sql(_CREATE_ABOUT))
             insert: LiteralString = "INSERT INTO {about} VALUES (%s, %s)"
-            cursor.execute(self._tables.sql(insert), [about.n_bits, about.model])
-        elif not all(there):
-            raise StoreError(f"{self.place} is there, but was not made by antipodal")
+            cursor.execute(self._tables.sql(insert), [header.n_bits, header.model])
+        elif not all(found):
+            raise StoreError(f"{self.place} exists, but was not created by antipodal")
         row = cursor.execute(self._tables.sql("SELECT n_bits, model FROM {about}")).fetchone()
         if row is None:
-            raise StoreError(f"{self.place} does not say what codes it keeps: its about is empty")
+            raise StoreError(f"{self.place} has no header: its table of properties is empty")
         try:
-            return About.of_header({"n_bits": row[0], "model": row[1]})
+            return StoreHeader.from_json({"n_bits": row[0], "model": row[1]})
         except ValueError as error:
             raise StoreError(f"{self.place}: {error}") from None
 
@@ -400,21 +396,21 @@ class PostgresStore(Store):
             connection.read_only = self._address.read_only or None
             return connection
         except (psycopg.Error, ValueError) as error:
-            # Not "from error": what the driver says may quote a password.
+            # Not "from error": the original message may contain a password.
             message = self._address.without_secrets(_first_line(error))
             raise StoreError(f"cannot connect to {self.place}: {message}") from None
 
     @contextmanager
     def _transaction(self, level: IsolationLevel | None = None) -> Iterator[Cursor]:
-        """Lend a cursor to one thread; after a lost connection, of a new one."""
+        """Return a cursor in a transaction, on a new connection if the last one was lost."""
         with self._connected() as connection:
-            connection.isolation_level = level  # of the transaction that begins
+            connection.isolation_level = level
             with connection.transaction(), connection.cursor(binary=True) as cursor:
                 yield cursor
 
     @contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        """Lend a connection to one thread."""
+        """Return a connection for use by one thread."""
         self._check_open()
         connection = self._free_connection()
         try:

@@ -1,8 +1,8 @@
-"""What is asked of a store: its items, neighbours and balls, of whatever moment.
+"""The reading interface of stores and their snapshots: items, k-NN and radius searches.
 
-Both a store and a snapshot of it are asked the same. What needs more than one look, such as the
-codes of the items that a search has found, is looked up in one snapshot, so that an answer is of
-one moment. Arguments are checked here, once; an engine implements the methods with an underscore.
+Arguments are checked here once; an engine implements the methods with a leading underscore. A
+search that needs several reads, such as the codes of candidates for reranking, makes them in one
+snapshot.
 """
 
 from abc import ABC, abstractmethod
@@ -15,18 +15,18 @@ from numpy.typing import ArrayLike
 
 from antipodal.codes import Codes, check_codes, code_width
 from antipodal.errors import StoreError
-from antipodal.index import Ball, HammingIndex, Neighbours
-from antipodal.index.asymmetric import Floats, check_one, check_values
-from antipodal.index.rerank import OVERSAMPLE, Vectors, rescored
+from antipodal.index import HammingIndex, SearchResult
+from antipodal.index.asymmetric import Floats, check_codes_or_vectors, check_values
+from antipodal.index.rerank import OVERSAMPLE, Vectors, rerank
 from antipodal.stores.filters import Where, parse_where
-from antipodal.stores.loading import BATCH_SIZE, check_different
+from antipodal.stores.loading import BATCH_SIZE, check_unique
 from antipodal.validation import Ids, check_whole
 
 NO_APPROXIMATE = "only stores in PostgreSQL can have one, others are searched exactly"
 
 
 class Items(NamedTuple):
-    """Items as they are kept: ids (n,), codes (n, ⌈n_bits / 8⌉) and n metadata."""
+    """Stored items: ids (n,), codes (n, ⌈n_bits / 8⌉) and a list of n metadata objects."""
 
     ids: Ids
     codes: Codes
@@ -34,7 +34,7 @@ class Items(NamedTuple):
 
 
 class ItemBatch(NamedTuple):
-    """Some of the items, each with its metadata as the JSON text that is kept."""
+    """A batch of stored items, with metadata as JSON text."""
 
     ids: Ids
     codes: Codes
@@ -42,30 +42,30 @@ class ItemBatch(NamedTuple):
 
 
 class Reader(ABC):
-    """What a store and a snapshot of it answer."""
+    """The reading methods of a store and of its snapshots."""
 
     place: str
     n_bits: int
 
     @abstractmethod
     def snapshot(self) -> AbstractContextManager["Snapshot"]:
-        """Give the store as it is now: whatever is written meanwhile is not seen in it.
+        """Return a snapshot as a context manager: it does not see later writes.
 
-        It has `get`, `search`, `radius` and `count`, is for one thread, and ends with the block.
-        A store in Milvus has no snapshots: there, writes between two questions are seen.
+        A snapshot has `get`, `search`, `radius` and `count`, must be used by one thread at a time,
+        and ends with the block. Milvus has no snapshots: there, later writes are visible.
         """
 
     def get(self, ids: ArrayLike) -> Items:
-        """Return the items with these ids, in this order; ids that are not there are left out."""
-        numbers = check_different(ids)
+        """Return the items with these ids, in the order given, without unknown ids."""
+        numbers = check_unique(ids)
         self._check_open()
         found = self._get(numbers) if len(numbers) else {}
-        kept = [number for number in numbers.tolist() if number in found]
-        codes = b"".join(found[number][0] for number in kept)
+        known = [number for number in numbers.tolist() if number in found]
+        codes = b"".join(found[number][0] for number in known)
         return Items(
-            np.array(kept, np.int64),
+            np.array(known, np.int64),
             np.frombuffer(codes, np.uint8).reshape(-1, code_width(self.n_bits)).copy(),
-            [found[number][1] for number in kept],
+            [found[number][1] for number in known],
         )
 
     def search(
@@ -78,49 +78,54 @@ class Reader(ABC):
         rescore: Vectors | ArrayLike | None = None,
         oversample: int = OVERSAMPLE,
         exact: bool = True,
-    ) -> Neighbours:
-        """Return the k nearest items of each code, among those that pass the filter.
+    ) -> SearchResult:
+        """Return the k nearest items of each query among those that match a filter.
 
-        With `rescore` the ``k * oversample`` nearest are put into a finer order, of which the k
-        best are returned. With `vectors` in place of codes, ``hasher.query(queries)``, every item
-        is scored by these real values. Of both, see `HammingIndex.search`.
+        `codes`, `vectors`, `rescore` and `oversample` are as in `HammingIndex.search`.
 
-        With ``exact=False`` the approximate index that `Store.prepare_approximate` made is asked.
-        It may miss items; `Store.recall` measures how many.
+        Parameters
+        ----------
+        where : mapping, optional
+            Metadata filter.
+        exact : bool
+            Pass False to use the approximate index of `Store.prepare_approximate`, which may miss
+            items; `Store.recall` measures how many.
 
         Returns
         -------
-        Neighbours
-            `ids` (queries × min(k, items)) int64 and `distances` int32, each row ordered by
+        SearchResult
+            `ids` int64 (n_queries, min(k, n_items)) and `distances` int32, each row ordered by
             (distance, id), or by (score, id) with `vectors` or `rescore`.
         """
         check_whole(k, "k", 1)
         check_whole(oversample, "oversample", 1)
-        check_one(codes, vectors)
+        check_codes_or_vectors(codes, vectors)
         if not exact and vectors is not None:
-            raise ValueError("exact=False is for codes: real values are compared with every item")
+            raise ValueError("exact=False needs codes: vectors are always compared with every item")
         tree = None if where is None else parse_where(where)
-        n_wanted = int(k) if rescore is None else int(k) * int(oversample)
+        n_candidates = int(k) if rescore is None else int(k) * int(oversample)
         queries = None if codes is None else check_codes(codes, self.n_bits)
         values = None if vectors is None else check_values(vectors, "vectors", self.n_bits)
         with self.snapshot() as now:
             if queries is not None:
-                ask = now._search if exact else now._search_approximately
-                found = ask(queries, n_wanted, tree)
+                search = now._search if exact else now._search_approximate
+                found = search(queries, n_candidates, tree)
             else:
-                found = now._best(values, n_wanted, tree)  # type: ignore[arg-type]
+                found = now._asymmetric(values, n_candidates, tree)  # type: ignore[arg-type]
             if rescore is None:
                 return found
-            return rescored(found, int(k), rescore, self.n_bits, lambda: now._codes_of(found.ids))
+            return rerank(found, int(k), rescore, self.n_bits, lambda: now._codes_of(found.ids))
 
-    def radius(self, codes: ArrayLike, r: int, *, where: Mapping[str, Any] | None = None) -> Ball:
-        """Return all items within distance r of each code, r included, that pass the filter.
+    def radius(
+        self, codes: ArrayLike, r: int, *, where: Mapping[str, Any] | None = None
+    ) -> SearchResult:
+        """Return all items at distance ≤ r of each query among those that match a filter.
 
         Returns
         -------
-        Ball
-            Those of query i are `ids[offsets[i]:offsets[i + 1]]`, with their `distances`, ordered
-            by (distance, id).
+        SearchResult
+            The items of query i are at ``offsets[i]:offsets[i + 1]`` of `ids` and `distances`,
+            ordered by (distance, id).
         """
         check_whole(r, "r", 0)
         queries = check_codes(codes, self.n_bits)
@@ -129,37 +134,37 @@ class Reader(ABC):
             return now._radius(queries, min(int(r), self.n_bits), tree)
 
     def count(self, where: Mapping[str, Any] | None = None) -> int:
-        """Return the number of items, or of those that pass the filter."""
+        """Return the number of items, or of those that match a filter."""
         tree = None if where is None else parse_where(where)
         with self.snapshot() as now:
             return now._count(tree)
 
     @abstractmethod
     def _check_open(self) -> None:
-        """Raise StoreError if it cannot be asked any more."""
+        """Raise StoreError if it is closed."""
 
     @abstractmethod
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]: ...
 
 
 class Snapshot(Reader):
-    """A store at one moment, made by `Store.snapshot`, which ends it."""
+    """A consistent view of a store, created and closed by `Store.snapshot`."""
 
-    is_over = False
-    version: int | None = None  # a number that no other state has, in an engine that counts them
+    is_closed = False
+    version: int | None = None  # unique to this state of the store, in engines with versions
 
     def snapshot(self) -> AbstractContextManager[Self]:
-        """Give this very snapshot: it does not change."""
+        """Return this snapshot, which does not change."""
         self._check_open()
         return nullcontext(self)
 
     def _check_open(self) -> None:
-        if self.is_over:
-            raise StoreError(f"{self.place}: this snapshot is over: ask within its block")
+        if self.is_closed:
+            raise StoreError(f"{self.place}: this snapshot is closed. Use it within its block")
 
     @abstractmethod
     def batches(self) -> Iterator[ItemBatch]:
-        """Yield all items, some at a time."""
+        """Yield all items in batches."""
 
     def all_codes(self) -> tuple[Ids, Codes]:
         """Return all ids, increasing, and their codes."""
@@ -170,22 +175,22 @@ class Snapshot(Reader):
         return ids[order], codes[order]
 
     @abstractmethod
-    def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours: ...
+    def _search(self, codes: Codes, k: int, where: Where | None) -> SearchResult: ...
 
-    def _search_approximately(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
-        """Search an index that may miss items, in an engine that has one."""
+    def _search_approximate(self, codes: Codes, k: int, where: Where | None) -> SearchResult:
+        """Search the approximate index, in an engine that has one."""
         raise StoreError(f"{self.place} has no approximate index: {NO_APPROXIMATE}")
 
     @abstractmethod
-    def _radius(self, codes: Codes, r: int, where: Where | None) -> Ball: ...
+    def _radius(self, codes: Codes, r: int, where: Where | None) -> SearchResult: ...
 
     @abstractmethod
     def _count(self, where: Where | None) -> int: ...
 
-    def _best(self, values: Floats, k: int, where: Where | None) -> Neighbours:
-        """Score every item by real values. Engines know nothing of that: all codes are fetched."""
-        nowhere = np.zeros((1, code_width(self.n_bits)), np.uint8)
-        ids = np.sort(self._radius(nowhere, self.n_bits, where).ids)
+    def _asymmetric(self, values: Floats, k: int, where: Where | None) -> SearchResult:
+        """Score every item with float queries: fetch all codes, since engines cannot do it."""
+        any_code = np.zeros((1, code_width(self.n_bits)), np.uint8)
+        ids = np.sort(self._radius(any_code, self.n_bits, where).ids)
         index = HammingIndex(self.n_bits)
         for start in range(0, len(ids), BATCH_SIZE):
             items = self.get(ids[start : start + BATCH_SIZE])
@@ -193,9 +198,9 @@ class Snapshot(Reader):
         return index.search(vectors=values, k=k)
 
     def _codes_of(self, ids: Ids) -> Codes:
-        """Return the codes of items just found, in the shape of their ids."""
-        kept, places = np.unique(ids, return_inverse=True)
-        codes = self.get(kept).codes
-        if len(codes) < len(kept):  # in an engine without snapshots
-            raise StoreError(f"{self.place}: items were deleted during the search: search again")
-        return codes[places.reshape(ids.shape)]
+        """Return the codes of items found by a search, in the shape of their ids."""
+        unique, positions = np.unique(ids, return_inverse=True)
+        codes = self.get(unique).codes
+        if len(codes) < len(unique):  # in an engine without snapshots
+            raise StoreError(f"{self.place}: items were deleted during the search. Search again")
+        return codes[positions.reshape(ids.shape)]

@@ -1,4 +1,4 @@
-"""SQLite store: a durable file, searched through an index in memory."""
+"""SQLite store: a durable file, and an index of it in memory."""
 
 import sqlite3
 import threading
@@ -9,26 +9,27 @@ from copy import copy
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from sqlite3 import Connection
 from typing import Any, LiteralString
 
 import numpy as np
-from numpy.typing import NDArray
 
 from antipodal.codes import Codes, to_bytes
 from antipodal.errors import StoreError
-from antipodal.index import Ball, HammingIndex, Neighbours
+from antipodal.index import HammingIndex, SearchResult
 from antipodal.index.asymmetric import Floats
+from antipodal.index.segments import is_member
 from antipodal.stores.base import Store
 from antipodal.stores.filters import Where, sqlite_condition
 from antipodal.stores.metadata import parse_metadata
 from antipodal.stores.snapshot import ItemBatch, Snapshot
-from antipodal.stores.sqlite_file import AMONG, OpenFile, SqliteFile, SqliteItems, damaged, id_list
+from antipodal.stores.sqlite_file import HAS_ID, OpenFile, SqliteFile, SqliteItems, damaged, id_list
 from antipodal.stores.url import Address
 from antipodal.validation import Ids
 
 
-class SharedLock:
-    """Readers together, a writer alone; a writer that waits goes before readers that come later."""
+class ReadWriteLock:
+    """A lock for many readers or one writer; waiting writers take precedence over new readers."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -37,7 +38,7 @@ class SharedLock:
         self._waiting = 0
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
+    def reading(self) -> Iterator[None]:
         """Hold the lock together with other readers."""
         with self._changed:
             self._changed.wait_for(lambda: not self._writing and not self._waiting)
@@ -50,8 +51,8 @@ class SharedLock:
                 self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the lock without anybody else."""
+    def writing(self) -> Iterator[None]:
+        """Hold the lock exclusively."""
         with self._changed:
             self._waiting += 1
             try:
@@ -67,35 +68,37 @@ class SharedLock:
                 self._changed.notify_all()
 
 
-_KEPT_FILTERS = 16
+_MAX_FILTERS = 16
+_CHECKPOINT_SECONDS = 2.0
+_LARGEST_ID = "SELECT max(id) FROM items"
 
 
 class IndexCache:
-    """An index of the items of a file, and the ids that pass the last filters."""
+    """Index of the items of a file, with the ids that match recent filters."""
 
     def __init__(self, file: SqliteFile, items: SqliteItems) -> None:
         self._file, self._items = file, items
-        self._sharing = SharedLock()  # guards all of these
+        self._lock = ReadWriteLock()  # guards the attributes below
         self._index: HammingIndex | None = None
         self._version = -1
-        self._radius: int | None = None  # that the index is prepared for
+        self._radius: int | None = None  # for which the index is prepared
         self._filters: OrderedDict[str, tuple[Where, Ids]] = OrderedDict()
         self._filters_lock = threading.Lock()
 
     def index(
-        self, connection: sqlite3.Connection, begin: Callable[[sqlite3.Connection], None]
+        self, connection: Connection, begin: Callable[[Connection], None]
     ) -> tuple[HammingIndex, int]:
-        """Return an index of what the transaction of a connection sees, and its version.
+        """Return an index of the items that a transaction sees, and their version.
 
-        The index does not change when others bring theirs to newer versions. If it is not of this
-        version, the transaction is begun anew, for it may have been overtaken.
+        Later updates of the cache do not change the index. If the cache has another version, the
+        transaction is restarted, since the cache may be newer.
         """
         version = self._file.tables.version(connection)
-        with self._sharing.shared():
+        with self._lock.reading():
             if self._index is not None and self._version == version:
                 return copy(self._index), version
-        with self._sharing.alone():
-            # Nobody else brings the index up now: it cannot be newer than what is seen from here.
+        with self._lock.writing():
+            # The cache is locked: it cannot be newer than a transaction that starts now.
             connection.execute("ROLLBACK")
             begin(connection)
             version = self._file.tables.version(connection)
@@ -105,39 +108,40 @@ class IndexCache:
 
     def prepare(
         self,
-        connection: sqlite3.Connection,
-        begin: Callable[[sqlite3.Connection], None],
+        connection: Connection,
+        begin: Callable[[Connection], None],
         radius: int,
     ) -> None:
-        """Make tables for this radius, of this index and of those that take its place.
+        """Build radius tables for this index and for later versions of it.
 
-        They are shared with the copies that searches have: searches go on meanwhile.
+        The tables are shared with the copies of the index that searches use, so that searches
+        continue during the build.
         """
-        HammingIndex(self._items.n_bits).prepare(radius)  # refuses what no index can
+        HammingIndex(self._items.n_bits).prepare(radius)  # raises ValueError for an invalid radius
         self._radius = max(radius, self._radius or 0)
         self.index(connection, begin)[0].prepare(self._radius)
 
-    def passing(self, connection: sqlite3.Connection, version: int, where: Where) -> Ids:
-        """Return the ids that pass; those of the last filters are remembered and kept up."""
-        name = repr(where)  # not the tree itself: true would equal 1
-        with self._sharing.shared():
+    def matching(self, connection: Connection, version: int, where: Where) -> Ids:
+        """Return the ids that match a filter, from the cache if the filter was used recently."""
+        name = repr(where)  # not the tree itself, in which True would equal 1
+        with self._lock.reading():
             if self._version != version:
-                return _passing(connection, where)
+                return _matching(connection, where)
             with self._filters_lock:
                 if name in self._filters:
                     self._filters.move_to_end(name)
                     return self._filters[name][1]
-            ids = _passing(connection, where)
+            ids = _matching(connection, where)
             with self._filters_lock:
                 self._filters[name] = where, ids
-                while len(self._filters) > _KEPT_FILTERS:
+                while len(self._filters) > _MAX_FILTERS:
                     self._filters.popitem(last=False)
             return ids
 
-    def _refreshed(self, connection: sqlite3.Connection, version: int) -> HammingIndex:
-        """Return the index at the version that the connection sees; bring the filters there."""
+    def _refreshed(self, connection: Connection, version: int) -> HammingIndex:
+        """Return the index, and update the filters, at the version that the connection sees."""
         changed = self._file.tables.changed_since(connection, self._version)
-        index, self._index = self._index, None  # if anything fails, the next search starts anew
+        index, self._index = self._index, None  # after an error, the next search rebuilds it
         filters, self._filters = self._filters, OrderedDict()
         if index is None or changed is None or 2 * len(changed) > len(index):
             self._file.check_pages(connection)
@@ -151,38 +155,30 @@ class IndexCache:
             for ids, codes, _ in self._items.among(connection, changed):
                 index.add(codes, ids)
             for name, (where, before) in filters.items():
-                places = _places(before, changed)
-                others = np.delete(before, places[places >= 0])
-                passing = _passing(connection, where, changed)
-                now = np.insert(others, np.searchsorted(others, passing), passing)
+                outdated = changed[is_member(changed, before)] if len(before) else changed[:0]
+                others = np.delete(before, np.searchsorted(before, outdated))
+                added = _matching(connection, where, changed)
+                now = np.insert(others, np.searchsorted(others, added), added)
                 self._filters[name] = where, now
         return index
 
 
-def _passing(connection: sqlite3.Connection, where: Where, among: Ids | None = None) -> Ids:
-    """Return the ids of items that pass, increasing; of all items or of some."""
+def _matching(connection: Connection, where: Where, among: Ids | None = None) -> Ids:
+    """Return the ids that match a filter, increasing, among all items or among some."""
     condition, values = sqlite_condition(where)
     select: LiteralString = "SELECT id FROM items WHERE "
     if among is None:
         cursor = connection.execute(f"{select}{condition} ORDER BY id", values)
     else:
-        query: LiteralString = f"{select}{AMONG} AND {condition} ORDER BY id"
+        query: LiteralString = f"{select}{HAS_ID} AND {condition} ORDER BY id"
         cursor = connection.execute(query, [id_list(among), *values])
     return np.fromiter((row[0] for row in cursor), np.int64)
 
 
-def _places(ids: Ids, sought: Ids) -> NDArray[np.int64]:
-    """Return the place of each sought id in the increasing ids, or -1."""
-    places = np.searchsorted(ids, sought)
-    found = places < len(ids)
-    found[found] = ids[places[found]] == sought[found]
-    return np.where(found, places, -1)
-
-
 class SqliteStore(Store):
-    """Items in a SQLite file; any number of reading threads and processes, one writer at a time.
+    """Store in a SQLite file, with many readers and one writer at a time, in threads or processes.
 
-    A file that cannot be written is only read.
+    A file without write permission is opened read-only.
     """
 
     def __init__(self, address: Address, *, n_bits: int | None, model: str | None) -> None:
@@ -191,8 +187,8 @@ class SqliteStore(Store):
         self._closed = False
         self._readers: SimpleQueue[OpenFile] = SimpleQueue()
         self._writing = threading.Lock()
-        self._writer, about = self._file.open(n_bits, model)
-        self.n_bits, self.model, self._identity, self.antipodal = about
+        self._writer, header = self._file.open(n_bits, model)
+        self.n_bits, self.model, self._identity, self.antipodal = header
         self._tables, self._items = self._file.tables, SqliteItems(self.place, self.n_bits)
         self._cache = IndexCache(self._file, self._items)
 
@@ -201,7 +197,7 @@ class SqliteStore(Store):
         return self._file.files()
 
     def close(self) -> None:
-        """Close the file; the last to close it folds its log into it."""
+        """Close the file; the last process to close it checkpoints the log."""
         with self._writing:
             self._closed = True
             self._close_readers()
@@ -213,16 +209,16 @@ class SqliteStore(Store):
     def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
         rows = to_bytes(codes, self.n_bits)
         with self._write() as connection:
-            known = self._items.known(connection, ids)
+            known = _known_ids(connection, ids)
             if not replace:
                 self._refuse(known)
-            texts = self._kept(connection, ids, known) if metadata is None else metadata
+            texts = self._stored_texts(connection, ids, known) if metadata is None else metadata
             self._items.put(connection, ids, rows, texts)
-            self._tables.note(connection, ids)
+            self._tables.record_change(connection, ids)
         return len(known)
 
-    def _kept(self, connection: sqlite3.Connection, ids: Ids, known: Ids) -> list[str]:
-        """Return the metadata that items have, {} for those that are new."""
+    def _stored_texts(self, connection: Connection, ids: Ids, known: Ids) -> list[str]:
+        """Return the stored metadata of items, {} for new ones."""
         texts: dict[int, str] = {}
         for some in self._items.among(connection, known):
             texts |= zip(some.ids.tolist(), some.batch().texts, strict=True)
@@ -230,19 +226,20 @@ class SqliteStore(Store):
 
     def _delete(self, ids: Ids) -> int:
         with self._write() as connection:
-            n_deleted = self._items.delete(connection, ids)
-            self._tables.note(connection, ids)
-            return n_deleted
+            numbers = ((number,) for number in ids.tolist())
+            cursor = connection.executemany("DELETE FROM items WHERE id = ?", numbers)
+            self._tables.record_change(connection, ids)
+            return cursor.rowcount
 
     @contextmanager
-    def _write(self) -> Iterator[sqlite3.Connection]:
-        """Run one transaction in the store that was opened."""
-        with self._alone() as connection:
+    def _write(self) -> Iterator[Connection]:
+        """Run one write transaction."""
+        with self._exclusive() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                if self._tables.about(connection).identity != self._identity:
+                if self._tables.header(connection).identity != self._identity:
                     raise StoreError(
-                        f"{self.place} is another store now than the one that was opened: nothing "
+                        f"{self.place} was replaced by another store after it was opened: nothing "
                         "was stored. Open it again"
                     )
                 yield connection
@@ -253,52 +250,59 @@ class SqliteStore(Store):
                 raise
 
     @contextmanager
-    def _alone(self) -> Iterator[sqlite3.Connection]:
-        """Lend the connection that writes; other threads wait, other processes are told."""
+    def _exclusive(self) -> Iterator[Connection]:
+        """Return the writing connection; other threads wait."""
         with self._writing, self._file.errors():
             self._check_open()
             if self._file.is_replaced():
-                self._follow()
-                raise self._replaced("nothing was stored. Try again, to write into that file")
+                self._reopen()
+                raise self._replaced("nothing was stored. Try again to write to the new file")
             if self._writer is None:
                 raise StoreError(
-                    f"{self.place} is read-only: the file, or its folder, cannot be written"
+                    f"{self.place} is read-only: no write permission for the file or its folder"
                 )
             yield self._writer
             if self._file.is_replaced():
-                raise self._replaced("what was stored is in the file before, not in that one")
+                raise self._replaced("the items were stored in the old file, not in the new one")
 
     def vacuum(self) -> tuple[int, int]:
-        """Write the file anew, for which the disk must have room; return its bytes before and now.
+        """Rewrite the file without unused space; return its bytes before and after.
 
-        Others read on, and wait to write.
+        The disk needs space for a second copy. Other readers continue, writers wait.
         """
-        with self._alone() as connection:
+        with self._exclusive() as connection:
             before = _n_bytes(connection)
             connection.execute("VACUUM")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # or the last to close does that
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # otherwise done on close
             return before, _n_bytes(connection)
 
     def copy_file(self, path: Path) -> None:
-        """Copy the file as it is at one moment into an empty one, while others read and write."""
+        """Write a snapshot to an empty file, which is unusable if that fails.
+
+        Other readers and writers continue.
+        """
         with self._read() as connection:
-            self._file.copy(connection, path)
+            target = sqlite3.connect(path, isolation_level=None)
+            try:
+                target.execute("PRAGMA journal_mode=OFF")
+                connection.backup(target)
+            finally:
+                target.close()
 
     def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
         with self._write() as connection:
             connection.execute("DELETE FROM items")
             for ids, codes, texts in batches:
                 self._items.put(connection, ids, to_bytes(codes, self.n_bits), texts)
-            self._tables.note(connection, np.empty(0, np.int64))
-            self._tables.forget(connection)
+            self._tables.record_replacement(connection)
 
     # ----------------------------------------------------------------------------- reading
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        """Give the store as it is now: whatever is written meanwhile is not seen in it.
+        """Return a snapshot.
 
-        While it is there the log of the file grows with every write: keep it for a short time.
+        Close it soon: until then, the write-ahead log grows with every write.
         """
         with self._read() as connection:
             index, version = self._cache.index(connection, self._begin)
@@ -306,21 +310,21 @@ class SqliteStore(Store):
             try:
                 yield snapshot
             finally:
-                snapshot.is_over = True
+                snapshot.is_closed = True
 
     @contextmanager
     def item_batches(self) -> Iterator[Callable[[], Iterator[ItemBatch]]]:
-        """Give what yields all items as they are now, by id; no index is made of them."""
+        """Return a function that iterates over all items by id, without building an index."""
         with self._read() as connection:
             self._file.check_pages(connection)
             yield partial(self._batches, connection)
 
     def item_count(self) -> int:
-        """Count the items by a look at the file alone."""
+        """Return the number of items in the file, without building an index."""
         with self._read() as connection:
             return int(connection.execute("SELECT count(*) FROM items").fetchone()[0])
 
-    def _batches(self, connection: sqlite3.Connection) -> Iterator[ItemBatch]:
+    def _batches(self, connection: Connection) -> Iterator[ItemBatch]:
         return (some.batch() for some in self._items.all(connection))
 
     def _prepare(self, radius: int) -> None:
@@ -331,9 +335,7 @@ class SqliteStore(Store):
         with self._read() as connection:
             return self._found(connection, ids)
 
-    def _found(
-        self, connection: sqlite3.Connection, ids: Ids
-    ) -> dict[int, tuple[bytes, dict[str, Any]]]:
+    def _found(self, connection: Connection, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
         try:
             return {
                 number: (code.tobytes(), parse_metadata(text))
@@ -342,28 +344,28 @@ class SqliteStore(Store):
                     some.ids.tolist(), some.codes, some.texts, strict=True
                 )
             }
-        except (ValueError, RecursionError) as error:  # with a checksum: not our writer
-            reason = f"metadata of an item cannot be read: {error}"
-            raise damaged(self.place, reason) from None
+        except (ValueError, RecursionError) as error:  # valid checksum: another writer
+            raise damaged(self.place, f"invalid metadata of an item: {error}") from None
 
     def _known(self, ids: Ids) -> Ids:
         with self._read() as connection:
-            return self._items.known(connection, ids)
+            return _known_ids(connection, ids)
 
     def _largest_id(self) -> int | None:
         with self._read() as connection:
-            return self._items.largest(connection)
+            largest: int | None = connection.execute(_LARGEST_ID).fetchone()[0]
+            return largest
 
     # ------------------------------------------------------------------------- connections
 
     @contextmanager
-    def _read(self) -> Iterator[sqlite3.Connection]:
-        """Lend a connection, in a transaction that only reads, to one thread at a time."""
+    def _read(self) -> Iterator[Connection]:
+        """Return a connection in a read transaction, for use by one thread."""
         self._check_open()
         with self._file.errors():
             if self._file.is_replaced():
                 with self._writing:
-                    self._follow()
+                    self._reopen()
             opened = self._reader()
             try:
                 self._begin(opened.connection)
@@ -377,13 +379,13 @@ class SqliteStore(Store):
             if self._closed:
                 self.close()
 
-    def _begin(self, connection: sqlite3.Connection) -> None:
-        """Begin to read; what is read must be of codes such as this store was opened for."""
+    def _begin(self, connection: Connection) -> None:
+        """Begin a read transaction, and check that the file still has the same kind of codes."""
         connection.execute("BEGIN")
-        self._tables.about(connection).agree(self.place, self.n_bits, self.model)
+        self._tables.header(connection).check(self.place, self.n_bits, self.model)
 
     def _reader(self) -> OpenFile:
-        """Return a connection that is free and sees the file as it is now, or a new one."""
+        """Return an idle connection to the current file, or a new one."""
         with suppress(Empty):
             while True:
                 opened = self._readers.get_nowait()
@@ -392,13 +394,16 @@ class SqliteStore(Store):
                 opened.connection.close()
         return self._file.reader()
 
-    def _follow(self) -> None:
-        """Let go of a file that has been replaced, and open the one at its path."""
+    def _reopen(self) -> None:
+        """Close a file that has been replaced, and open the new file at its path."""
         if not self._file.is_replaced():
-            return  # another thread was faster
+            return  # another thread has reopened it
         self._close_readers()
         if self._writer is not None:
-            self._file.fold_log(self._writer)
+            # Otherwise the new file would be read with the log of the old one.
+            self._writer.execute(f"PRAGMA busy_timeout={1000 * _CHECKPOINT_SECONDS:.0f}")
+            if self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                raise self._replaced("try again when no process has the old file open")
             self._writer.close()
             self._writer = None
         self._writer, _ = self._file.open(None, None)
@@ -412,19 +417,19 @@ class SqliteStore(Store):
         if self._closed:
             raise StoreError(f"{self.place} is closed")
 
-    def _replaced(self, what: str) -> StoreError:
-        return StoreError(f"another file was put in the place of {self.place}: {what}")
+    def _replaced(self, effect: str) -> StoreError:
+        return StoreError(f"{self.place} was replaced by another file: {effect}")
 
 
 class _SqliteSnapshot(Snapshot):
-    """A store as one transaction sees it: the index is of the same version as the items."""
+    """Snapshot of a store: one transaction, and an index of the same version."""
 
     version: int
 
     def __init__(
         self,
         store: SqliteStore,
-        connection: sqlite3.Connection,
+        connection: Connection,
         index: HammingIndex,
         version: int,
     ) -> None:
@@ -433,24 +438,24 @@ class _SqliteSnapshot(Snapshot):
         self._index, self.version = index, version
 
     def batches(self) -> Iterator[ItemBatch]:
-        """Yield all items, some at a time."""
+        """Yield all items in batches."""
         return self._store._batches(self._connection)
 
     def all_codes(self) -> tuple[Ids, Codes]:
-        """Return all ids, increasing, and their codes: they are in memory."""
+        """Return all ids, increasing, and their codes, from memory."""
         ids = self._index.ids
         return ids, self._index.codes(ids)
 
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
         return self._store._found(self._connection, ids)
 
-    def _search(self, codes: Codes, k: int, where: Where | None) -> Neighbours:
+    def _search(self, codes: Codes, k: int, where: Where | None) -> SearchResult:
         return self._index.search(codes, k, allowed=self._allowed(where))
 
-    def _best(self, values: Floats, k: int, where: Where | None) -> Neighbours:
+    def _asymmetric(self, values: Floats, k: int, where: Where | None) -> SearchResult:
         return self._index.search(vectors=values, k=k, allowed=self._allowed(where))
 
-    def _radius(self, codes: Codes, r: int, where: Where | None) -> Ball:
+    def _radius(self, codes: Codes, r: int, where: Where | None) -> SearchResult:
         return self._index.radius(codes, r, allowed=self._allowed(where))
 
     def _count(self, where: Where | None) -> int:
@@ -460,10 +465,19 @@ class _SqliteSnapshot(Snapshot):
     def _allowed(self, where: Where | None) -> Ids | None:
         if where is None:
             return None
-        return self._store._cache.passing(self._connection, self.version, where)
+        return self._store._cache.matching(self._connection, self.version, where)
 
 
-def _n_bytes(connection: sqlite3.Connection) -> int:
+def _known_ids(connection: Connection, ids: Ids) -> Ids:
+    """Return the ids in use, without a lookup if all are larger than the largest."""
+    largest = connection.execute(_LARGEST_ID).fetchone()[0]
+    if largest is None or ids.min() > largest:
+        return np.empty(0, np.int64)
+    cursor = connection.execute(f"SELECT id FROM items WHERE {HAS_ID}", [id_list(ids)])
+    return np.fromiter((row[0] for row in cursor), np.int64)
+
+
+def _n_bytes(connection: Connection) -> int:
     pragmas = ("page_count", "page_size")
     pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in pragmas)
     return int(pages * size)

@@ -24,22 +24,22 @@ from antipodal.stores.url import Address, parse_url
 
 
 def resized(batches: Iterator[ItemBatch], size: int) -> Iterator[ItemBatch]:
-    """Yield the same items in batches of that size; the last may be smaller."""
+    """Yield the items in batches of this size; the last may be smaller."""
     waiting: list[ItemBatch] = []
     n_waiting = 0
     for batch in batches:
         waiting.append(batch)
         n_waiting += len(batch.ids)
         while n_waiting >= size:
-            joined = _joined(waiting)
+            joined = _join(waiting)
             yield _part(joined, slice(size))
             waiting = [_part(joined, slice(size, None))]
             n_waiting -= size
     if n_waiting:
-        yield _joined(waiting)
+        yield _join(waiting)
 
 
-def _joined(parts: list[ItemBatch]) -> ItemBatch:
+def _join(parts: list[ItemBatch]) -> ItemBatch:
     return ItemBatch(
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.codes for part in parts]),
@@ -57,7 +57,7 @@ _encode_canonical = json.JSONEncoder(
 
 
 def canonical(value: Any) -> str:
-    """Return a value of metadata as JSON, the same whatever order an engine keeps fields in.
+    """Return a value of metadata as JSON with sorted fields.
 
     Examples
     --------
@@ -68,15 +68,15 @@ def canonical(value: Any) -> str:
 
 
 class ItemsDigest:
-    """The sum, modulo 2²⁵⁶, of a SHA-256 of each item: its id, code and metadata.
+    """The sum, modulo 2²⁵⁶, of the SHA-256 of each item: its id, code and metadata.
 
-    A sum does not depend on the order. It tells copies from what went wrong; against someone who
-    chooses items for their sum it is no guard.
+    It does not depend on the order of items. It detects accidental differences, but not items
+    constructed to have the same sum.
 
     Parameters
     ----------
     n_bits : int
-        Of a code; a part of what is summed.
+        Code length, which is part of the digest.
     """
 
     def __init__(self, n_bits: int) -> None:
@@ -86,7 +86,7 @@ class ItemsDigest:
         self._width = code_width(n_bits)
 
     def add(self, batch: ItemBatch) -> None:
-        """Count these items in."""
+        """Add items to the digest."""
         ids = batch.ids.astype("<i8").tobytes()
         codes = batch.codes.tobytes()
         for i, text in enumerate(batch.texts):
@@ -99,29 +99,33 @@ class ItemsDigest:
         self._sum %= 2**256
 
     def through(self, batches: Iterator[ItemBatch]) -> Iterator[ItemBatch]:
-        """Yield batches, counted in."""
+        """Yield batches after adding them to the digest."""
         for batch in batches:
             self.add(batch)
             yield batch
 
     @property
     def sha256(self) -> str:
-        """The sum of all items so far, in hexadecimal digits."""
+        """The digest of all items so far, in hexadecimal digits."""
         return f"{self._sum:064x}"
 
 
 class Backup(NamedTuple):
-    """What is in a backup: how many items, and the SHA-256 of the file."""
+    """Contents of a backup: the number of items, and the SHA-256 of the file."""
 
     items: int
     sha256: str
 
 
 def back_up(store: Store, path: str | os.PathLike[str]) -> Backup:
-    """Write the items of a store into one file, read it again, and check every item in it.
+    """Write the items of a store to a file, then read it again and verify every item.
 
-    An existing file is replaced after the new one has been checked. The store's own files are
-    refused with StoreError: writes since the start of the backup would be lost.
+    An existing file is replaced once the new one is verified.
+
+    Raises
+    ------
+    StoreError
+        The path is a file of the store itself, which would lose writes since the backup began.
     """
     store.check_not_own_file(path)
     with replacing_by_name(path) as temporary:
@@ -133,7 +137,7 @@ def back_up(store: Store, path: str | os.PathLike[str]) -> Backup:
 
 
 def check_backup(path: str | os.PathLike[str]) -> Backup:
-    """Check every page and every item of a backup by its checksum, or raise StoreError."""
+    """Verify all pages and the checksums of all items of a backup, or raise StoreError."""
     with SqliteFile(_address(path)).as_backup() as (_, batches):
         n_items = sum(len(batch.ids) for batch in batches)
     with open(path, "rb") as file:
@@ -141,24 +145,26 @@ def check_backup(path: str | os.PathLike[str]) -> Backup:
 
 
 def restore(path: str | os.PathLike[str], url: str, *, sha256: str | None = None) -> Backup:
-    """Put the items of a backup in the place of all that a store has, or make the store.
+    """Replace all items of a store by those of a backup; create the store if necessary.
 
-    The backup is checked before the store is touched. In SQLite and PostgreSQL it is one
-    transaction: others see all items as they were, then all as they are in the backup. In
-    Milvus, which has none, items are replaced first, and those that are too many deleted then.
+    The backup is verified before the store is changed. In SQLite and PostgreSQL the replacement
+    is one transaction. In Milvus, which has no transactions, items are first replaced, then
+    surplus items are deleted.
 
     Raises
     ------
     StoreError
-        The backup is damaged, is not the one of this SHA-256, or has codes of another length or
-        model than the store. Nothing has changed.
+        The backup is damaged, has another SHA-256, or has codes of another length or model than
+        the store. The store is then unchanged.
     """
     backup = check_backup(path)
     if sha256 not in (None, backup.sha256):
-        raise StoreError(f"{path} is another file than the one to restore: its SHA-256 differs")
+        raise StoreError(
+            f"{path} has SHA-256 {backup.sha256}, expected {sha256}: it is another file"
+        )
     with (
-        SqliteFile(_address(path)).as_backup() as (about, batches),
-        open_store(url, n_bits=about.n_bits, model=about.model) as store,
+        SqliteFile(_address(path)).as_backup() as (header, batches),
+        open_store(url, n_bits=header.n_bits, model=header.model) as store,
     ):
         store.check_not_own_file(path)
         store._replace_all(batches)
@@ -183,7 +189,7 @@ _BATCH = 50_000  # items in one transaction
 
 
 class Copy(NamedTuple):
-    """What both stores hold: how many items, their digest, and how many were there before."""
+    """Result of a copy: the number of items, their digest, and the number copied earlier."""
 
     items: int
     sha256: str
@@ -197,27 +203,28 @@ def copy_store(
     replace: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Copy:
-    """Copy all items of a store, as they are now, into another one, which is made if need be.
+    """Copy a snapshot of a store to another store, which is created if necessary.
 
-    Then the other is read again: it must have as many items, with the same ids, codes and metadata.
+    The copy is then read again and compared by number of items, ids, codes and metadata.
 
     Parameters
     ----------
+    source : Store
     url : str
-        Of the store to copy to. It may hold a part of the same items, and nothing else.
+        URL of the other store. It may contain a part of the same items, and nothing else.
     replace : bool
-        Put the items in the place of all that it holds: in SQLite and PostgreSQL at once.
+        Replace all items of the other store, atomically in SQLite and PostgreSQL.
     progress : callable
         Called with the number of items copied.
 
     Raises
     ------
     StoreError
-        The other store holds other items, codes of another length or model, or is not a true copy
-        in the end, because someone else wrote to it.
+        The other store has other items or codes of another length or model, or differs after the
+        copy because another process wrote to it.
     """
     address = parse_url(url)
-    if address.scheme == "sqlite":  # before opening: a hard link would get a log of its own
+    if address.scheme == "sqlite":  # before opening: a hard link would get its own log
         source.check_not_own_file(address.target)
     with open_store(url, n_bits=source.n_bits, model=source.model) as target:
         if target.place == source.place:
@@ -237,14 +244,14 @@ def copy_store(
         found = digest_of(target)
         if (found.items, found.sha256) != (copied.items, copied.sha256):
             raise StoreError(
-                f"{target.place} is no true copy: it holds {found.items:,} items, and "
-                f"{copied.items:,} were copied. Did someone else write to it?"
+                f"{target.place} differs after the copy: it has {found.items:,} items, expected "
+                f"{copied.items:,}. Did another process write to it?"
             )
     return Copy(copied.items, copied.sha256, before)
 
 
 def digest_of(store: Store) -> ItemsDigest:
-    """Read all items of a store, and count and sum them up."""
+    """Return the digest of all items of a store."""
     digest = ItemsDigest(store.n_bits)
     with store.item_batches() as batches:
         for batch in batches():
@@ -253,7 +260,7 @@ def digest_of(store: Store) -> ItemsDigest:
 
 
 def _check_part(target: Store, source: Store) -> int:
-    """Refuse a store that holds other items than those to copy; return how many it holds."""
+    """Return the number of items in the target; raise StoreError for items not in the source."""
     if target._largest_id() is None:
         return 0
     n_items = 0
@@ -263,21 +270,21 @@ def _check_part(target: Store, source: Store) -> int:
             same = len(known.ids) == len(batch.ids) and np.array_equal(known.codes, batch.codes)
             if not same or not all(map(same_metadata, batch.texts, known.metadata)):
                 raise StoreError(
-                    f"{target.place} holds other items than {source.place}: nothing was copied. "
-                    "Replace them, or copy to another store"
+                    f"{target.place} has items that differ from those of {source.place}: nothing "
+                    "was copied. Replace them, or copy to another store"
                 )
             n_items += len(batch.ids)
     return n_items
 
 
-_ROWS = 2**16  # of a row group
-_ABOUT = b"antipodal"  # the key of what the file says of itself
+_ROWS = 2**16  # rows per row group
+_FACTS = b"antipodal"  # key of the file's own metadata
 _OWN = ("id", "code", "metadata")
-_EXACT = 2**53  # integers up to this are doubles as well
+_EXACT = 2**53  # integers up to this are exact doubles
 
 
 class Export(NamedTuple):
-    """What was exported: how many items, and their digest, which every copy of them has."""
+    """Result of an export: the number of items, and their digest, equal for all copies."""
 
     items: int
     sha256: str
@@ -290,18 +297,18 @@ def export_items(
     columns: Sequence[str] = (),
     progress: Callable[[int], None] = lambda done: None,
 ) -> Export:
-    """Write all items of a store, as they are now, to a parquet file: whole or not at all.
+    """Write a snapshot of a store to a parquet file, atomically.
 
-    Its columns are `id` (int64), `code` (fixed-size binary), one for each field of the metadata
-    that is asked for, and `metadata`, the whole of them as JSON, fields by name. A block of items
-    is in memory, whatever their number.
+    The columns are `id` (int64), `code` (fixed-size binary), the selected metadata fields, and
+    `metadata` with all fields as JSON, sorted by name. Only one block of items is in memory.
 
     Parameters
     ----------
+    store : Store
+    path : path
     columns : sequence of str
-        Fields of the metadata that become columns: of integers, doubles, truth values or strings
-        where all items that have one agree on it, otherwise of JSON. Where an item has no such
-        field there is null.
+        Metadata fields that become columns: of type integer, double, boolean or string if all
+        items agree, otherwise of JSON text. Items without the field have null.
     progress : callable
         Called with the number of items written.
 
@@ -317,23 +324,23 @@ def export_items(
     except ImportError as error:
         raise StoreError(missing_extra("an export", str(error.name), "arrow")) from error
     if len({*columns, *_OWN}) < len(columns) + len(_OWN):
-        raise ValueError(f"columns must be different, and other than {', '.join(_OWN)}: {columns}")
+        raise ValueError(f"columns must be unique and none of {', '.join(_OWN)}: got {columns}")
     digest, n_written = ItemsDigest(store.n_bits), 0
-    about = {"antipodal": __version__, "bits": store.n_bits, "model": store.model}
+    facts = {"antipodal": __version__, "bits": store.n_bits, "model": store.model}
     with replacing(path) as file, store.item_batches() as batches:
         kinds = _kinds(batches, columns, store.place)
         types = {"id": pa.int64(), "code": pa.binary(code_width(store.n_bits))}
         types |= {name: pa.type_for_alias(kind) for name, kind in kinds.items()}
         fields = [pa.field(name, kind, name not in _OWN) for name, kind in types.items()]
         fields.append(pa.field("metadata", pa.string(), nullable=False))
-        schema = pa.schema(fields, {_ABOUT: json.dumps(about).encode()})
+        schema = pa.schema(fields, {_FACTS: json.dumps(facts).encode()})
         with pq.ParquetWriter(file, schema, use_dictionary=False) as writer:
             for batch in resized(digest.through(batches()), _ROWS):
                 try:
                     writer.write_batch(_arrow_batch(pa, schema, batch, columns))
                 except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
                     raise StoreError(
-                        f"{store.place} was written while it was exported: try again"
+                        f"{store.place} was written during the export: try again"
                     ) from error
                 n_written += len(batch.ids)
                 progress(n_written)
@@ -343,10 +350,10 @@ def export_items(
 def _kinds(
     batches: Callable[[], Iterator[ItemBatch]], columns: Sequence[str], place: str
 ) -> dict[str, str]:
-    """Look through all items for the type of each field that becomes a column."""
+    """Return the Arrow type of each selected field, from the values of all items."""
     if not columns:
         return {}
-    seen: dict[str, set[Any]] = {name: set() for name in columns}
+    found: dict[str, set[Any]] = {name: set() for name in columns}
     for batch in batches():
         for text in batch.texts:
             fields = parse_metadata(text)
@@ -354,9 +361,9 @@ def _kinds(
                 value = fields.get(name)
                 if value is not None:
                     is_large = type(value) is int and abs(value) > _EXACT
-                    seen[name].add("large" if is_large else type(value))
-    for name, found in seen.items():
-        if not found:
+                    found[name].add("large" if is_large else type(value))
+    for name, types in found.items():
+        if not types:
             raise ValueError(f"no item of {place} has the field {name!r}")
     kinds: dict[str, set[Any]] = {
         "int64": {int, "large"},
@@ -365,8 +372,8 @@ def _kinds(
         "string": {str},
     }
     return {
-        name: next((kind for kind, allowed in kinds.items() if found <= allowed), "string")
-        for name, found in seen.items()
+        name: next((kind for kind, allowed in kinds.items() if types <= allowed), "string")
+        for name, types in found.items()
     }
 
 
@@ -388,9 +395,9 @@ def _arrow_batch(pa: Any, schema: Any, batch: ItemBatch, columns: Sequence[str])
 
 
 def read_export_facts(metadata: Mapping[bytes, bytes] | None) -> dict[str, Any] | None:
-    """Return what an exported file says of itself, by the metadata of its schema, if it is one."""
+    """Return the properties of an exported file from its schema metadata, None for other files."""
     try:
-        facts = json.loads((metadata or {})[_ABOUT])
+        facts = json.loads((metadata or {})[_FACTS])
     except (KeyError, ValueError):
         return None
     return dict(facts) if isinstance(facts, dict) else None

@@ -1,4 +1,4 @@
-"""Store URLs: the engine, and a form without secrets."""
+"""Store URLs: parsing, and display without secrets."""
 
 import re
 from dataclasses import dataclass, field
@@ -27,9 +27,9 @@ _ESCAPED = re.compile(r"(?:[^%]|%[0-9A-Fa-f]{2})*")
 
 @dataclass(frozen=True)
 class Address:
-    """A URL in its parts: the engine's own address, and our options.
+    """A parsed URL: the address for the engine, and the options of the store.
 
-    `shown` is for messages: it has no passwords and tokens, and neither has the `repr`.
+    `shown` is for messages: neither it nor the `repr` contains passwords or tokens.
     """
 
     scheme: str
@@ -40,17 +40,17 @@ class Address:
     read_only: bool = False
 
     def without_secrets(self, text: str) -> str:
-        """Return what an engine said, with … for any secret that it quotes."""
+        """Return a message of an engine with secrets replaced by …."""
         for secret in sorted(self.secrets, key=len, reverse=True):
             text = text.replace(secret, "…")
         return text
 
 
 def shown_url(url: str) -> str:
-    """Return what may be shown of the URL of a store, also of one that is mistyped.
+    """Return the URL of a store without secrets, also if it is mistyped.
 
-    Users, passwords, tokens and options of the engines are left out. Where it cannot be said
-    what is a password, nothing but the scheme is left.
+    Users, passwords, tokens and engine options are omitted. If a password cannot be located, only
+    the scheme is returned.
 
     Examples
     --------
@@ -67,11 +67,11 @@ def shown_url(url: str) -> str:
     if not (scheme in _FILES and rest.startswith("/")):
         user, _, rest = rest.rpartition("@")
         if re.search(r"[/?#]", user):
-            return f"{scheme}://…"  # a password with such a character, or an option with an @
+            return f"{scheme}://…"  # a password with /, ? or #, or an option with @
     place, _, query = rest.partition("#")[0].partition("?")
     host, slash, path = place.partition("/")
     if not all(map(_HOST.fullmatch, host.split(","))):
-        return f"{scheme}://…"  # a port that is no number may be a password
+        return f"{scheme}://…"  # a port that is not a number may be a password
     options = [
         part for part in query.split("&") if part and part.partition("=")[0] in _SHOWN_OPTIONS
     ]
@@ -79,19 +79,19 @@ def shown_url(url: str) -> str:
 
 
 def parse_url(url: str) -> Address:
-    """Split the URL of a store, or raise ValueError saying what such URLs look like."""
+    """Parse the URL of a store, or raise ValueError with examples of valid URLs."""
     given, colon, rest = url.partition("://")
     scheme = {"postgres": "postgresql"}.get(given, given)
     if not colon or scheme not in _OPTIONS:
         raise ValueError(_unknown(url, given if colon else ""))
     try:
         parts = urlsplit(url)
-    except ValueError:  # which may quote all of it
+    except ValueError:  # whose message may contain the whole URL
         raise ValueError(
-            f"{shown_url(url)} cannot be read as a URL: write what is special as %XX"
+            f"{shown_url(url)} is not a valid URL: escape special characters as %XX"
         ) from None
     if not all(map(_OPTION.fullmatch, filter(None, parts.query.split("&")))):
-        raise ValueError(f"{shown_url(url)} must have its options as ?name=value&name=value")
+        raise ValueError(f"options of {shown_url(url)} must be written as ?name=value&name=value")
     ours: dict[str, str] = {}
     others: list[tuple[str, str]] = []
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
@@ -101,7 +101,7 @@ def parse_url(url: str) -> Address:
             others.append((name, value))
     if others and scheme != "postgresql":
         raise ValueError(
-            f"{others[0][0]!r} is not an option of {scheme} stores: they have "
+            f"{others[0][0]!r} is not an option of {scheme} stores: expected one of "
             f"{', '.join(sorted(_OPTIONS[scheme]))}"
         )
     if scheme in _FILES:
@@ -116,10 +116,10 @@ def parse_url(url: str) -> Address:
         return Address(scheme, target, ours, shown, secrets)
     if not parts.hostname or parts.path not in ("", "/"):
         raise ValueError(
-            f"{shown_url(url)} must be {scheme}://host:port, with ?collection=name if need be"
+            f"{shown_url(url)} must be {scheme}://host:port, optionally with ?collection=name"
         )
     if user:
-        ours.setdefault("token", unquote(user))  # not in the target, which the client may print
+        ours.setdefault("token", unquote(user))  # not in the target, which the client may log
     target = f"{scheme.removeprefix('milvus+')}://{host}"
     return Address(scheme, target, ours, f"{scheme}://{host}", secrets)
 
@@ -129,30 +129,30 @@ def _unknown(url: str, scheme: str) -> str:
     if likely:
         hint = f" Did you mean {likely[0]}://?"
     elif not scheme and "=" not in url and _PLAIN_NAME.fullmatch(url):
-        hint = f" For a file, write sqlite:///{url}"
+        hint = f" For a file, use sqlite:///{url}"
     else:
         hint = ""
-    return f"{shown_url(url)} does not name a store. Expected one such as {_EXAMPLES}.{hint}"
+    return f"{shown_url(url)} is not the URL of a store, such as {_EXAMPLES}.{hint}"
 
 
 def _check_server(url: str, rest: str, user: str, host: str) -> None:
-    """Refuse what an engine would read in another way than we do, or would quote in an error."""
+    """Raise ValueError for URLs that an engine may parse differently, or quote in an error."""
     before_query = rest.partition("?")[0]
     misplaced = "@" in before_query.partition("/")[2] or "@" in user or "#" in rest
     if misplaced or not _ESCAPED.fullmatch(user):
         raise ValueError(
-            f"{shown_url(url)} cannot be read. In a user's name or password, these must be "
-            "written otherwise: @ as %40, / as %2F, ? as %3F, # as %23, % as %25"
+            f"{shown_url(url)} is not a valid URL. Escape these characters in user names and "
+            "passwords: @ as %40, / as %2F, ? as %3F, # as %23, % as %25"
         )
     if not all(map(_HOST.fullmatch, host.split(","))):
         raise ValueError(
-            f"{shown_url(url)} must have a number for a port, as host:5432. "
-            "Is it a password, and the @host behind it missing?"
+            f"the port of {shown_url(url)} must be a number, as in host:5432. "
+            "Is @host missing after a password?"
         )
 
 
 def _secrets(user: str, options: list[tuple[str, str]]) -> tuple[str, ...]:
-    """Return what no message may hold: as it is written in the URL, and as it is meant."""
+    """Return the secrets of a URL, both escaped and unescaped."""
     password = user.partition(":")[2]
     shown = _SHOWN_OPTIONS | _HARMLESS_OPTIONS
     hidden = [value for name, value in options if name not in shown]
@@ -164,7 +164,7 @@ def _file(url: str, scheme: str, options: dict[str, str]) -> Address:
     path = unquote(parts.path)[1:]  # scheme:///relative, scheme:////absolute
     if parts.netloc or parts.fragment or not path or path == ":memory:" or "\0" in path:
         raise ValueError(
-            f"{shown_url(url)} must name a file: {scheme}:///beside-the-program.db or "
-            f"{scheme}:////absolute/path.db, with %23 for # and %3F for ?"
+            f"{shown_url(url)} must name a file: {scheme}:///relative/path.db or "
+            f"{scheme}:////absolute/path.db, with # escaped as %23 and ? as %3F"
         )
     return Address(scheme, path, options, path)
