@@ -22,7 +22,7 @@ from antipodal.errors import AntipodalError
 
 if TYPE_CHECKING:
     from antipodal.hashers.base import BaseHasher
-    from antipodal.index import HammingIndex
+    from antipodal.index import HammingIndex, SearchResult
     from antipodal.io.vectors import VectorFile
     from antipodal.stores import Store
 
@@ -116,21 +116,16 @@ def search(
         for block in rows.blocks(_QUERIES_AT_ONCE):
             packed = block if hasher is None or asymmetric else hasher.encode(block)
             if radius is not None:
-                ball = target.radius(packed, radius, **options)
-                cuts = list(zip(ball.offsets[:-1].tolist(), ball.offsets[1:].tolist(), strict=True))
-                found = [(ball.ids[a:b], ball.distances[a:b], None) for a, b in cuts]
+                found = target.radius(packed, radius, **options)
+            elif hasher is not None and asymmetric:
+                found = target.search(vectors=hasher.query(block), k=k, **options)
             else:
-                if hasher is not None and asymmetric:
-                    near = target.search(vectors=hasher.query(block), k=k, **options)
-                else:
-                    if hasher is not None and rescore is not None:
-                        options["rescore"] = (
-                            hasher.query(block) if vectors is None else Vectors(block, vectors)
-                        )
-                    near = target.search(packed, k, **options)
-                scores = [None] * len(near.ids) if near.scores is None else near.scores
-                found = list(zip(near.ids, near.distances, scores, strict=True))
-            for row, hits in enumerate(found, start=done):
+                if hasher is not None and rescore is not None:
+                    options["rescore"] = (
+                        hasher.query(block) if vectors is None else Vectors(block, vectors)
+                    )
+                found = target.search(packed, k, **options)
+            for row, hits in enumerate(found.by_query(), start=done):
                 _print_hits(row, hits, target if with_metadata else None, as_json)
             done += len(block)
 
@@ -178,13 +173,12 @@ def _check_codes(rows: "VectorFile", queries: str, n_bits: int, place: str) -> N
         )
 
 
-def _print_hits(row: int, hits: tuple[Any, Any, Any], store: Any, as_json: bool) -> None:
-    ids, distances, scores = hits
-    record = {"query": row, "ids": ids.tolist(), "distances": distances.tolist()}
-    if scores is not None:
-        record["scores"] = [round(score, 6) for score in scores.tolist()]
+def _print_hits(row: int, hits: "SearchResult", store: Any, as_json: bool) -> None:
+    record = {"query": row, "ids": hits.ids.tolist(), "distances": hits.distances.tolist()}
+    if hits.scores is not None:
+        record["scores"] = [round(score, 6) for score in hits.scores.tolist()]
     if store is not None:
-        record["metadata"] = store.get(ids).metadata
+        record["metadata"] = store.get(hits.ids).metadata
     if as_json:
         print_json(record)
         return

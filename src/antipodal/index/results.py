@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +100,30 @@ class SearchResult:
         cuts = self.offsets[1:-1]
         return list(map(SearchResult, np.split(self.ids, cuts), np.split(self.distances, cuts)))
 
+    def flatten(self) -> "SearchResult":
+        """Return a k-NN result in the flat form of a radius result."""
+        n_queries, k = self.ids.shape
+        scores = None if self.scores is None else self.scores.ravel()
+        offsets = np.arange(n_queries + 1) * k
+        return SearchResult(self.ids.ravel(), self.distances.ravel(), scores, offsets)
+
+    def page(self, first: int, size: int | NDArray[np.int64]) -> "SearchResult":
+        """Return up to `size` items of each query, from the item at position `first` on.
+
+        `size` is one number or one per query. The result must be in flat form.
+        """
+        assert self.offsets is not None
+        counts = np.clip(self.counts - first, 0, size)
+        offsets = _offsets(counts)
+        kept = np.repeat(self.offsets[:-1] + first - offsets[:-1], counts)
+        kept += np.arange(len(kept))
+        return self._take(kept, offsets)
+
+    def select_queries(self, is_kept: NDArray[np.bool_]) -> "SearchResult":
+        """Return the results of some of the queries, in flat form."""
+        counts = self.counts
+        return self._take(np.repeat(is_kept, counts), _offsets(counts[is_kept]))
+
     def sorted(self, k: int | None = None) -> "SearchResult":
         """Return the first k items of a single query by (distance, id), or all of them."""
         order = np.lexsort((self.ids, self.distances))[:k]
@@ -106,17 +131,18 @@ class SearchResult:
 
     def select(self, is_kept: NDArray[np.bool_]) -> "SearchResult":
         """Return a radius result with some of its items."""
-        assert self.offsets is not None
         n_kept = np.concatenate([[0], np.cumsum(is_kept)])
-        return SearchResult(
-            self.ids[is_kept], self.distances[is_kept], offsets=n_kept[self.offsets]
-        )
+        return self._take(is_kept, n_kept[self.offsets])
 
     def with_ids(self, ids: Ids) -> "SearchResult":
         """Return the same result with other ids in the place of row numbers."""
         if ids is self.ids:
             return self
         return SearchResult(ids, self.distances, self.scores, self.offsets)
+
+    def _take(self, items: NDArray[Any], offsets: Offsets) -> "SearchResult":
+        scores = None if self.scores is None else self.scores[items]
+        return SearchResult(self.ids[items], self.distances[items], scores, offsets)
 
 
 def _offsets(counts: NDArray[np.int64]) -> Offsets:

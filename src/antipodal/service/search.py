@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from antipodal.codes import Codes, code_width, from_hex, to_hex
 from antipodal.index import HammingIndex, SearchResult
 from antipodal.index.rerank import OVERSAMPLE, rerank
-from antipodal.index.results import Distances
 from antipodal.service.encoding import InputEncoder
 from antipodal.service.errors import UnavailableError
 from antipodal.service.limits import Limits
@@ -23,27 +22,17 @@ _RETRIES = 20
 _RADIUS_QUERIES = 16  # searched at once: the result of each may be the whole store
 
 
-class HitLists(NamedTuple):
-    """Results of many queries, concatenated, with the number of results of each query."""
+class ResultPage(NamedTuple):
+    """The requested part of the results of each query, in flat form, and their total number."""
 
-    ids: Ids
-    distances: Distances
-    counts: NDArray[np.int64]
+    results: SearchResult
     totals: NDArray[np.int64]
     histogram: list[int] | None
 
-    def of(self, queries: NDArray[np.bool_]) -> "HitLists":
+    def select_queries(self, is_kept: NDArray[np.bool_]) -> "ResultPage":
         """Return the results of some of the queries."""
-        hits = np.repeat(queries, self.counts)
-        chosen = self.counts[queries], self.totals[queries]
-        return HitLists(self.ids[hits], self.distances[hits], *chosen, self.histogram)
-
-    def bare(self) -> list[dict[str, Any]]:
-        """Return the results without codes and metadata."""
-        return [
-            {"id": number, "distance": distance}
-            for number, distance in zip(self.ids.tolist(), self.distances.tolist(), strict=True)
-        ]
+        results = self.results.select_queries(is_kept)
+        return ResultPage(results, self.totals[is_kept], self.histogram)
 
 
 class Search:
@@ -114,117 +103,108 @@ class Search:
                 )
                 found = self._found(seen, codes[left], values is not None, n_queries)
                 if not request.items and values is None:
-                    return self._answered(found, found.bare(), codes)
-                items = now.get(np.unique(found.ids))
-            good = self._unchanged(found, items, codes[left])
-            done, found = left[good], found.of(good)
-            scores = None
+                    return self._answered(found, None, codes)
+                items = now.get(np.unique(found.results.ids))
+            is_valid = self._unchanged(found.results, items, codes[left])
+            done, found = left[is_valid], found.select_queries(is_valid)
             if values is not None:
-                found, scores = self._rescored(found, items, values[done])
-            results = self._with_items(found, items) if request.items else found.bare()
-            for result, score in zip(results, scores or [], strict=False):
-                result["score"] = score
-            for place, answer in zip(
-                done, self._answered(found, results, codes[done]), strict=True
-            ):
-                answers[place] = answer
-            left = left[~good]
+                reranked = self._reranked(found.results, items, values[done])
+                found = found._replace(results=reranked)
+            shown = items if request.items else None
+            for i, answer in zip(done, self._answered(found, shown, codes[done]), strict=True):
+                answers[i] = answer
+            left = left[~is_valid]
             if not len(left):
                 return answers
         raise UnavailableError("the results are being overwritten: retry later")
 
-    def _found(self, store: Snapshot, codes: Codes, is_rescored: bool, n_queries: int) -> HitLists:
-        """Search a snapshot."""
+    def _found(
+        self, store: Snapshot, codes: Codes, is_reranked: bool, n_queries: int
+    ) -> ResultPage:
+        """Search a snapshot; return the candidates of a search that is reranked."""
         request, k, where = self._request, self._k, self._request.where
         histogram = None
-        n_near = k * OVERSAMPLE if is_rescored else k
-        first, n_wanted = (0, n_near) if is_rescored else (request.offset, request.limit or n_near)
+        n_near = k * OVERSAMPLE if is_reranked else k
+        first, size = (0, n_near) if is_reranked else (request.offset, request.limit or n_near)
         if request.histogram:
             self._limits.check_histogram(store.count(where))
         elif request.radius is None:
             near = store.search(codes, n_near, where=where)
             totals = np.full(len(codes), min(k, near.ids.shape[1]))
-            window = slice(first, first + n_wanted)
-            ids, distances = near.ids[:, window], near.distances[:, window]
-            counts = np.full(len(codes), ids.shape[1])
-            return HitLists(ids.ravel(), distances.ravel(), counts, totals, None)
+            return ResultPage(near.flatten().page(first, size), totals, None)
         # A histogram needs all distances, which also contain the results.
         reach = store.n_bits if request.histogram else request.radius or 0
-        ball = store.radius(codes, reach, where=where)
+        near = store.radius(codes, reach, where=where)
         if request.histogram:
-            histogram = np.bincount(ball.distances, minlength=store.n_bits + 1).tolist()
-        totals = np.diff(ball.offsets)
+            histogram = np.bincount(near.distances, minlength=store.n_bits + 1).tolist()
+        n_found = totals = near.counts
         if request.radius is None:
-            there, totals = np.minimum(totals, n_near), np.minimum(totals, k)
+            n_found, totals = np.minimum(n_found, n_near), np.minimum(totals, k)
         else:
             if request.histogram:
-                totals = np.array([np.searchsorted(ball.distances, request.radius, side="right")])
-            there = totals
-            most = min(self._limits.results, max(1, self._limits.found // n_queries))
-            n_wanted = min(request.limit or most, most)
-        counts = np.clip(there - first, 0, n_wanted)
-        kept = np.repeat(ball.offsets[:-1] + first - np.cumsum(counts) + counts, counts)
-        kept += np.arange(len(kept))
-        return HitLists(ball.ids[kept], ball.distances[kept], counts, totals, histogram)
+                totals = np.array([np.searchsorted(near.distances, request.radius, side="right")])
+                n_found = totals
+            max_size = min(self._limits.results, max(1, self._limits.found // n_queries))
+            size = min(request.limit or max_size, max_size)
+        return ResultPage(near.page(first, np.clip(n_found - first, 0, size)), totals, histogram)
 
-    def _rescored(
-        self, found: HitLists, items: Items, values: NDArray[np.float32]
-    ) -> tuple[HitLists, list[float]]:
-        """Rerank the results by the real values of the queries, which have equally many each."""
+    def _reranked(
+        self, found: SearchResult, items: Items, values: NDArray[np.float32]
+    ) -> SearchResult:
+        """Rerank the candidates, of which each query has the same number, by float queries."""
         if not len(found.ids):
-            return found, []
+            return found
         table = (len(values), len(found.ids) // len(values))
         candidates = SearchResult(found.ids.reshape(table), found.distances.reshape(table))
         codes = items.codes[np.searchsorted(items.ids, candidates.ids)]
         best = rerank(candidates, self._k, values, self._store.n_bits, lambda: codes)
-        offset = self._request.offset
-        window = slice(offset, offset + (self._request.limit or self._k))
-        ids, distances = best.ids[:, window], best.distances[:, window]
-        scores = [] if best.scores is None else best.scores[:, window].ravel().tolist()
-        counts = np.full(len(values), ids.shape[1])
-        return found._replace(ids=ids.ravel(), distances=distances.ravel(), counts=counts), scores
-
-    def _with_items(self, found: HitLists, items: Items) -> list[dict[str, Any]]:
-        known = described(items, self._store.n_bits)
-        places = np.searchsorted(items.ids, found.ids)
-        return [
-            known[place] | {"distance": distance}
-            for place, distance in zip(places.tolist(), found.distances.tolist(), strict=True)
-        ]
+        return best.flatten().page(self._request.offset, self._request.limit or self._k)
 
     def _answered(
-        self, found: HitLists, results: list[dict[str, Any]], codes: Codes
+        self, found: ResultPage, items: Items | None, codes: Codes
     ) -> list[dict[str, Any]]:
-        """Return one response per query."""
-        ends = np.cumsum(found.counts).tolist()
+        """Return one response per query, with codes and metadata if items are given."""
+        results = found.results
+        numbers, distances = results.ids.tolist(), results.distances.tolist()
+        if items is None:
+            hits = [{"id": i, "distance": d} for i, d in zip(numbers, distances, strict=True)]
+        else:
+            known = described(items, self._store.n_bits)
+            positions = np.searchsorted(items.ids, results.ids).tolist()
+            hits = [known[p] | {"distance": d} for p, d in zip(positions, distances, strict=True)]
+        if results.scores is not None:
+            for hit, score in zip(hits, results.scores.tolist(), strict=True):
+                hit["score"] = score
+        ends = np.cumsum(results.counts).tolist()
         begins = [0, *ends][:-1]
         totals, names = found.totals.tolist(), to_hex(codes, self._store.n_bits)
         answers: list[dict[str, Any]] = [
-            {"code": code, "results": results[begin:end], "total": total}
+            {"code": code, "results": hits[begin:end], "total": total}
             for code, begin, end, total in zip(names, begins, ends, totals, strict=True)
         ]
         if found.histogram is not None:
             answers[0]["histogram"] = found.histogram
         return answers
 
-    def _unchanged(self, found: HitLists, items: Items, codes: Codes) -> NDArray[np.bool_]:
+    def _unchanged(self, found: SearchResult, items: Items, codes: Codes) -> NDArray[np.bool_]:
         """Return for each query whether the fetched items still agree with its results."""
-        good = np.ones(len(codes), np.bool_)
+        is_valid = np.ones(len(codes), np.bool_)
         if not len(found.ids):
-            return good
+            return is_valid
         query = np.repeat(np.arange(len(codes)), found.counts)
         if not len(items.ids):
-            good[query] = False
-            return good
+            is_valid[query] = False
+            return is_valid
         where, prefix = self._request.where, self._request.prefix
         tree = None if where is None else parse_where(where)
-        passing = [tree is None or matches(tree, metadata) for metadata in items.metadata]
-        places = np.minimum(np.searchsorted(items.ids, found.ids), len(items.ids) - 1)
+        matching = [tree is None or matches(tree, metadata) for metadata in items.metadata]
+        positions = np.minimum(np.searchsorted(items.ids, found.ids), len(items.ids) - 1)
         compared = prefix_mask(prefix or self._store.n_bits, codes.shape[1])
-        differing = np.bitwise_count((items.codes[places] ^ codes[query]) & compared).sum(axis=1)
-        same = (items.ids[places] == found.ids) & (differing == found.distances)
-        good[query[~(same & np.array(passing)[places])]] = False
-        return good
+        differing = (items.codes[positions] ^ codes[query]) & compared
+        distances = np.bitwise_count(differing).sum(axis=1)
+        same = (items.ids[positions] == found.ids) & (distances == found.distances)
+        is_valid[query[~(same & np.array(matching)[positions])]] = False
+        return is_valid
 
 
 def described(items: Items, n_bits: int) -> list[dict[str, Any]]:
