@@ -49,7 +49,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replacing_by_name(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Do the same as `replacing`, but yield the path of the temporary file, which is empty.
+    """Replace `path` as `replacing` does, but yield the path of the empty temporary file.
 
     This is for libraries that open files themselves, such as SQLite. A device or a pipe is an
     error.
@@ -111,7 +111,7 @@ def sync_directory(directory: Path) -> None:
 
 
 class _Destination(NamedTuple):
-    """The target of a write, from a single look at it.
+    """The target of a write, from a single `stat` call.
 
     `target` is the path with all links resolved. `old` is the status of the existing file, or None
     if it is missing.

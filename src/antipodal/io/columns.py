@@ -6,7 +6,6 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.errors import AntipodalError
@@ -28,13 +27,6 @@ class Column(NamedTuple):
 
     type: str
     role: Role
-
-
-class VectorType(NamedTuple):
-    """The number of dimensions of the vectors in a file, and their dtype."""
-
-    n_features: int
-    dtype: np.dtype[Any]
 
 
 class NoRowsError(AntipodalError):
@@ -61,22 +53,27 @@ class Table(ABC):
         """Return the number of rows of these columns."""
 
     @abstractmethod
-    def vector_type(self, names: Sequence[str]) -> VectorType:
-        """Return the type of the vectors in these columns."""
-
-    @abstractmethod
     def blocks(
-        self, names: Sequence[str], expected: VectorType, max_rows: int
+        self, names: Sequence[str], max_rows: int, width: int | None = None
     ) -> Iterator[NDArray[Any]]:
-        """Yield the vectors in these columns, up to max_rows at a time."""
+        """Yield the vectors in these columns, up to max_rows at a time.
 
-    @abstractmethod
+        They must have `width` dimensions, by default those of the first row.
+        """
+
+    def first_row(self, names: Sequence[str]) -> NDArray[Any]:
+        """Return the first vector in these columns, (1, n_features)."""
+        for row in self.blocks(names, 1):
+            return row
+        raise NoRowsError(self.file.path)
+
     def values(self, name: str) -> NDArray[Any]:
         """Return a whole column: numbers or strings (n,), or lists of equal length (n, c)."""
+        raise KeyError(name)
 
-    @abstractmethod
     def records(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Yield the values of these columns row by row, as JSON values."""
+        raise KeyError(*names)
 
 
 def choose_columns(

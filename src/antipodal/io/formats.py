@@ -19,15 +19,25 @@ class FileFormat(NamedTuple):
     magic: bytes | None = None
 
 
-NPY = FileFormat("a NumPy array", (".npy",), b"\x93NUMPY")
-NPZ = FileFormat("an .npz file of arrays", (".npz",))  # a zip file, as are many others
+NPY = FileFormat("a NumPy array (.npy)", (".npy",), b"\x93NUMPY")
+NPZ = FileFormat("a NumPy archive (.npz)", (".npz",), b"PK")
 PARQUET = FileFormat("a parquet file", (".parquet", ".pq"), b"PAR1")
-# Arrow streams, unlike Arrow files, have no magic bytes.
 ARROW = FileFormat("an Arrow or Feather file", (".arrow", ".feather", ".ipc"), b"ARROW1")
 CSV = FileFormat("a CSV file", (".csv", ".csv.gz", ".tsv", ".tsv.gz"))
 JSON_LINES = FileFormat("JSON Lines", (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz"))
 FORMATS = (NPY, NPZ, PARQUET, ARROW, CSV, JSON_LINES)
 _GZIP = b"\x1f\x8b"
+_CONTENTS = {
+    b"": "it is empty",
+    b"\x93NUMPY": "it contains a single array, as .npy files do",
+    b"PK": "it is a zip file: if it contains arrays, its name must end in .npz",
+    _GZIP: "it is compressed with gzip",
+    b"FEA1": "it is a Feather file of version 1: write it again as version 2",
+}
+
+
+class FormatError(Exception):
+    """The first bytes of a file do not match its format."""
 
 
 class DataFile(NamedTuple):
@@ -40,22 +50,50 @@ class DataFile(NamedTuple):
     @contextmanager
     def naming_errors(self) -> Iterator[None]:
         """Convert any exception to an AntipodalError that names the file and its format."""
+        is_numpy = self.format in (NPY, NPZ)
         try:
             yield
-        except (AntipodalError, MemoryError):
+        except AntipodalError:
             raise
-        except Exception as error:  # pyarrow, gzip and zlib raise many types
+        except Exception as error:  # pyarrow, NumPy, zipfile, gzip and zlib raise many types
+            if isinstance(error, MemoryError) and not is_numpy:
+                raise
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            if "Object arrays" in reason or "Python objects" in reason:  # NumPy's messages
+                reason = "it contains Python objects, which need pickle: save numbers or strings"
+            elif is_numpy and not isinstance(error, (OSError, FormatError)):
+                reason = "it is truncated or damaged"
             raise AntipodalError(
                 f"cannot read {self.path}: {reason.rstrip('.')}. "
                 f"It was read as {self.format.description} {self.evidence}"
             ) from error
+
+    def check_start(self, start: bytes) -> None:
+        """Raise FormatError if the first bytes do not match the format."""
+        if not start:
+            raise FormatError(_describe_start(start))
+        if self.path.endswith(".gz"):
+            if not start.startswith(_GZIP):
+                raise FormatError("its name ends in .gz, but it is not compressed with gzip")
+        elif self.format.magic and not start.startswith(self.format.magic):
+            if self.format is ARROW and not start.startswith(b"FEA1"):
+                return  # Arrow streams have no magic bytes
+            raise FormatError(
+                f"{_describe_start(start)}. Its first bytes should be {self.format.magic!r}"
+            )
 
     def open(self) -> BinaryIO:
         """Open the file, decompressed if its name ends in .gz."""
         if self.path.endswith(".gz"):
             return cast(BinaryIO, gzip.open(self.path))
         return open(self.path, "rb")
+
+
+def _describe_start(start: bytes) -> str:
+    for magic, description in _CONTENTS.items():
+        if start.startswith(magic) if magic else not start:
+            return description
+    return f"it begins with {start!r}"
 
 
 def split_column(source: str) -> tuple[str, str | None]:
@@ -119,36 +157,12 @@ def find_format(path: str) -> DataFile:
     if by_name is not None:
         named = DataFile(path, by_name, "because of its name")
         with named.naming_errors():
-            _check_start(named, start)
+            named.check_start(start)
         return named
     for known in FORMATS:
-        if known.magic and start.startswith(known.magic):
+        if known.magic and start.startswith(known.magic) and known is not NPZ:
             return DataFile(path, known, "because of its first bytes")
     suffixes = ", ".join(suffix for known in FORMATS for suffix in known.suffixes)
     raise AntipodalError(
-        f"cannot read {path}: {_unknown(start)}. Supported names end in {suffixes}"
+        f"cannot read {path}: {_describe_start(start)}. Supported names end in {suffixes}"
     )
-
-
-def _check_start(file: DataFile, start: bytes) -> None:
-    """Check that the first bytes match the format of the file name."""
-    if file.format in (NPY, NPZ):  # checked where they are opened
-        return
-    if not start:
-        raise ValueError("it is empty")
-    if start.startswith(b"FEA1"):
-        raise ValueError("it is a Feather file of version 1: write it again as version 2")
-    if file.path.endswith(".gz") and not start.startswith(_GZIP):
-        raise ValueError("its name ends in .gz, but it is not compressed with gzip")
-    if file.format is PARQUET and not start.startswith(b"PAR1"):
-        raise ValueError(f"it begins with {start[:4]!r}, not with {PARQUET.magic!r}")
-
-
-def _unknown(start: bytes) -> str:
-    if not start:
-        return "it is empty"
-    if start.startswith(b"PK"):
-        return "it is a zip file: if it contains arrays, its name must end in .npz"
-    if start.startswith(_GZIP):
-        return "it is compressed with gzip, and its name has no supported suffix before .gz"
-    return f"its format follows neither from its name nor from its first bytes, {start!r}"

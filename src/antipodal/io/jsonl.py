@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.errors import AntipodalError
-from antipodal.io.columns import Column, NoRowsError, Role, Table, VectorType
+from antipodal.io.columns import Column, NoRowsError, Role, Table
 from antipodal.io.formats import JSON_LINES, DataFile
 
 _BATCH_LINES = 4096
@@ -79,19 +79,14 @@ class JsonTable(Table):
         with self.file.naming_errors(), self.file.open() as lines:
             return sum(1 for line in lines if not line.isspace())
 
-    def vector_type(self, names: Sequence[str]) -> VectorType:
-        """Return the type of the vector in the first line."""
-        is_list = len(names) == 1
-        return VectorType(len(self._first.fields[names[0]] if is_list else names), self._dtype)
-
     def blocks(
-        self, names: Sequence[str], expected: VectorType, max_rows: int
+        self, names: Sequence[str], max_rows: int, width: int | None = None
     ) -> Iterator[NDArray[Any]]:
         """Yield the vectors of up to max_rows lines at a time."""
         for lines in self._batches(max_rows):
             columns = [self._field(lines, name) for name in names]
             vectors = columns[0] if len(names) == 1 else list(zip(*columns, strict=True))
-            yield self._matrix(lines, vectors, expected)
+            yield self._matrix(lines, vectors, width or len(vectors[0]), self._dtype)
 
     def values(self, name: str) -> NDArray[Any]:
         """Return a whole column, whose values must have one type."""
@@ -105,8 +100,7 @@ class JsonTable(Table):
                     rule = expected or "a number, text, true or false, or a list"
                     raise self._error(line, f"{name!r} must be {rule}", value)
             if expected == _LIST:
-                kind = VectorType(len(first), np.dtype(np.float64))
-                parts.append(self._matrix(lines, values, kind))
+                parts.append(self._matrix(lines, values, len(first), np.dtype(np.float64)))
             else:
                 parts.append(np.array(values))
         return np.concatenate(parts)
@@ -131,10 +125,9 @@ class JsonTable(Table):
         return [line.fields[name] for line in lines]
 
     def _matrix(
-        self, lines: list[JsonLine], vectors: list[Any], expected: VectorType
+        self, lines: list[JsonLine], vectors: list[Any], width: int, dtype: np.dtype[Any]
     ) -> NDArray[Any]:
         """Stack lists of numbers, or name the first line without a valid vector."""
-        width, dtype = expected
         try:
             matrix = np.array(vectors)
         except ValueError:  # vectors of unequal length

@@ -19,12 +19,11 @@ from numpy.typing import DTypeLike, NDArray
 from antipodal.codes import Codes
 from antipodal.errors import AntipodalError
 from antipodal.io.atomic import replacing
-from antipodal.io.columns import Column, Role, Table, VectorType
-from antipodal.io.formats import DataFile
+from antipodal.io.columns import Column, Role, Table
+from antipodal.io.formats import NPY, NPZ, DataFile
 
-_ARRAY, _ARRAYS = "an array, as FILE.npy or FILE.npz:NAME", "an .npz file of arrays"
-_NPY, _ZIP = b"\x93NUMPY", b"PK"  # the first bytes of these files
 _NUMBERS = "fiub"  # kinds of dtypes
+_START_BYTES = 8  # enough to recognise the format
 
 
 def read_array(source: str) -> NDArray[Any]:
@@ -40,18 +39,20 @@ def read_array(source: str) -> NDArray[Any]:
         return _read_member(f"{path}.npz", name)
     if source.endswith(".npz"):
         return _read_member(source, None)
-    with _naming_errors(source, _ARRAY), open(source, "rb") as file:
+    data_file = DataFile(source, NPY, "because an array is required")
+    with data_file.naming_errors(), open(source, "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return _read_stream(file, source)
-        _check_start(file.read(len(_NPY)), _NPY)
+        data_file.check_start(file.read(_START_BYTES))
         array: NDArray[Any] = np.load(source, mmap_mode="r", allow_pickle=False)
         return array
 
 
 def _read_stream(stream: BinaryIO, name: str) -> NDArray[Any]:
-    with _naming_errors(name, _ARRAY):
+    data_file = DataFile(name, NPY, "because it is a pipe")
+    with data_file.naming_errors():
         data = stream.read()
-        _check_start(data[: len(_NPY)], _NPY)
+        data_file.check_start(data[:_START_BYTES])
         array: NDArray[Any] = np.load(BytesIO(data), allow_pickle=False)
         return array
 
@@ -78,46 +79,13 @@ def open_npz(path: str | os.PathLike[str]) -> Iterator[NpzFile]:
 
     Arrays are read by ``archive[name]``, which raises an error if one is damaged.
     """
+    data_file = DataFile(os.fspath(path), NPZ, "because an archive is required")
     # np.load does not close a damaged file that it opened itself.
-    with _naming_errors(path, _ARRAYS), open(path, "rb") as stream:
-        _check_start(stream.read(len(_NPY)), _ZIP)
+    with data_file.naming_errors(), open(path, "rb") as stream:
+        data_file.check_start(stream.read(_START_BYTES))
         stream.seek(0)
         with np.load(stream, allow_pickle=False) as archive:
             yield archive
-
-
-class _FormatError(Exception):
-    """A file has another format; the message is fit for users."""
-
-
-def _check_start(start: bytes, expected: bytes) -> None:
-    """Raise an error that names the format if the first bytes are not the expected ones."""
-    if start.startswith(expected):
-        return
-    if not start:
-        raise _FormatError("it is empty")
-    if start == _NPY:
-        raise _FormatError("it contains a single array, as .npy files do")
-    if start.startswith(_ZIP):
-        raise _FormatError("it is a zip file: if it contains arrays, its name must end in .npz")
-    raise _FormatError("not a NumPy file")
-
-
-@contextmanager
-def _naming_errors(path: str | os.PathLike[str], expected: str) -> Iterator[None]:
-    """Convert any exception to an AntipodalError that names the file and the expected format."""
-    try:
-        yield
-    except AntipodalError:
-        raise
-    except Exception as error:  # zipfile and NumPy raise many types
-        if isinstance(error, _FormatError):
-            reason = str(error)
-        elif "Object arrays" in str(error) or "Python objects" in str(error):  # NumPy's messages
-            reason = "it contains Python objects, which need pickle: save numbers or strings"
-        else:
-            reason = getattr(error, "strerror", None) or "it is truncated or damaged"
-        raise AntipodalError(f"cannot read {path}: {reason}. Expected {expected}") from error
 
 
 def write_codes(
@@ -179,8 +147,6 @@ class NpyTable(Table):
                 f"{file.path} must have a row per item and a column per feature: got shape "
                 f"{self.array.shape}"
             )
-        if len(self.array) and not self.array.size:
-            raise AntipodalError(f"{file.path} has no columns: got shape {self.array.shape}")
         if self.array.dtype.kind not in _NUMBERS:
             raise AntipodalError(f"{file.path} must contain numbers: got {self.array.dtype}")
 
@@ -188,23 +154,15 @@ class NpyTable(Table):
         """Return the number of rows of the array."""
         return len(self.array)
 
-    def vector_type(self, names: Sequence[str]) -> VectorType:
-        """Return the type of the rows."""
-        return VectorType(self.array.shape[1], self.array.dtype)
+    def first_row(self, names: Sequence[str]) -> NDArray[Any]:
+        """Return the first row, or none if the array is empty."""
+        return self.array[:1]
 
     def blocks(
-        self, names: Sequence[str], expected: VectorType, max_rows: int
+        self, names: Sequence[str], max_rows: int, width: int | None = None
     ) -> Iterator[NDArray[Any]]:
         """Yield slices of the array."""
         return _slices(self.array, max_rows)
-
-    def values(self, name: str) -> NDArray[Any]:
-        """Raise KeyError: the array has no named columns."""
-        raise KeyError(name)
-
-    def records(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Raise KeyError: the array has no named columns."""
-        raise KeyError(*names)
 
 
 class NpzTable(Table):
@@ -229,13 +187,13 @@ class NpzTable(Table):
         """Return the number of rows of the first of these arrays."""
         return self._headers[names[0]].shape[0]
 
-    def vector_type(self, names: Sequence[str]) -> VectorType:
-        """Return the type of the rows of the array."""
-        [name] = names
-        return VectorType(self._headers[name].shape[1], self._headers[name].dtype)
+    def first_row(self, names: Sequence[str]) -> NDArray[Any]:
+        """Return an array without rows, of the type of the vectors."""
+        header = self._headers[names[0]]
+        return np.empty((0, header.shape[1]), header.dtype)
 
     def blocks(
-        self, names: Sequence[str], expected: VectorType, max_rows: int
+        self, names: Sequence[str], max_rows: int, width: int | None = None
     ) -> Iterator[NDArray[Any]]:
         """Yield the rows while they are decompressed; the checksum is verified at the end."""
         [name] = names

@@ -19,7 +19,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 from pyarrow import types
 
-from antipodal.io.columns import Column, NoRowsError, Role, Table, VectorType
+from antipodal.io.columns import Column, NoRowsError, Role, Table
 from antipodal.io.formats import ARROW, DataFile
 
 _BATCH_ROWS = 4096
@@ -94,11 +94,10 @@ def _column_values(values: Any, name: str, first: int, width: int | None) -> NDA
             f"the column {name!r} must contain numbers, strings or lists of numbers: it contains "
             f"{values.type}"
         )
+    _refuse_nulls(values, name, first)
     if types.is_string(values.type) or types.is_large_string(values.type):
-        _refuse_nulls(values, name, first)
         values = values.dictionary_encode()
     if types.is_dictionary(values.type):
-        _refuse_nulls(values, name, first)
         strings = np.array(values.dictionary.to_pylist())
         column: NDArray[Any] = strings[values.indices.to_numpy(zero_copy_only=False)]
         return column
@@ -172,23 +171,14 @@ class BatchTable(Table):
         with self.file.naming_errors():
             return sum(len(batch) for batch in self._batches([column], _BATCH_ROWS))
 
-    def vector_type(self, names: Sequence[str]) -> VectorType:
-        """Return the type of the first vector."""
-        with self.file.naming_errors():
-            for _, batch in _numbered(self._vector_batches(names, 1), 1):
-                first = self._vectors(batch, names, 0, None)
-                if not first.shape[1]:
-                    raise ValueError(f"the first vector in the column {names[0]!r} is empty")
-                return VectorType(first.shape[1], first.dtype)
-        raise NoRowsError(self.file.path)
-
     def blocks(
-        self, names: Sequence[str], expected: VectorType, max_rows: int
+        self, names: Sequence[str], max_rows: int, width: int | None = None
     ) -> Iterator[NDArray[Any]]:
         """Yield the vectors batch by batch, without a copy where the type allows it."""
         with self.file.naming_errors():
             for first, batch in _numbered(self._vector_batches(names, max_rows), max_rows):
-                yield self._vectors(batch, names, first, expected.n_features)
+                columns = {name: self._column(batch, name, first) for name in names}
+                yield combine_columns(columns, first, width)
 
     def values(self, name: str) -> NDArray[Any]:
         """Return a whole column."""
@@ -208,12 +198,6 @@ class BatchTable(Table):
             for _, batch in _numbered(self._batches(names, _BATCH_ROWS), _BATCH_ROWS):
                 for row in batch.to_pylist():
                     yield {name: self._json_value(row[name]) for name in names}
-
-    def _vectors(
-        self, batch: Any, names: Sequence[str], first: int, width: int | None
-    ) -> NDArray[Any]:
-        columns = {name: self._column(batch, name, first) for name in names}
-        return combine_columns(columns, first, width)
 
     def _json_value(self, value: Any) -> Any:
         return value.isoformat() if isinstance(value, (date, time)) else value

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from antipodal.errors import AntipodalError, missing_extra
-from antipodal.io.columns import NoRowsError, Table, VectorType, check_column, choose_columns
+from antipodal.io.columns import NoRowsError, Table, check_column, choose_columns
 from antipodal.io.formats import (
     CSV,
     JSON_LINES,
@@ -50,13 +50,12 @@ class VectorFile:
     ndim = 2
 
     def __init__(
-        self, name: str, tables: Sequence[Table], columns: tuple[str, ...], rows: VectorType
+        self, name: str, tables: Sequence[Table], columns: tuple[str, ...], first_row: NDArray[Any]
     ) -> None:
         self.name = name
         self._tables = tables
         self.vector_columns = columns
-        self._type = rows
-        self.n_features, self.dtype = rows
+        self.n_features, self.dtype = first_row.shape[1], first_row.dtype
 
     @property
     def n_rows(self) -> int:
@@ -86,7 +85,7 @@ class VectorFile:
         size = max(1, min(max_rows, _BLOCK_BYTES // row_bytes))
         for table, expected in zip(self._tables, self._counts, strict=True):
             n_rows = 0
-            for block in table.blocks(self.vector_columns, self._type, size):
+            for block in table.blocks(self.vector_columns, size, self.n_features):
                 n_rows += len(block)
                 yield block
             if n_rows != expected:
@@ -212,30 +211,30 @@ def open_vectors(
     if column is None:
         place, column = split_column(place)
     tables: list[Table] = []
-    chosen: tuple[str, ...] = ()
-    vector_types: list[VectorType] = []
-    no_rows: NoRowsError
     for file in find_files(place):
         try:
             table = _open_table(file, np.dtype(text_dtype))
             if not tables:
                 chosen = _choose(table, column, leave_out)
+                first = row = table.first_row(chosen)
             else:
                 _check_layout(tables[0], table)
-            vector_types.append(table.vector_type(chosen))
-            tables.append(table)
+                row = table.first_row(chosen)
         except NoRowsError as error:  # an empty part of a data set
             no_rows = error
-    if not tables:
-        raise no_rows
-    first = vector_types[0]
-    for table, kind in zip(tables, vector_types, strict=True):
-        if kind != first:
+            continue
+        if (row.shape[1], row.dtype) != (first.shape[1], first.dtype):
             raise AntipodalError(
                 f"the vectors of {place} must have one type: those of {tables[0].file.path} have "
-                f"{first.n_features} dimensions, {first.dtype}, those of {table.file.path} have "
-                f"{kind.n_features}, {kind.dtype}"
+                f"{first.shape[1]} dimensions, {first.dtype}, those of {file.path} have "
+                f"{row.shape[1]}, {row.dtype}"
             )
+        tables.append(table)
+    if not tables:
+        raise no_rows
+    if len(first) and not first.size:
+        columns = f" in the column {chosen[0]!r}" if chosen else ""
+        raise AntipodalError(f"cannot read {place}: the first vector{columns} is empty")
     return VectorFile(place, tables, chosen, first)
 
 
