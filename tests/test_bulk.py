@@ -1,4 +1,4 @@
-"""Folders of parquet become folders of codes: whole files, also after kills and on a cluster."""
+"""Bulk encoding of parquet files: complete files, also after kills and on a cluster."""
 
 import json
 import multiprocessing
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,15 @@ from typer.testing import CliRunner
 
 from antipodal import LSH, AntipodalError, bulk, open_vectors
 from antipodal.bulk import BatchEncoder, manifest
-from antipodal.bulk import encoder as onefile
+from antipodal.bulk import encoder as encoder_module
+from antipodal.bulk.encoder import FileJob, encode_file
 from antipodal.cli import app
+from antipodal.io.formats import find_format
 from antipodal.io.model_file import model_identity
+from antipodal.io.tables import ParquetTable
 from effort import rounds
 
-# Children are forked from a process that has imported all of this.
+# Child processes are forked from a process that has imported this module.
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["test_bulk"])
 
@@ -51,7 +55,7 @@ def rows_of(table):
 
 
 def contents(folder):
-    """Return the bytes of every file, the manifest's too."""
+    """Return the bytes of every file, including the manifest."""
     return {
         path.relative_to(folder): path.read_bytes()
         for path in Path(folder).rglob("*")
@@ -60,7 +64,7 @@ def contents(folder):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def originals(tmp_path_factory):
     root = tmp_path_factory.mktemp("bulk")
     for seed, (name, n_rows) in enumerate(SIZES.items()):
         (root / "in" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -72,9 +76,9 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def work(made, tmp_path, monkeypatch):
-    """A folder of its own, with the files and models of all."""
-    root, hasher = made
+def work(originals, tmp_path, monkeypatch):
+    """Change to a folder with copies of the files and models; return the hasher."""
+    root, hasher = originals
     for name in ("in", "model.antipodal", "other.antipodal"):
         subprocess.run(["cp", "-rp", root / name, tmp_path], check=True)
     monkeypatch.chdir(tmp_path)
@@ -90,12 +94,12 @@ def refused(message, **options):
         encode(**options)
 
 
-def test_every_file_becomes_one_with_the_codes_of_its_rows(work, monkeypatch):
-    monkeypatch.setattr(onefile, "BATCH_BYTES", 20_000)  # several batches
-    seen = []
-    report = encode(progress=lambda *counts: seen.append(counts))
+def test_every_file_gets_the_codes_of_its_rows(work, monkeypatch):
+    monkeypatch.setattr(encoder_module, "BATCH_BYTES", 20_000)  # several batches
+    calls = []
+    report = encode(progress=lambda *counts: calls.append(counts))
     assert report == (4, 5703, 4, 5703)
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
     for name in SIZES:
         before, after = pq.read_table(f"in/{name}"), pq.read_table(f"out/{name}")
         assert after.drop_columns("code").equals(before)
@@ -111,20 +115,20 @@ def test_every_file_becomes_one_with_the_codes_of_its_rows(work, monkeypatch):
         done = subprocess.run(["sha256sum", f"out/{file['name']}"], capture_output=True, text=True)
         assert done.stdout.split()[0] == file["sha256"]
         assert os.path.getsize(f"out/{file['name']}") == file["bytes"]
-    vectors = open_vectors("out", "code")  # the folder is read as one: the manifest is no data
+    vectors = open_vectors("out", "code")  # the manifest is skipped
     assert vectors.shape == (5703, 3)
     assert not list(Path("out").rglob(".*"))
 
 
-def test_columns_are_chosen_and_vectors_may_be_several_columns_of_numbers(work):
+def test_columns_are_kept_on_request_and_vectors_may_be_several_columns(work):
     table = table_of(50, 5)
     rows = rows_of(table)
     wide = {f"f{i}": rows[:, i] for i in range(WIDTH)}
     pq.write_table(pa.table({"id": table["id"], **wide}), "wide.parquet")
     encode("wide.parquet:f*", columns=["id"])
-    made_table = pq.read_table("out/wide.parquet")
-    assert made_table.column_names == ["id", "code"]
-    assert made_table["code"].to_pylist() == [bytes(code) for code in work.encode(rows)]
+    encoded = pq.read_table("out/wide.parquet")
+    assert encoded.column_names == ["id", "code"]
+    assert encoded["code"].to_pylist() == [bytes(code) for code in work.encode(rows)]
     encode("in/sub/*.parquet", "codes", column="v", columns=[])
     assert sorted(path.name for path in Path("codes").glob("*.parquet")) == [
         "c.parquet",
@@ -133,7 +137,7 @@ def test_columns_are_chosen_and_vectors_may_be_several_columns_of_numbers(work):
     assert pq.read_table("codes/d.parquet").column_names == ["code"]
 
 
-def test_a_second_run_goes_on_only_where_it_is_the_same_and_asked_to(work):
+def test_a_second_run_resumes_only_on_request_and_with_equal_options(work):
     encode(columns=["id"])
     before = contents("out")
     refused(r"\bout\b.*\bresume", columns=["id"])
@@ -145,7 +149,7 @@ def test_a_second_run_goes_on_only_where_it_is_the_same_and_asked_to(work):
     assert contents("out") == before
 
 
-def test_what_is_not_as_recorded_is_encoded_again(work):
+def test_files_that_differ_from_their_record_are_encoded_again(work):
     encode()
     before = contents("out")
     Path("out/a.parquet").write_bytes(before[Path("a.parquet")][:-1] + b"?")  # of equal length
@@ -157,6 +161,41 @@ def test_what_is_not_as_recorded_is_encoded_again(work):
     pq.write_table(table_of(9, 5), "in/new.parquet")
     assert encode(resume=True) == (5, 5717, 2, 17)
     assert len(pq.read_table("out/sub/c.parquet")) == 8
+
+
+def test_a_target_inside_the_source_is_not_part_of_it(work):
+    encode(target="in/codes")
+    before = contents("in/codes")
+    refused(r"\bin/codes\b.*\bresume", target="in/codes")
+    (Path("in/codes") / "a.parquet").unlink()
+    assert encode(target="in/codes", resume=True) == (4, 5703, 1, 700)
+    assert contents("in/codes") == before
+
+
+def test_columns_with_dots_in_their_names_are_read_in_batches(work):
+    table = table_of(2000, 5)
+    vectors = table["v"].combine_chunks()
+    names = ["v", "v.w", "v.w.x", "id"]
+    pq.write_table(
+        pa.table([vectors.take(pa.array(range(1999, -1, -1))), vectors, table["id"], table["id"]],
+                 names),
+        "dots.parquet",
+    )  # fmt: skip
+    source = ParquetTable(find_format("dots.parquet"))
+    batches = [batch for _, batch in source.record_batches(["v.w"], 20_000)]
+    assert {tuple(batch.schema.names) for batch in batches} == {("v.w",)}
+    assert max(map(len, batches)) <= 500  # about 48 bytes a row
+    encode("dots.parquet", column="v.w", columns=["v"])
+    encoded = pq.read_table("out/dots.parquet")
+    assert encoded.column_names == ["v", "code"]
+    assert encoded["code"].to_pylist() == [bytes(code) for code in work.encode(rows_of(table))]
+
+
+def test_a_source_that_vanishes_is_named(work):
+    with ThreadPoolExecutor(1) as pool:
+        job = FileJob("d", "in/vanished.parquet", "out/d.parquet")
+        with pytest.raises(AntipodalError, match=r"in/vanished\.parquet\b.*No such file"):
+            encode_file(BatchEncoder(work), job, pool)
 
 
 def test_bad_rows_are_named_and_the_other_files_are_kept(work):
@@ -177,7 +216,7 @@ def test_bad_rows_are_named_and_the_other_files_are_kept(work):
     }
 
 
-def test_a_line_that_was_not_written_to_its_end_does_not_count(work):
+def test_an_incomplete_progress_line_is_ignored(work):
     encode()
     before = contents("out")
     about = json.loads(before[Path("_manifest.json")])
@@ -201,7 +240,7 @@ def test_a_line_that_was_not_written_to_its_end_does_not_count(work):
         ({"source": "rows.npy"}, r"\brows\.npy\b.*\bNumPy\b"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(work, options, message):
+def test_invalid_runs_are_refused_before_anything_is_written(work, options, message):
     Path("full").mkdir()
     Path("full/file").touch()
     np.save("rows.npy", np.zeros((2, WIDTH)))
@@ -211,7 +250,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(work, options, mes
     assert not Path("out").exists()
 
 
-def test_wrong_engines_are_wrong_arguments(work):
+def test_invalid_engines_raise_value_error(work):
     with pytest.raises(ValueError, match=r"\bengine\b.*'spark'"):
         encode(engine="spark")
     with pytest.raises(ValueError, match=r"\baddress\b.*\bRay\b"):
@@ -219,11 +258,11 @@ def test_wrong_engines_are_wrong_arguments(work):
 
 
 def test_two_runs_do_not_write_to_one_folder(work):
-    with manifest.Manifest(Path("out"), {}).held():
+    with manifest.Manifest(Path("out"), {}).locked():
         refused(r"\bout\b")
 
 
-def test_the_command_encodes_folders_and_says_what_is_wrong(work):
+def test_the_command_encodes_folders_and_reports_errors(work):
     def run(*arguments, code=0):
         done = CliRunner().invoke(app, ["encode", "model.antipodal", *arguments])
         assert done.exit_code == code, done.output
@@ -241,8 +280,8 @@ def test_the_command_encodes_folders_and_says_what_is_wrong(work):
     np.testing.assert_array_equal(np.load("codes.npy"), np.asarray(open_vectors("out", "code")))
 
 
-def test_the_encoder_takes_tables_and_batches_of_any_cut(made):
-    _, hasher = made
+def test_the_encoder_accepts_tables_and_batches_of_any_size(originals):
+    _, hasher = originals
     table = table_of(1000, 3)
     whole = BatchEncoder(hasher, columns=["id"])(table)
     encoder = BatchEncoder(hasher, column="v", columns=["id"])
@@ -253,31 +292,31 @@ def test_the_encoder_takes_tables_and_batches_of_any_cut(made):
 
 
 def encode_slowly(root, target):
-    onefile.BATCH_BYTES = 5_000
+    encoder_module.BATCH_BYTES = 5_000
     bulk.encode(f"{root}/model.antipodal", f"{root}/in", target, resume=True)
 
 
-def test_killed_runs_leave_nothing_half_and_end_as_one_that_was_not(work, tmp_path, monkeypatch):
-    monkeypatch.setattr(onefile, "BATCH_BYTES", 5_000)
+def test_killed_runs_leave_complete_files_and_resume(work, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoder_module, "BATCH_BYTES", 5_000)
     encode(target="undisturbed")
     expected = contents("undisturbed")
-    moments = random.Random(0)
-    killed_at_work = 0
+    delays = random.Random(0)
+    n_killed = 0
     for number in range(rounds(3, 100)):
         child = processes.Process(target=encode_slowly, args=(str(tmp_path), str(tmp_path / "out")))
         child.start()
         while child.is_alive() and not Path("out/_progress.jsonl").exists():
             time.sleep(0.001)
-        time.sleep(moments.uniform(0, 0.1))
-        killed_at_work += child.is_alive()
+        time.sleep(delays.uniform(0, 0.1))
+        n_killed += child.is_alive()
         child.kill()
         child.join()
-        there = {k: v for k, v in contents("out").items() if k.name[0] not in "._"}
-        assert there.items() <= expected.items()
-        if Path("out/_manifest.json").exists():  # it was done: begin anew
+        finished = {k: v for k, v in contents("out").items() if k.name[0] not in "._"}
+        assert finished.items() <= expected.items()
+        if Path("out/_manifest.json").exists():  # finished: start again
             assert contents("out") == expected
             Path("out").rename(f"done{number}")
-    assert killed_at_work
+    assert n_killed
     encode(resume=True)
     assert contents("out") == expected
 
@@ -316,13 +355,13 @@ def writer_of(folder):
     return None
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="it looks for workers in /proc")
-def test_ray_writes_the_same_files_though_a_worker_is_killed(work, tmp_path):
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to find workers")
+def test_ray_writes_the_same_files_although_a_worker_is_killed(work, tmp_path):
     pytest.importorskip("ray")
     Path("large").mkdir()
     for number in range(3):
         pq.write_table(table_of(300_000, number), f"large/{number}.parquet")
-    encode("large", "here")
+    encode("large", "locally")
     child = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(ON_CLUSTER)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -343,8 +382,8 @@ def test_ray_writes_the_same_files_though_a_worker_is_killed(work, tmp_path):
         child.kill()
     assert child.returncode == 0, errors
     assert "Report(files=3, rows=900000, files_encoded=3" in printed
-    here, by_ray = contents("here"), contents("by-ray")
-    assert {k: v for k, v in by_ray.items() if k.name[0] != "."} == here
+    locally, by_ray = contents("locally"), contents("by-ray")
+    assert {k: v for k, v in by_ray.items() if k.name[0] != "."} == locally
     parts = pa.concat_tables(pq.read_table(path) for path in sorted(Path().glob("part*.parquet")))
     encode(target="local")
     local = pa.concat_tables(

@@ -1,4 +1,4 @@
-"""Codes for more rows than one array holds: folders of parquet, here or on a cluster."""
+"""Bulk encoding: parquet to parquet, locally or on a Ray cluster."""
 
 from antipodal.bulk.encoder import BatchEncoder
 from antipodal.bulk.run import Report, encode

@@ -1,4 +1,4 @@
-"""Encoding of record batches and of single parquet files."""
+"""Encoders of record batches and of single parquet files."""
 
 import hashlib
 import io
@@ -25,25 +25,26 @@ from antipodal.io.formats import find_format
 from antipodal.io.tables import ParquetTable, combine_columns, describe_columns
 from antipodal.threads import one_torch_thread
 
-CODE = "code"  # the column that is added
+CODE = "code"  # the name of the added column
 
 
 class BatchEncoder:
-    r"""Adds the column `code`, fixed-size binary, to a batch of Arrow: for engines of batches.
+    r"""Function that adds the column `code`, fixed-size binary, to Arrow record batches.
 
-    The model is read once, where the object is made: in Ray that is the actor, in Spark the
-    function that gets the batches. It computes on one thread, since engines run many at once; the
-    codes are those of `hasher.encode`, whatever batches the rows come in.
+    Use it with engines that map batches. The model is read once, by the constructor: in Ray, create
+    the object in the actor; in Spark, in the function that receives the batches. It computes on
+    one thread, since engines run many of them in parallel. The codes are those of
+    `hasher.encode`, independent of the batch size.
 
     Parameters
     ----------
     model : path or BaseHasher
-        Written by `save`, or a fitted hasher.
+        A model file, or a fitted hasher.
     column : str or sequence of str, optional
-        The column of vectors, or several of numbers that make one. By default the only one there
-        is, as `antipodal.open_vectors` finds it.
+        The vector column, or several columns of numbers that form the vector. By default chosen
+        as by `antipodal.open_vectors`.
     columns : collection of str, optional
-        Which columns to keep beside the codes, in the order of the batch. By default all.
+        Columns to keep with the codes, in the order of the batch. By default all.
 
     Examples
     --------
@@ -67,10 +68,10 @@ class BatchEncoder:
         self.columns = columns
 
     def __call__(self, batch: Any) -> Any:
-        """Return the batch with its codes; a record batch for one, a table for a table."""
+        """Return a record batch or table with the codes of its rows."""
         if not isinstance(batch, pa.Table):
             return self._encoded(batch)
-        # Not by self(part): Ray replaces __call__ by one that waits for itself.
+        # Not self(part): Ray replaces __call__ by a wrapper that would deadlock.
         parts = [self._encoded(part) for part in batch.to_batches()]
         return pa.Table.from_batches(parts, self.schema(batch.schema))
 
@@ -88,37 +89,37 @@ class BatchEncoder:
         return pa.RecordBatch.from_arrays([*arrays, column], schema=schema)
 
     def schema(self, schema: pa.Schema, name: str = "the batch") -> pa.Schema:
-        """Return the schema of what comes out for that of what goes in; `name` is for messages."""
+        """Return the schema of encoded batches; `name` is the source in error messages."""
         for column in self.columns or ():
             check_column(name, describe_columns(schema), column)
         kept = [f for f in schema if self.columns is None or f.name in self.columns]
         if any(field.name == CODE for field in kept):
             raise AntipodalError(
-                f"{name} has a column {CODE!r} already, which is where the codes go: name the "
+                f"{name} already has a column {CODE!r}, the name of the column of codes: list the "
                 "columns to keep, without it"
             )
         added = pa.field(CODE, pa.binary(code_width(self.hasher.n_bits)), nullable=False)
         return pa.schema([*kept, added], schema.metadata)
 
     def vector_columns(self, schema: pa.Schema, name: str = "the batch") -> tuple[str, ...]:
-        """Return the names of the columns that hold the vectors."""
+        """Return the names of the columns that contain the vectors."""
         return choose_columns(name, describe_columns(schema), self.column, ())
 
     def columns_read(self, schema: pa.Schema, name: str = "the batch") -> list[str]:
-        """Return the names of the columns that are kept or hold the vectors, in their order."""
+        """Return the names of the vector columns and of the columns to keep, in their order."""
         *kept, _ = self.schema(schema, name).names
         wanted = {*kept, *self.vector_columns(schema, name)}
         return [name for name in schema.names if name in wanted]
 
 
-BATCH_BYTES = 2**24  # of what is read at a time: a few batches of each open file are in memory
+BATCH_BYTES = 2**24  # a few batches of each open file are in memory
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class FileJob(NamedTuple):
-    """What is to be read, what is to be written, and the name of both in the manifest."""
+    """A source file, its target file, and the name of both in the manifest."""
 
     name: str
     source: str
@@ -126,7 +127,7 @@ class FileJob(NamedTuple):
 
 
 class FileRecord(NamedTuple):
-    """A file that was written whole, and what it was made of."""
+    """A complete file of codes, and the state of its source."""
 
     name: str
     rows: int
@@ -137,24 +138,26 @@ class FileRecord(NamedTuple):
 
 
 class StoppedError(Exception):
-    """Another file failed, or the user has had enough."""
+    """Encoding was stopped: another file failed, or the user interrupted it."""
 
 
 def encode_file(
     encoder: BatchEncoder, job: FileJob, pool: Executor, n_ahead: int = 2, stop: Event | None = None
 ) -> FileRecord:
-    """Write the codes of one file, whole or not at all.
+    """Write the file of codes of one parquet file atomically.
 
     Parameters
     ----------
+    encoder : BatchEncoder
+    job : FileJob
     pool : Executor
-        Whose threads encode.
+        The threads that encode.
     n_ahead : int
-        Batches that wait to be encoded or written, at most.
+        Maximal number of batches that are read but not yet written.
     stop : Event, optional
-        Once it is set, the file is given up.
+        Set by the caller to abandon the file.
     """
-    before = os.stat(job.source)
+    before = _size_and_time(job.source)
     table = ParquetTable(find_format(job.source))
     schema = table.schema()
     names = encoder.columns_read(schema, job.source)
@@ -164,9 +167,9 @@ def encode_file(
     n_rows = 0
     Path(job.target).parent.mkdir(parents=True, exist_ok=True)
     with replacing(job.target) as file, ThreadPoolExecutor(1) as reader:
-        stream = _Hashed(file)
+        stream = _HashingWriter(file)
         batches = read_ahead(table.record_batches(names, BATCH_BYTES), reader)
-        # A dictionary of numbers that hardly repeat would be built, and thrown away.
+        # Dictionaries of vectors and codes would be built and then discarded.
         others = [name for name in written.names if name not in plain]
         with pq.ParquetWriter(stream, written, use_dictionary=others) as writer:
             for batch in in_order(pool, partial(_encode, encoder, job.source), batches, n_ahead):
@@ -174,14 +177,18 @@ def encode_file(
                     raise StoppedError
                 writer.write_batch(batch)
                 n_rows += len(batch)
-    after = os.stat(job.source)
-    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+    if _size_and_time(job.source) != before:
         os.unlink(job.target)
         raise AntipodalError(f"{job.source} changed while it was read: encode it again")
-    return FileRecord(
-        job.name, n_rows, stream.n_bytes, stream.digest.hexdigest(),
-        after.st_size, after.st_mtime_ns,
-    )  # fmt: skip
+    return FileRecord(job.name, n_rows, stream.n_bytes, stream.digest.hexdigest(), *before)
+
+
+def _size_and_time(source: str) -> tuple[int, int]:
+    try:
+        status = os.stat(source)
+    except OSError as error:
+        raise AntipodalError(f"cannot read {source}: {error.strerror or error}") from error
+    return status.st_size, status.st_mtime_ns
 
 
 def _encode(encoder: BatchEncoder, source: str, numbered: tuple[int, Any]) -> pa.RecordBatch:
@@ -190,22 +197,22 @@ def _encode(encoder: BatchEncoder, source: str, numbered: tuple[int, Any]) -> pa
         return encoder(batch)
     except (ValueError, TypeError) as error:
         raise AntipodalError(
-            f"cannot encode {source}, in the {len(batch):,} rows from row {first:,} on: {error}"
+            f"cannot encode {source}, in the {len(batch):,} rows from row {first:,}: {error}"
         ) from error
 
 
 def read_ahead(items: Iterator[Item], pool: Executor) -> Iterator[Item]:
-    """Yield the items, the next of which is made meanwhile."""
-    coming = pool.submit(next, items, None)
-    while (item := coming.result()) is not None:
-        coming = pool.submit(next, items, None)
+    """Yield the items; compute the next one in the background."""
+    following = pool.submit(next, items, None)
+    while (item := following.result()) is not None:
+        following = pool.submit(next, items, None)
         yield item
 
 
 def in_order(
     pool: Executor, function: Callable[[Item], Result], items: Iterable[Item], n_ahead: int
 ) -> Iterator[Result]:
-    """Map the items on the threads of a pool, at most n_ahead of them at a time."""
+    """Yield function(item) in order, computed in a pool, at most n_ahead items in advance."""
     waiting: deque[Future[Result]] = deque()
     for item in items:
         waiting.append(pool.submit(function, item))
@@ -215,8 +222,8 @@ def in_order(
         yield waiting.popleft().result()
 
 
-class _Hashed(io.RawIOBase):
-    """A file to write to that knows the checksum and the number of the bytes it got."""
+class _HashingWriter(io.RawIOBase):
+    """A file for writing that counts and hashes the bytes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.digest, self.n_bytes = file, hashlib.sha256(), 0

@@ -1,8 +1,8 @@
-"""What a folder of codes says of itself: the model, and every file with its rows and checksum.
+"""Manifest of a folder of codes: the model, and the rows and checksum of every file.
 
-While files are being written, each that is done is a line of `_progress.jsonl`, behind a first line
-that says of which run it is; at the end all are in `_manifest.json`, and the lines are gone. Those
-who read folders of parquet leave names with an underscore alone.
+During a run, `_progress.jsonl` has one line about the run and one line per finished file. At the
+end, `_manifest.json` replaces it. Readers of folders of parquet files skip names that begin with an
+underscore.
 """
 
 import hashlib
@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from glob import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +23,13 @@ _FORMAT = "antipodal bulk codes 1"
 
 
 class Manifest:
-    """The record of a run in its folder.
+    """The manifest of a folder, updated while its files are written.
 
     Parameters
     ----------
     folder : Path
     about : mapping
-        What must not change from run to run: the model and the columns.
+        The properties that a resumed run must share: the model and the columns.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
@@ -39,17 +38,16 @@ class Manifest:
         self.done: dict[str, FileRecord] = {}
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Make the folder, and keep other runs out of it as long as this one works on it."""
+    def locked(self) -> Iterator[None]:
+        """Create the folder, and lock it against other runs."""
         make_folder(self.folder)
         with _lock(self.folder):
             yield
 
     def begin(self, jobs: Sequence[FileJob], *, resume: bool) -> list[FileJob]:
-        """Return the jobs that are left to do, all of them in a new folder.
+        """Return the remaining jobs.
 
-        Of what was done before, a file counts that is still as it was recorded, byte by byte, and
-        whose source has not changed since.
+        A job is done if its file matches its recorded checksum, and its source is unchanged.
         """
         earlier = read_contents(self.folder)
         if earlier is None:
@@ -59,8 +57,8 @@ class Manifest:
             self._check_same(about)
             if not resume:
                 raise AntipodalError(
-                    f"{self.folder} holds codes of this model already: resume to go on with it, or "
-                    "name another folder"
+                    f"{self.folder} already contains codes of this model: resume the run, or "
+                    "choose another folder"
                 )
             jobs_by_name = {job.name: job for job in jobs}
             self._check_known(records, jobs_by_name)
@@ -69,7 +67,6 @@ class Manifest:
                 for record in records
                 if is_intact(record, jobs_by_name[record.name])
             }
-            self._remove_leftovers(jobs)
         lines = [self.about, *(record._asdict() for record in self.done.values())]
         with replacing(self.folder / PROGRESS) as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
@@ -78,7 +75,7 @@ class Manifest:
         return [job for job in jobs if job.name not in self.done]
 
     def add(self, record: FileRecord) -> None:
-        """Remember a file that is on the disk."""
+        """Record a finished file."""
         self.done[record.name] = record
         with open(self.folder / PROGRESS, "a") as file:
             file.write(json.dumps(record._asdict()) + "\n")
@@ -86,7 +83,7 @@ class Manifest:
             os.fsync(file.fileno())
 
     def finish(self) -> dict[str, Any]:
-        """Write the manifest and return what it says."""
+        """Write the manifest and return its contents."""
         records = [self.done[name] for name in sorted(self.done)]
         contents = {
             **self.about,
@@ -100,41 +97,34 @@ class Manifest:
         return contents
 
     def _check_empty(self) -> None:
-        there = [entry.name for entry in os.scandir(self.folder) if entry.name[0] != "."]
-        if there:
+        names = [entry.name for entry in os.scandir(self.folder) if entry.name[0] != "."]
+        if names:
             raise AntipodalError(
-                f"{self.folder} must be empty or hold codes with their manifest: it holds "
-                f"{sorted(there)[0]!r} and no {MANIFEST}"
+                f"{self.folder} must be empty or contain codes with their manifest: it contains "
+                f"{min(names)!r} and no {MANIFEST}"
             )
 
     def _check_same(self, about: Mapping[str, Any]) -> None:
-        """Refuse to mix codes of two models, or files with other columns."""
+        """Raise an error if the model or the columns differ from those of earlier runs."""
         for name in self.about:
-            here, there = self.about[name], about.get(name)
-            if here != there:
+            new, old = self.about[name], about.get(name)
+            if new != old:
                 raise AntipodalError(
-                    f"{self.folder} holds files with {name} {there!r}, and these would have "
-                    f"{here!r}: name another folder"
+                    f"{self.folder} contains files with {name} {old!r}, this run has {new!r}: "
+                    "choose another folder"
                 )
 
     def _check_known(self, records: Sequence[FileRecord], jobs: Mapping[str, FileJob]) -> None:
         gone = next((record.name for record in records if record.name not in jobs), None)
         if gone is not None:
             raise AntipodalError(
-                f"{self.folder} holds codes of {gone}, which is not among the files to encode: "
-                "name another folder, or the files as before"
+                f"{self.folder} contains codes of {gone}, which is not among the files to encode: "
+                "choose another folder, or encode the same files"
             )
-
-    def _remove_leftovers(self, jobs: Sequence[FileJob]) -> None:
-        """Remove the temporary files of a run that was killed; no other run is at work here."""
-        targets = [Path(job.target) for job in jobs]
-        for target in [*targets, self.folder / PROGRESS, self.folder / MANIFEST]:
-            for path in target.parent.glob(f".{escape(target.name[:40])}.????????"):
-                path.unlink()
 
 
 class FolderContents(NamedTuple):
-    """What a folder says of itself; the run that writes it may not be finished."""
+    """The contents of a manifest, finished or in progress."""
 
     about: dict[str, Any]
     records: list[FileRecord]
@@ -142,10 +132,10 @@ class FolderContents(NamedTuple):
 
 
 def read_contents(folder: Path) -> FolderContents | None:
-    """Return what the runs so far have left, if there was one."""
+    """Return the manifest of a folder, finished or in progress, or None if it has none."""
     path = folder / PROGRESS
     try:
-        if path.exists():  # also beside a manifest, if it was just about to be removed
+        if path.exists():  # takes precedence over a manifest that was about to be removed
             about, *records = _read_lines(path)
         elif (path := folder / MANIFEST).exists():
             about = json.loads(path.read_bytes())
@@ -156,12 +146,12 @@ def read_contents(folder: Path) -> FolderContents | None:
         return FolderContents(dict(about), done, path.name == MANIFEST)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise AntipodalError(
-            f"{path} is damaged ({error}): name another folder, or remove this one"
+            f"{path} is damaged ({error}): choose another folder, or remove this one"
         ) from error
 
 
 def is_intact(record: FileRecord, job: FileJob) -> bool:
-    """Return whether the file is as it was written, and its source as it was read."""
+    """Return whether a file of codes and its source are unchanged."""
     try:
         source = os.stat(job.source)
         if os.path.getsize(job.target) != record.bytes:
@@ -177,14 +167,14 @@ def is_intact(record: FileRecord, job: FileJob) -> bool:
 
 
 def _read_lines(path: Path) -> list[Any]:
-    """Return the lines but for a last one that was not written to its end."""
-    whole, _, _ = path.read_text().rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines()]
+    """Return the parsed lines, without an incomplete last line."""
+    complete, _, _ = path.read_text().rpartition("\n")
+    return [json.loads(line) for line in complete.splitlines()]
 
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Hold the folder alone, where the system can; it lets go when the process ends."""
+    """Lock the folder, where supported; the lock ends with the process."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -195,8 +185,8 @@ def _lock(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AntipodalError(f"another run is writing to {folder}: wait for it") from None
-        except OSError:  # a file system of a network that knows no locks
+            raise AntipodalError(f"another run is writing to {folder}") from None
+        except OSError:  # a network file system without locks
             pass
         yield
     finally:

@@ -21,13 +21,13 @@ from antipodal.io.tables import ParquetTable
 
 
 class FileEncoder:
-    """The actor: encodes the files that the rows of a batch name, and returns their records."""
+    """Ray actor that encodes files: batches are rows of FileJob, results rows of FileRecord."""
 
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         self.encoder = BatchEncoder(model, **options)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        """Encode each of the files."""
+        """Encode the files of a batch of jobs."""
         with ThreadPoolExecutor(1) as pool:
             jobs = [FileJob(**row) for row in batch.to_pylist()]
             records = [encode_file(self.encoder, job, pool) for job in jobs]
@@ -37,7 +37,7 @@ class FileEncoder:
 def encode_on_cluster(
     encoder: BatchEncoder, model: str, jobs: Sequence[FileJob], address: str | None
 ) -> Iterator[FileRecord]:
-    """Encode the files on a cluster, and yield them as they are done."""
+    """Encode the files on a Ray cluster, and yield their records as they finish."""
     with connected(address) as ray:
         n_actors = min(len(jobs), max(1, int(ray.cluster_resources().get("CPU", 1))))
         files = ray.data.from_items([job._asdict() for job in jobs], override_num_blocks=len(jobs))
@@ -47,7 +47,7 @@ def encode_on_cluster(
             batch_size=1,
             batch_format="pyarrow",
             compute=ray.data.ActorPoolStrategy(size=n_actors),
-            num_cpus=0.5,  # of each core: where actors hold all of them, Ray Data waits for more
+            num_cpus=0.5,  # Ray Data would deadlock if the actors reserved all cores
         )
         try:
             for record in records.iter_rows():
@@ -61,9 +61,9 @@ def encode_on_cluster(
 
 @contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """Use the cluster there is, the one at an address, or one of this machine alone; give Ray."""
+    """Connect to the current cluster, the one at an address, or a new local one; yield ray."""
     try:
-        ray = import_module("ray")  # here: it takes seconds
+        ray = import_module("ray")  # not at the top: it takes seconds
         import_module("ray.data")
     except ImportError as error:
         raise AntipodalError(missing_extra("engine='ray'", str(error.name), "ray")) from error
@@ -74,7 +74,7 @@ def connected(address: str | None) -> Iterator[Any]:
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        # Nobody else can reach it. With one core Ray would wait for a second.
+        # Not reachable from other machines. With a single core, Ray would deadlock.
         options |= {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
         options["num_cpus"] = max(2, os.cpu_count() or 1)
     ray.init(address="local" if address is None else address, **options)
@@ -84,11 +84,11 @@ def connected(address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
-Progress = Callable[[int, int], None]  # files done, of how many
+Progress = Callable[[int, int], None]  # files done, files in total
 
 
 class Report(NamedTuple):
-    """What `encode` did: all files and rows of the folder, and those encoded in this run."""
+    """The files and rows of a folder of codes, and those encoded by this run."""
 
     files: int
     rows: int
@@ -110,38 +110,40 @@ def encode(
 ) -> Report:
     """Encode a folder of parquet files: each becomes a file of the same name in `target`.
 
-    It has the columns of its source and `code`, fixed-size binary. A file is there whole or not at
-    all. The folder also says what it holds, in `_manifest.json`: the identity of the model, and the
-    rows and SHA-256 of every file. Memory does not grow with the rows.
+    It has the columns of its source and `code`, fixed-size binary. Files are written atomically.
+    The folder gets a manifest, `_manifest.json`: the identity of the model, and the number of rows
+    and the SHA-256 of every file. Memory use does not depend on the number of rows.
 
     Parameters
     ----------
     model : path
-        Written by `save`.
+        A model file.
     source : path
-        A parquet file, a folder of them, with folders within, or a pattern; `FOLDER:COLUMN` names
-        the column of vectors too.
+        A parquet file, a folder of them (searched recursively), or a glob pattern, optionally with
+        the vector column: `FOLDER:COLUMN`.
     target : path
-        A folder. It must be new or empty, or `resume` true.
+        A folder, new or empty unless `resume` is true. It may be inside the source folder.
     column : str or sequence of str, optional
-        The column of vectors, or several of numbers that make one. By default the only one.
+        The vector column, or several columns of numbers that form the vector. By default the only
+        vector column.
     columns : collection of str, optional
-        Which columns to keep beside the codes. By default all.
+        Columns to keep with the codes. By default all.
     engine : {"local", "ray"}
-        This process, on all its cores, or Ray Data, an actor per core. Files are the same.
+        Threads of this process on all its cores, or Ray Data with an actor per core. Both write
+        the same files.
     address : str, optional
-        Of a Ray cluster that is running, on whose machines model, source and target must have the
-        paths they have here. By default one is started on this machine, and stopped in the end.
+        The address of a running Ray cluster, whose machines must see the model, source and target
+        under the same paths. By default a local cluster is started, and stopped at the end.
     resume : bool
-        Whether to go on with a folder that an earlier run of the same model left: finished files
-        stay if their checksums are right and their sources have not changed.
+        Resume an earlier run of the same model: files are kept if their checksums match and their
+        sources are unchanged.
     progress : callable, optional
-        Called with the number of files done, and of all.
+        Called with the number of finished files and the total number.
     """
     if engine not in ("local", "ray"):
         raise ValueError(f"engine must be 'local' or 'ray': got {engine!r}")
     if address is not None and engine != "ray":
-        raise ValueError("address is that of a Ray cluster: it needs engine='ray'")
+        raise ValueError("address is the address of a Ray cluster: it requires engine='ray'")
     place = os.fspath(source)
     if column is None:
         place, column = split_column(place)
@@ -149,7 +151,7 @@ def encode(
     encoder = BatchEncoder(model, column=column, columns=columns)
     files = _parquet_files(place, folder)
     first = ParquetTable(files[0])
-    encoder.column = encoder.vector_columns(first.schema(), files[0].path)  # for all files the same
+    encoder.column = encoder.vector_columns(first.schema(), files[0].path)  # the same for all files
     encoder.schema(first.schema(), files[0].path)
     jobs = _jobs(place, files, folder)
     about = {
@@ -160,15 +162,15 @@ def encode(
         "columns": None if columns is None else sorted(columns),
     }
     manifest = Manifest(folder, about)
-    with manifest.held():
-        left = manifest.begin(jobs, resume=resume)
+    with manifest.locked():
+        remaining = manifest.begin(jobs, resume=resume)
         rows_before = sum(record.rows for record in manifest.done.values())
-        for record in _records(engine, encoder, model, left, address):
+        for record in _records(engine, encoder, model, remaining, address):
             manifest.add(record)
             if progress is not None:
                 progress(len(manifest.done), len(jobs))
         contents = manifest.finish()
-    return Report(len(jobs), contents["rows"], len(left), contents["rows"] - rows_before)
+    return Report(len(jobs), contents["rows"], len(remaining), contents["rows"] - rows_before)
 
 
 def _records(
@@ -177,14 +179,14 @@ def _records(
     if not jobs:
         return iter(())
     if engine == "local":
-        return encode_here(encoder, jobs)
+        return encode_locally(encoder, jobs)
     return encode_on_cluster(encoder, model, jobs, address)
 
 
-def encode_here(encoder: BatchEncoder, jobs: Sequence[FileJob]) -> Iterator[FileRecord]:
-    """Encode the files on all cores of this machine, and yield them as they are done.
+def encode_locally(encoder: BatchEncoder, jobs: Sequence[FileJob]) -> Iterator[FileRecord]:
+    """Encode the files on all cores of this machine, and yield their records as they finish.
 
-    Each thread of `files` reads and writes a file, those of `encoding` compute for all.
+    Each thread of `files` reads and writes one file; the threads of `encoding` serve all files.
     """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     n_cores = n_cores or 1
@@ -205,19 +207,20 @@ def _parquet_files(place: str, target: Path) -> list[DataFile]:
     files = find_files(place)
     if files[0].format is not PARQUET:
         raise AntipodalError(
-            f"a folder of codes is made of parquet files: {files[0].path} is "
-            f"{files[0].format.description}. Name a file for the codes, such as codes.npy"
+            f"only parquet files are encoded into a folder: {files[0].path} is "
+            f"{files[0].format.description}. Choose a file for the codes, such as codes.npy"
         )
-    for file in files:
-        if target in Path(os.path.abspath(file.path)).parents:
-            raise AntipodalError(
-                f"the codes must go to another folder than their source: {file.path} is in {target}"
-            )
-    return files
+    # If the target is inside the source, its files are the output of an earlier run.
+    sources = [file for file in files if target not in Path(os.path.abspath(file.path)).parents]
+    if not sources:
+        raise AntipodalError(
+            f"source and target must be different folders: {files[0].path} is in {target}"
+        )
+    return sources
 
 
 def _jobs(place: str, files: Sequence[DataFile], target: Path) -> list[FileJob]:
-    """Name every output as its input, seen from the folder that all inputs are in."""
+    """Name every output by the path of its source relative to their common folder."""
     paths = [os.path.abspath(file.path) for file in files]
     root = (
         place if os.path.isdir(place) else os.path.commonpath([os.path.dirname(p) for p in paths])

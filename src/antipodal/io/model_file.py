@@ -108,7 +108,7 @@ def model_bits(path: str | os.PathLike[str]) -> int:
     try:
         return operator.index(header["parameters"]["n_bits"])
     except (KeyError, TypeError):
-        raise ModelFileError(f"{path} has no valid n_bits in its header") from None
+        raise ModelFileError(f"{path} does not contain the length of its codes, n_bits") from None
 
 
 def _read(path: str | os.PathLike[str], kind: str) -> bytes:
