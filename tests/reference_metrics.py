@@ -1,4 +1,4 @@
-"""Retrieval scores by definition: every order of the ties, one query and one item at a time."""
+"""Retrieval metrics by their definitions: slow loops over every order of the ties."""
 
 from itertools import permutations, product
 from math import comb, fsum
@@ -31,8 +31,8 @@ def expected_worst_best(score, distances, relevant):
     return fsum(values) / len(values), min(values), max(values)
 
 
-def ball(distances, relevant, radius, balls):
-    """Precision, recall, F1 and the share of empty balls; rows of the arguments are queries."""
+def within_radius(distances, relevant, radius, balls):
+    """Precision, recall, F1 and the share of queries without results, one row per query."""
     rows = []
     for ds, rs in zip(distances, relevant, strict=True):
         inside = [r for d, r in zip(ds, rs, strict=True) if d <= radius]
@@ -50,7 +50,7 @@ def ball(distances, relevant, radius, balls):
 
 
 def group_sum(n, r, M, R, m=None):
-    """Sum the expected precisions of the first m places of a group: the formula, term by term."""
+    """Expected sum of precisions at the first m places of a group, term by term."""
     if r == 0:
         return 0.0
     step = (r - 1) / (n - 1) if n > 1 else 0.0
@@ -58,7 +58,7 @@ def group_sum(n, r, M, R, m=None):
 
 
 def expected_average_precision_of_found(items, relevant, k):
-    """AP at k over the number found: condition on how many relevant items precede the cut."""
+    """Expected AP at k divided by the relevant items up to k, by their number in the cut group."""
     total, M, R = 0.0, 0, 0
     for n, r in zip(items, relevant, strict=True):
         if M + n >= k:

@@ -24,13 +24,13 @@ ORDERS = ("", "_worst", "_best")
 
 @st.composite
 def small_problems(draw, max_items=6):
-    """Few bits, few items, few labels: many ties, empty balls and queries without relevant."""
+    """Few bits, items and labels: many ties, empty results and queries without relevant items."""
     n_bits = draw(st.integers(1, 3))
     n_queries, n_items = draw(st.integers(1, 3)), draw(st.integers(1, max_items))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     query, database = (rng.integers(0, 2, (n, n_bits)) for n in (n_queries, n_items))
     labels = rng.integers(0, 3, n_queries), rng.integers(0, 3, n_items)
-    labels[1][0] = labels[0][0]  # so that there is something to score
+    labels[1][0] = labels[0][0]  # at least one relevant pair
     return query, database, *labels
 
 
@@ -137,7 +137,7 @@ def test_without_ties_all_orders_give_the_average_precision_of_scikit_learn(seed
 
 @given(seed=st.integers(0, 2**32 - 1), ap_at_k=st.sampled_from(["relevant", "found"]))
 @fresh_examples(25)
-def test_the_worst_order_is_never_above_the_expected_one_nor_that_above_the_best(seed, ap_at_k):
+def test_scores_are_ordered_worst_expected_best(seed, ap_at_k):
     problem = random_problem(np.random.default_rng(seed), n_bits=5)
     top = [1, 10, 150, 1000]
     result = evaluate(*problem, n_bits=5, top=top, ap_at_k=ap_at_k).to_dict()
@@ -146,7 +146,7 @@ def test_the_worst_order_is_never_above_the_expected_one_nor_that_above_the_best
         assert 0 <= worst <= expected + 1e-10 <= best + 2e-10 <= 100 + 3e-10
 
 
-def test_dividing_by_what_was_found_prefers_to_find_less():
+def test_the_found_divisor_prefers_fewer_relevant_results():
     query, far = [[0, 0, 0]], [[0, 0, 0], [0, 0, 1], [0, 1, 1]]
     one, two = [1, 0, 0, 1], [1, 0, 1, 1]  # the fourth item is beyond the first three
     database = pack([*far, [1, 1, 1]])
@@ -158,23 +158,23 @@ def test_dividing_by_what_was_found_prefers_to_find_less():
         assert [one, two][np.argmax(maps)] == better
 
 
-# Balls -----------------------------------------------------------------------------------------
+# Within a radius -------------------------------------------------------------------------------
 
 
 @fresh_examples(100)
 @given(problem=small_problems(9), balls=st.sampled_from(["macro", "nonempty", "micro"]))
-def test_balls_match_loops_over_queries_and_items(problem, balls):
+def test_scores_within_a_radius_match_loops_over_queries_and_items(problem, balls):
     query, database, *labels = problem
     radii = [0, 1, 2, 7]
     result = evaluate(
         pack(query), pack(database), *labels, n_bits=query.shape[1], radii=radii, balls=balls
     )
     for r in radii:
-        slow = reference.ball(*scored(*problem), r, balls)
+        slow = reference.within_radius(*scored(*problem), r, balls)
         np.testing.assert_allclose(result.radius[r], 100 * np.array(slow), atol=1e-10)
 
 
-def test_an_empty_ball_has_precision_zero_and_is_counted():
+def test_a_query_without_results_has_precision_zero_and_is_counted():
     database = pack([[0, 0, 0, 0], [1, 1, 1, 1]])
     result = evaluate(pack([[0, 0, 0, 0], [0, 0, 1, 1]]), database, [0, 0], [0, 0], n_bits=4)
     assert result.radius[0] == (50, 25, pytest.approx(100 / 3), 50)
@@ -185,7 +185,7 @@ def test_an_empty_ball_has_precision_zero_and_is_counted():
 
 @given(seed=st.integers(0, 2**32 - 1))
 @fresh_examples(25)
-def test_permuting_the_database_moves_no_number(seed):
+def test_permuting_the_database_changes_no_score(seed):
     rng = np.random.default_rng(seed)
     query, database, query_labels, labels = random_problem(rng)
     order = rng.permutation(len(database))
@@ -197,7 +197,7 @@ def test_permuting_the_database_moves_no_number(seed):
 
 @pytest.mark.parametrize("block_bytes", [1, 500, 3_000, 20_000, 10**6])
 @pytest.mark.parametrize("n_bits", [5, 12, 70])
-def test_the_block_size_moves_no_number(n_bits, block_bytes):
+def test_the_block_size_changes_no_score(n_bits, block_bytes):
     rng = np.random.default_rng(n_bits)
     problem = random_problem(rng, n_queries=17, n_bits=n_bits)
     projections = rng.standard_normal((300, n_bits))
@@ -226,13 +226,13 @@ def test_a_query_scores_the_same_alone_and_among_others(multi):
 
 @pytest.mark.parametrize("n_rows", [1, 2, 6, 7])
 @pytest.mark.parametrize("n_items", [0, 10, 24, 25, 3_000])
-def test_counting_two_rows_together_is_counting_each(n_rows, n_items):
+def test_counting_two_rows_together_equals_counting_each(n_rows, n_items):
     values = np.random.default_rng(0).integers(0, 5, (n_rows, n_items)).astype(np.uint8)
     slow = [np.bincount(row, minlength=5) for row in values]
     np.testing.assert_array_equal(_count_in_rows(values, 5), slow)
 
 
-def test_names_of_labels_do_not_matter():
+def test_scores_do_not_depend_on_the_names_of_labels():
     query, database, query_labels, labels = random_problem(np.random.default_rng(1))
     results = [
         evaluate(query, database, name[query_labels], name[labels], n_bits=12)
@@ -262,7 +262,7 @@ def test_items_that_share_a_concept_are_relevant(n_concepts):
     assert result.queries_without_relevant == 30 - len(relevant)
     assert result.chance == pytest.approx(100 * np.mean(relevant))
     np.testing.assert_allclose(
-        result.radius[1], 100 * np.array(reference.ball(distances, relevant, 1, "macro"))
+        result.radius[1], 100 * np.array(reference.within_radius(distances, relevant, 1, "macro"))
     )
 
 
@@ -274,7 +274,7 @@ def test_queries_without_relevant_items_are_counted_and_change_nothing_else():
     assert there == here | {"queries": 45, "queries_without_relevant": 5}
 
 
-def test_k_beyond_the_database_means_all_of_it():
+def test_k_above_the_database_size_means_all_items():
     problem = random_problem(np.random.default_rng(3))
     result = evaluate(*problem, n_bits=12, top=[300, 5000])
     assert result.at[300] == result.at[5000]
@@ -295,7 +295,7 @@ def test_codes_without_information_score_about_chance():
 
 
 @pytest.mark.parametrize("n_bits", [1, 7, 8, 63, 64, 65, 130, 248, 256, 300])
-def test_distances_and_scores_hold_for_any_number_of_bits(n_bits):
+def test_distances_and_scores_are_right_for_any_number_of_bits(n_bits):
     rng = np.random.default_rng(n_bits)
     query, database, *labels = random_problem(rng, 9, 40, n_bits)
     bits = unpack(query, n_bits), unpack(database, n_bits)
@@ -305,7 +305,7 @@ def test_distances_and_scores_hold_for_any_number_of_bits(n_bits):
     assert fast.dtype == (np.uint8 if n_bits <= 255 else np.uint16)
     radius = n_bits // 2
     result = evaluate(query, database, *labels, n_bits=n_bits, radii=[radius])
-    expected = reference.ball(*scored(*bits, *labels), radius, "macro")
+    expected = reference.within_radius(*scored(*bits, *labels), radius, "macro")
     np.testing.assert_allclose(result.radius[radius], 100 * np.array(expected))
 
 
@@ -438,7 +438,7 @@ HOT = [[1, 0], [0, 1]]
         ({"projections": [[1, np.inf], [0, 1]]}, r"\bprojections\b.*\bfinite\b"),
     ],
 )
-def test_wrong_arguments_are_explained(arguments, message):
+def test_invalid_arguments_are_named_in_the_error(arguments, message):
     right = {
         "query_codes": CODES,
         "database_codes": CODES,

@@ -1,4 +1,4 @@
-"""The HTML report says what `evaluate` and brute force say, and stands on its own."""
+"""HTML report: values of `evaluate` and brute force, self-contained, escaped."""
 
 import json
 import re
@@ -30,7 +30,7 @@ BITS = 12
 
 @pytest.fixture(scope="module")
 def data():
-    """Three classes, each around a centre of its own; bit 5 is constant."""
+    """Three classes around random centres; bit 5 is constant."""
     rng = np.random.default_rng(0)
     centres = rng.random((3, BITS)) < 0.5
 
@@ -80,7 +80,7 @@ def test_the_report_is_well_formed_and_refers_to_nothing_outside(report):
         assert not {"src", "href", "style"} & set(element.keys())
 
 
-def test_the_tables_hold_what_evaluate_measures(data, report):
+def test_the_tables_have_the_values_of_evaluate(data, report):
     expected = evaluate(*data, n_bits=BITS, radii=(0, 1), top=(7,)).to_dict()
 
     def written(*names):
@@ -100,7 +100,7 @@ def test_the_report_returns_exactly_what_evaluate_returns(data, tmp_path):
     assert write_report(tmp_path / "r.html", *data, **options) == evaluate(*data, **options)
 
 
-def test_the_curve_of_precision_and_recall_is_that_of_counting_pairs(data, report):
+def test_the_precision_recall_curve_matches_counts_of_pairs(data, report):
     q, d = unpack(data[0], BITS), unpack(data[1], BITS)
     distance = (q[:, None] != d).sum(axis=2)
     relevant = data[2][:, None] == data[3]
@@ -117,7 +117,7 @@ def test_the_curve_of_precision_and_recall_is_that_of_counting_pairs(data, repor
     np.testing.assert_allclose(hovered, 100 * np.array(expected), atol=5.1e-3)
 
 
-def test_the_health_of_each_bit_averages_to_that_of_all_and_is_numpys(data):
+def test_statistics_of_bits_match_numpy_and_average_to_bit_health(data):
     ones, correlation = bits_of(data[1], BITS)
     bits = unpack(data[1], BITS).astype(float)
     np.testing.assert_allclose(ones, 100 * bits.mean(axis=0))
@@ -144,7 +144,7 @@ def test_the_examples_are_the_nearest_items_by_distance_and_row(data, report):
             assert r[1] == f"{'✓ ' if same else ''}{data[3][item]}"
 
 
-def test_labels_are_text_whatever_they_hold(data, tmp_path):
+def test_hostile_labels_are_escaped(data, tmp_path):
     names = np.array(["<script>alert(1)</script>", "\"&'", "\x00\ud800\u202e"])
     path = tmp_path / "r.html"
     write_report(path, *data[:2], names[data[2]], names[data[3]], n_bits=BITS)
@@ -254,7 +254,7 @@ def test_one_bit_and_one_item_make_a_report(tmp_path):
     parse((tmp_path / "r.html").read_text())
 
 
-def test_a_report_that_cannot_be_scored_or_written_leaves_what_was_there(data, tmp_path):
+def test_a_failed_report_keeps_the_existing_file(data, tmp_path):
     path = tmp_path / "r.html"
     path.write_text("before")
     with pytest.raises(ValueError, match="relevant"):

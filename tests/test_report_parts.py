@@ -1,4 +1,4 @@
-"""The parts of the report: queries, classes, confusions and distances, by counting pairs."""
+"""Sections of the report: queries, classes, confusion, distances, compared with counts of pairs."""
 
 import json
 import re
@@ -25,7 +25,7 @@ PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAAC
 
 @pytest.fixture(scope="module")
 def data():
-    """Four classes around centres of their own, one of them hard; a query has nothing relevant."""
+    """Four classes around random centres, one of them hard; query 7 has no relevant item."""
     rng = np.random.default_rng(0)
     centres = rng.random((4, BITS)) < 0.5
     flips = np.array([0.05, 0.1, 0.15, 0.4])
@@ -45,7 +45,7 @@ def pairs(data):
     return (q[:, None] != d).sum(axis=2), data[2][:, None] == data[3]
 
 
-def test_scores_of_queries_are_those_of_evaluating_each_alone(data):
+def test_scores_of_queries_equal_those_of_each_query_alone(data):
     found = break_down(*data, n_bits=BITS, radius=2).queries
     for i in range(len(data[0])):
         one = (data[0][i : i + 1], data[1], data[2][i : i + 1], data[3])
@@ -61,7 +61,12 @@ def test_scores_of_queries_are_those_of_evaluating_each_alone(data):
 def test_classes_are_means_over_their_queries_and_sorted(data):
     parts = break_down(*data, n_bits=BITS, radius=2)
     classes = class_scores(parts.queries, data[2])
-    assert {each.name for each in classes} == {"ant", "bee", "cat", "dog"}  # elk finds nothing
+    assert {each.name for each in classes} == {
+        "ant",
+        "bee",
+        "cat",
+        "dog",
+    }  # elk has no relevant items
     assert [each.map for each in classes] == sorted(each.map for each in classes)
     assert classes[0].name == "dog"
     for each in classes:
@@ -109,7 +114,7 @@ def report(data, tmp_path_factory):
     return path
 
 
-def test_the_page_has_the_numbers_of_the_parts(data, report):
+def test_the_tables_have_the_values_of_the_sections(data, report):
     text = report.read_text()
     distances, relevant = pairs(data)
     classes = class_scores(break_down(*data, n_bits=BITS).queries, data[2])
@@ -175,7 +180,7 @@ def test_pictures_are_within_the_file_and_nothing_is_loaded(report, browser):
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
 
 
-def test_many_classes_are_folded_and_listed_but_not_drawn(tmp_path):
+def test_many_classes_are_folded_and_have_no_heat_map(tmp_path):
     rng = np.random.default_rng(0)
     codes, labels = rng.integers(0, 256, (120, 1), dtype=np.uint8), np.arange(120) % 40
     write_report(tmp_path / "r.html", codes, codes, labels, labels, n_bits=8)
@@ -218,14 +223,14 @@ def test_the_command_takes_model_and_metadata_from_files(data, tmp_path, monkeyp
         assert re.search(message, said), said
 
 
-def test_every_method_has_a_colour_of_its_own_that_is_seen_on_white():
+def test_methods_have_distinct_colours_that_are_visible_on_white():
     from matplotlib.colors import to_rgb
 
     colours = list(METHOD_COLOURS.values())
     assert len(set(colours)) == len(colours)
     for colour in colours:
         assert np.dot(to_rgb(colour), [0.299, 0.587, 0.114]) < 0.8
-    # Those that an audit shows together are far apart.
+    # Methods that an audit shows together have clearly different colours.
     together = [METHOD_COLOURS[name] for name in ("SignHash", "ITQ", "LSH", "LinfHash", "RaBitQ",
                                                   "TurboQuant", "PQ")]  # fmt: skip
     for i, one in enumerate(together):

@@ -1,8 +1,4 @@
-"""How well codes retrieve: every number with its tie order, its ceiling and its picture.
-
-`ranking` counts items by distance and `metrics` turns the counts into scores; `ceiling` scores what
-codes are made from; `report` writes the scores as a page, with the drawings of `charts`.
-"""
+"""Evaluation of binary codes: retrieval metrics, recall audits and HTML reports."""
 
 from antipodal.evaluation.metrics import Evaluation, evaluate
 

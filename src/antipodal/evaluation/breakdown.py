@@ -1,7 +1,4 @@
-"""Scores in parts: of each query, of each class, of each distance, and between classes.
-
-`evaluate` gives means over all queries. Here is what they are means of.
-"""
+"""Scores by query, by class and by distance, and confusion of classes."""
 
 from typing import Any, NamedTuple
 
@@ -21,7 +18,7 @@ from antipodal.evaluation.ranking import (
 
 
 class QueryScores(NamedTuple):
-    """Scores of each query (q,), in percent; NaN where the database has nothing relevant to it."""
+    """Scores of each query (q,) in percent; NaN if the database has no relevant item."""
 
     average_precision: Floats
     worst: Floats
@@ -31,7 +28,7 @@ class QueryScores(NamedTuple):
 
 
 class ClassScores(NamedTuple):
-    """Means over the queries of one class, or of one concept, in percent."""
+    """Means over the queries of one class or concept, in percent."""
 
     name: str
     queries: int
@@ -43,14 +40,14 @@ class ClassScores(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """At each distance 0 … n_bits: how many pairs of query and item, and how many are relevant."""
+    """Number of pairs of query and item at each distance 0 … n_bits, and of relevant pairs."""
 
     pairs: Counts
     relevant: Counts
 
 
 class Breakdown(NamedTuple):
-    """Scores of each query, and the calibration of the distance over all of them."""
+    """Scores of each query, and relevance by distance over all queries."""
 
     queries: QueryScores
     calibration: Calibration
@@ -65,7 +62,7 @@ def break_down(
     n_bits: int,
     radius: int = 2,
 ) -> Breakdown:
-    """Score each query by itself: average precision, and its ball of that radius.
+    """Score each query: average precision, and precision and recall within a radius.
 
     Examples
     --------
@@ -96,7 +93,7 @@ def break_down(
 
 
 def class_scores(scores: QueryScores, labels: NDArray[Any]) -> list[ClassScores]:
-    """Average over the queries of each class, or of each concept they have; worst class first."""
+    """Return the mean scores of each class or concept, lowest mAP first."""
     found = []
     for name, rows in _classes(labels):
         values = np.stack(scores)[:, rows]
@@ -119,12 +116,12 @@ def confusion(
     database_labels: NDArray[Any],
     radius: int,
 ) -> tuple[list[str], Counts]:
-    """Count the items within a radius, by the class of the query (rows) and of the item (columns).
+    """Count the items within a radius by class of the query (rows) and of the item (columns).
 
     Returns
     -------
     names : list of str
-        Of the classes of queries and items, in order.
+        Classes of queries and items, in order.
     counts : (n_classes, n_classes)
     """
     names, places = np.unique(np.concatenate([query_labels, database_labels]), return_inverse=True)

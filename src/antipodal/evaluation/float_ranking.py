@@ -1,20 +1,19 @@
-"""Evaluation of rankings by float scores: an upper bound for codes."""
+"""Retrieval metrics of rankings by inner product: upper bounds for binary codes."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from antipodal.evaluation.ranking import TiedRanking, blocks
-from antipodal.validation import known_labels
+from antipodal.evaluation.metrics import check_labels
+from antipodal.evaluation.ranking import TiedRanking, blocks, relevant_pairs
 
-_BYTES_AN_ITEM = 160  # that scoring takes for an item of a ranking, all temporary arrays together
+_BYTES_PER_ITEM = 160  # of a ranking, in all temporary arrays
 
 
 @dataclass(frozen=True)
 class FloatEvaluation:
-    """What `evaluate_floats` measured: percentages and counts, as in `antipodal.Evaluation`."""
+    """Result of `evaluate_floats`: percentages and counts, as in `antipodal.Evaluation`."""
 
     queries: int
     queries_without_relevant: int
@@ -33,25 +32,25 @@ def evaluate_floats(
     *,
     block_bytes: int = 2**26,
 ) -> FloatEvaluation:
-    """Rank the database by inner product with each query, largest first, and score the rankings.
+    """Score the rankings of a database by inner product with each query, largest first.
 
-    Equal products, which rows that are equal have, are ties: as in `antipodal.evaluate` the mAP
-    is the expectation over their order, with the worst and the best order beside it.
+    Equal products are ties, as equal distances are in `antipodal.evaluate`: mAP is the mean over
+    the orders of ties, next to the worst and the best order.
 
     Parameters
     ----------
     query, database : arrays (n, d)
-        Class probabilities, or features; for cosine similarity, of length 1. Used in float32.
+        Class probabilities or features, converted to float32. Rows of length 1 are ranked by
+        cosine similarity.
     query_labels, database_labels : arrays (n,) or (n, n_concepts)
-        Classes, where an item is relevant if its label is the query's; or a table of 0 and 1,
-        where it is relevant if it shares at least one concept.
+        Labels, as in `antipodal.evaluate`.
     block_bytes : int
-        Roughly how much memory to work in; there is never a table of all queries by all items.
+        Approximate working memory; products of all queries with all items are never stored.
 
     Returns
     -------
     FloatEvaluation
-        Queries without any relevant item are counted and left out of every mean.
+        Queries without any relevant item are counted and excluded from every mean.
 
     Examples
     --------
@@ -62,18 +61,13 @@ def evaluate_floats(
     Q, D = _check_floats(query, "query"), _check_floats(database, "database")
     if Q.shape[1] != D.shape[1]:
         raise ValueError(
-            f"query and database must have the same columns: got {Q.shape[1]} and {D.shape[1]}"
+            f"query and database must have the same number of columns: got {Q.shape[1]} and "
+            f"{D.shape[1]}"
         )
-    q_labels = _check_labels(query_labels, len(Q), "query")
-    d_labels = _check_labels(database_labels, len(D), "database")
-    if q_labels.shape[1:] != d_labels.shape[1:]:
-        raise ValueError(
-            "query_labels and database_labels must be of one kind, both (n,) or both "
-            f"(n, n_concepts): got shapes {q_labels.shape} and {d_labels.shape}"
-        )
+    q_labels, d_labels = check_labels(query_labels, database_labels, len(Q), len(D))
     scores, found = [], 0
-    for rows in blocks(len(Q), block_bytes // (_BYTES_AN_ITEM * len(D))):
-        relevant = _relevant(q_labels[rows], d_labels)
+    for rows in blocks(len(Q), block_bytes // (_BYTES_PER_ITEM * len(D))):
+        relevant = relevant_pairs(q_labels[..., rows], d_labels)
         scored = relevant.any(axis=1)
         if scored.any():
             ranking = _ranking(Q[rows][scored] @ D.T, relevant[scored])
@@ -105,7 +99,7 @@ def _ranking(products: NDArray[np.float32], relevant: NDArray[np.bool_]) -> Tied
     ordered = np.take_along_axis(products, order, axis=1)
     starts = np.ones((n_rows, n_items), bool)
     starts[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    # A run is counted in the column of its first item; the columns of the others stay empty.
+    # A run is counted in the column of its first item; its other columns stay 0.
     first = np.maximum.accumulate(np.where(starts, np.arange(n_items), 0), axis=1)
     cell = (first + n_items * np.arange(n_rows)[:, None]).ravel()
     hits = np.take_along_axis(relevant, order, axis=1).ravel()
@@ -114,32 +108,10 @@ def _ranking(products: NDArray[np.float32], relevant: NDArray[np.bool_]) -> Tied
     return TiedRanking(items, found)
 
 
-def _relevant(query: NDArray[Any], database: NDArray[Any]) -> NDArray[np.bool_]:
-    if query.ndim == 1:
-        same: NDArray[np.bool_] = query[:, None] == database
-        return same
-    shared: NDArray[np.bool_] = query.astype(np.float32) @ database.T.astype(np.float32) > 0
-    return shared
-
-
 def _check_floats(rows: ArrayLike, name: str) -> NDArray[np.float32]:
     array = np.asarray(rows, np.float32)
     if array.ndim != 2 or array.size == 0:
-        raise ValueError(f"{name} must be a table with a row per item: got shape {array.shape}")
+        raise ValueError(f"{name} must have one row per item, (n, d): got shape {array.shape}")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} contains NaN, infinity or a value too large for float32")
-    return array
-
-
-def _check_labels(labels: ArrayLike, n: int, side: str) -> NDArray[Any]:
-    array = known_labels(labels, f"{side}_labels")
-    if array.ndim not in (1, 2) or len(array) != n:
-        raise ValueError(
-            f"{side}_labels must have a row per item, shape ({n},) or ({n}, n_concepts): "
-            f"got shape {array.shape}"
-        )
-    if array.ndim == 2 and not np.isin(array, (0, 1)).all():
-        raise ValueError(
-            f"{side}_labels with a column per concept must be 0 or 1: got other values"
-        )
     return array

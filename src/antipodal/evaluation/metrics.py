@@ -1,7 +1,7 @@
-"""Score binary codes: how well Hamming distance ranks what is relevant, and how healthy bits are.
+"""Retrieval metrics of binary codes ranked by Hamming distance, and statistics of their bits.
 
-docs/research/evaluation.md explains the conventions (ties, denominators, empty balls). Values are
-percentages, except counts.
+docs/research/evaluation.md explains the conventions: ties, denominators, queries without results.
+Values are percentages, except counts.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ from antipodal.validation import known_labels
 
 __all__ = [
     "AtK",
-    "BallScores",
     "BitHealth",
     "Evaluation",
+    "RadiusScores",
     "bit_health",
     "evaluate",
     "hamming_distances",
@@ -37,7 +37,7 @@ __all__ = [
 
 Balls = Literal["macro", "nonempty", "micro"]
 
-BLOCK_BYTES = 2**24  # larger is not faster
+BLOCK_BYTES = 2**24  # larger blocks are not faster
 
 
 class AtK(NamedTuple):
@@ -51,8 +51,8 @@ class AtK(NamedTuple):
     mp_best: float
 
 
-class BallScores(NamedTuple):
-    """Scores of the items within a radius, and the share of queries that have none there."""
+class RadiusScores(NamedTuple):
+    """Scores of the items within a radius, and the share of queries without any."""
 
     precision: float
     recall: float
@@ -62,7 +62,7 @@ class BallScores(NamedTuple):
 
 @dataclass(frozen=True)
 class BitHealth:
-    """What the codes of a database look like, whatever is relevant; see `bit_health`."""
+    """Statistics of the codes of a database, independent of labels; see `bit_health`."""
 
     bit_balance: float
     bit_correlation: float
@@ -72,7 +72,7 @@ class BitHealth:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` measured: percentages and counts. `to_dict` gives them flat."""
+    """Result of `evaluate`: percentages and counts."""
 
     queries: int
     queries_without_relevant: int
@@ -82,11 +82,11 @@ class Evaluation:
     map_worst: float
     map_best: float
     at: dict[int, AtK]
-    radius: dict[int, BallScores]
+    radius: dict[int, RadiusScores]
     health: BitHealth
 
     def to_dict(self) -> dict[str, float | int]:
-        """Return every value under a name of its own: map, map_at_10_worst, precision_r2, ..."""
+        """Return all values in a flat dict with keys such as map, map_at_10_worst, precision_r2."""
         flat = {f.name: getattr(self, f.name) for f in fields(self)[:-3]}
         for k, at in self.at.items():
             for name, value in at._asdict().items():
@@ -112,36 +112,36 @@ def evaluate(
     projections: ArrayLike | None = None,
     block_bytes: int = BLOCK_BYTES,
 ) -> Evaluation:
-    """Rank the database by Hamming distance to each query, and score the rankings.
+    """Score the rankings of a database by Hamming distance to each query.
 
     Parameters
     ----------
     query_codes, database_codes : uint8 arrays (n, ⌈n_bits / 8⌉)
-        Packed codes, as from `pack` or a hasher's `encode`.
+        Packed codes, such as `pack` or the `encode` of a hasher returns.
     query_labels, database_labels : arrays (n,) or (n, n_concepts)
-        Integers or strings: an item is relevant if its label is the query's. Or a table of 0 and
-        1, a column per concept: an item is relevant if it shares at least one with the query.
+        Integers or strings: an item is relevant if its label equals that of the query. Or 0/1
+        with one column per concept: an item is relevant if it shares a concept with the query.
     n_bits : int
-        Bits of a code.
+        Code length.
     radii : sequence of int
-        Score the items at Hamming distance ≤ r, for each r.
+        Hamming radii r: score the items at distance ≤ r.
     top : sequence of int
-        Score the first k items, for each k.
+        Numbers k of first items to score.
     ap_at_k : {"relevant", "found"}
-        What divides average precision at k: min(k, number relevant), or the number of relevant
-        items found among the first k, as some repositories do.
+        Divisor of average precision at k: min(k, number of relevant items), or the number of
+        relevant items among the first k, as some repositories use.
     balls : {"macro", "nonempty", "micro"}
-        Average precision and recall at a radius over all queries (an empty ball has precision 0),
-        over the queries whose ball is not empty, or pool the items of all balls.
+        Averaging of precision and recall within a radius: over all queries, where a query without
+        results has precision 0; over the queries with results; or over pooled results.
     projections : array (n_database, n_bits), optional
-        The real values whose signs are the database codes, for the quantisation error.
+        Values whose signs are the database codes, for the quantisation error.
     block_bytes : int
-        Roughly how much memory to work in. It changes the speed and nothing else.
+        Approximate working memory. It affects the speed only.
 
     Returns
     -------
     Evaluation
-        Queries without any relevant item are counted and left out of every mean.
+        Queries without any relevant item are counted and excluded from every mean.
 
     Examples
     --------
@@ -176,7 +176,7 @@ def evaluate(
         map_worst=map_[1],
         map_best=map_[2],
         at={k: AtK(*scores) for k, scores in zip(top, at, strict=True)},
-        radius={r: _ball(items, relevant, r, balls) for r in radii},
+        radius={r: _within(items, relevant, r, balls) for r in radii},
         health=health,
     )
 
@@ -186,11 +186,13 @@ def bit_correlations(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the share of ones of each bit, and the absolute correlations of all pairs of bits.
 
-    A constant bit correlates with nothing, itself included.
+    The correlations of a constant bit are 0, also with itself.
     """
     n = len(codes)
     both_set = np.zeros((n_bits, n_bits))
-    for rows in blocks(n, min(2**24, block_bytes // (32 * n_bits))):  # more would not be exact
+    for rows in blocks(
+        n, min(2**24, block_bytes // (32 * n_bits))
+    ):  # float32 counts exactly up to 2^24
         bits = unpack(codes[rows], n_bits).astype(np.float32)
         both_set += bits.T @ bits
     share = both_set.diagonal() / n
@@ -207,16 +209,16 @@ def bit_health(
     *,
     block_bytes: int = BLOCK_BYTES,
 ) -> BitHealth:
-    """Describe the bits of a database.
+    """Return statistics of the bits of a database.
 
     Returns
     -------
     BitHealth
         bit_balance
-            Share of the rarer value of a bit, averaged over bits: 50 is perfect, 0 is constant.
+            Share of the rarer value of a bit, averaged over bits: 50 is ideal, 0 is constant.
         bit_correlation
             Absolute correlation of two bits, averaged over pairs of bits. A constant bit counts
-            as uncorrelated: `bit_balance` is where it shows.
+            as uncorrelated, but lowers `bit_balance`.
         distinct_codes
             Number of different codes.
         quantisation_error
@@ -232,7 +234,7 @@ def bit_health(
     codes = check_codes(codes, n_bits)
     n = len(codes)
     if not n:
-        raise ValueError("codes must have at least one row: got none")
+        raise ValueError("codes must have at least one row: got an empty array")
     share, correlation = bit_correlations(codes, n_bits, block_bytes)
     n_pairs = n_bits * (n_bits - 1) / 2
     words = to_words(codes)
@@ -251,47 +253,47 @@ def bit_health(
 def _mean_scores(
     items: Counts, relevant: Counts, top: Sequence[int], ap_at_k: Divisor, block_bytes: int
 ) -> list[list[float]]:
-    """Average over queries, in percent: [the three mAPs], then [the values of AtK] for each k."""
+    """Return means over queries in percent: the three mAPs, then the values of AtK for each k."""
     parts = []
     for rows in blocks(len(items), block_bytes // (128 * items.shape[1])):
         ranking = TiedRanking(items[rows], relevant[rows])
         at_k = [[*ranking.average_precision(k, ap_at_k), *ranking.precision(k)] for k in top]
         parts.append([[*ranking.average_precision()], *at_k])
-    return [  # blocks are joined before the mean, so that they leave no trace in it
+    return [  # joined before the mean, so that the block size does not affect rounding
         [100 * float(np.concatenate(score).mean()) for score in zip(*scores, strict=True)]
         for scores in zip(*parts, strict=True)
     ]
 
 
-def _ball(items: Counts, relevant: Counts, radius: int, balls: Balls) -> BallScores:
-    """Precision and recall of the items within a radius, averaged, and their harmonic mean."""
-    ball = slice(radius + 1)
-    counts = np.stack([items[:, ball].sum(1), relevant[:, ball].sum(1), relevant.sum(1)])
+def _within(items: Counts, relevant: Counts, radius: int, balls: Balls) -> RadiusScores:
+    """Return mean precision and recall of the items within a radius, and their F1."""
+    near = slice(radius + 1)
+    counts = np.stack([items[:, near].sum(1), relevant[:, near].sum(1), relevant.sum(1)])
     empty = counts[0] == 0
     if balls == "micro":
-        counts = counts.sum(axis=1, keepdims=True)  # as if all queries were one
+        counts = counts.sum(axis=1, keepdims=True)
     elif balls == "nonempty":
         counts = counts[:, ~empty]
     inside, hits, n_relevant = counts
-    n_balls = max(1, len(inside))
-    precision = float((hits / np.maximum(inside, 1)).sum() / n_balls)
-    recall = float((hits / n_relevant).sum() / n_balls)
+    n_queries = max(1, len(inside))
+    precision = float((hits / np.maximum(inside, 1)).sum() / n_queries)
+    recall = float((hits / n_relevant).sum() / n_queries)
     f1 = 2 * precision * recall / (precision + recall) if precision else 0.0
-    return BallScores(100 * precision, 100 * recall, 100 * f1, 100 * float(empty.mean()))
+    return RadiusScores(100 * precision, 100 * recall, 100 * f1, 100 * float(empty.mean()))
 
 
 def _quantisation_error(projections: ArrayLike, shape: tuple[int, int], block_bytes: int) -> float:
-    """100 · mean over rows z of ‖z/s - sign(z)‖/√n_bits, with s the mean of all |z|."""
+    """Return 100 · mean over rows z of ‖z/s - sign(z)‖/√n_bits, where s is the mean of |Z|."""
     Z = np.asarray(projections)
     if Z.shape != shape:
         raise ValueError(
-            f"projections must have a row a database code and a column a bit, {shape}: "
+            f"projections must have one row per database code and one column per bit, {shape}: "
             f"got shape {Z.shape}"
         )
     parts = [Z[rows] for rows in blocks(len(Z), block_bytes // (32 * Z.shape[1]))]
     s = sum(float(np.abs(z, dtype=np.float64).sum()) for z in parts) / Z.size
     if not np.isfinite(s):
-        raise ValueError("projections must be finite: some are NaN or infinite")
+        raise ValueError("projections must be finite: some values are NaN or infinite")
     total = 0.0
     for z in parts:
         gap = np.divide(z, s or 1.0, dtype=np.float64) - np.where(z > 0, 1, -1)  # 0 counts as -1
@@ -309,13 +311,13 @@ def _check_options(
 ) -> None:
     if n_queries == 0 or n_items == 0:
         raise ValueError(
-            f"there must be a query and an item to score: got {n_queries} query codes "
-            f"and {n_items} database codes"
+            f"there must be at least one query and one item: got {n_queries} query codes and "
+            f"{n_items} database codes"
         )
     if min(radii, default=0) < 0:
         raise ValueError(f"radii must not be negative: got {radii}")
     if min(top, default=1) < 1:
-        raise ValueError(f"top must hold positive numbers of items: got {top}")
+        raise ValueError(f"top must contain positive numbers of items: got {top}")
     for name, value, allowed in ("ap_at_k", ap_at_k, Divisor), ("balls", balls, Balls):
         if value not in get_args(allowed):
             raise ValueError(f"{name} must be one of {get_args(allowed)}: got {value!r}")
@@ -324,13 +326,13 @@ def _check_options(
 def check_labels(
     query: ArrayLike, database: ArrayLike, n_queries: int, n_items: int
 ) -> tuple[Unsigned, Unsigned]:
-    """Return ids (n,) or concepts packed into words (n_words, n), or say what is wrong."""
+    """Check labels; return ids (n,), or concepts packed into words (n_words, n)."""
     q = _check_label_array(query, n_queries, "query")
     d = _check_label_array(database, n_items, "database")
     if q.ndim != d.ndim or q.shape[1:] != d.shape[1:]:
         raise ValueError(
-            "query_labels and database_labels must be of one kind, both (n,) or both "
-            f"(n, n_concepts) with the same concepts: got shapes {q.shape} and {d.shape}"
+            "query_labels and database_labels must both have shape (n,), or both (n, n_concepts) "
+            f"with the same concepts: got shapes {q.shape} and {d.shape}"
         )
     if q.ndim == 2:
         return to_words(np.packbits(q, axis=1)), to_words(np.packbits(d, axis=1))
@@ -339,7 +341,7 @@ def check_labels(
             "query_labels and database_labels must both be integers or both be strings: "
             f"got {q.dtype} and {d.dtype}"
         )
-    if np.result_type(q, d).kind == "f":  # uint64 and int64 would meet there, rounded
+    if np.result_type(q, d).kind == "f":  # uint64 and int64 would be rounded to float64
         q, d = q.astype(object), d.astype(object)
     labels = np.concatenate([q, d])
     names, places = np.unique(labels, return_inverse=True)
@@ -351,20 +353,20 @@ def _check_label_array(labels: ArrayLike, n: int, side: str) -> NDArray[Any]:
     array = known_labels(labels, f"{side}_labels")
     if array.ndim not in (1, 2) or len(array) != n or array.shape[1:] == (0,):
         raise ValueError(
-            f"{side}_labels must have a row per code, shape ({n},) or ({n}, n_concepts): "
+            f"{side}_labels must have one row per code, shape ({n},) or ({n}, n_concepts): "
             f"got shape {array.shape}"
         )
     if array.ndim == 2:
         hot: NDArray[np.bool_] = array == 1
         if not np.all(hot | (array == 0)):
             raise ValueError(
-                f"{side}_labels with a column per concept must be 0 or 1: got other values. "
-                "One label per row? Then pass labels of shape (n,)"
+                f"{side}_labels with one column per concept must be 0 or 1: got other values. "
+                "If each row has one label, pass shape (n,)"
             )
         return hot
     if array.dtype.kind not in "biuU":
         raise ValueError(
             f"{side}_labels of shape (n,) must be integers or strings: got {array.dtype}. "
-            "Whole numbers stored as floats? Then pass labels.astype(int)"
+            "If they are whole numbers, pass labels.astype(int)"
         )
     return array

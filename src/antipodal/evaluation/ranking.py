@@ -1,12 +1,13 @@
-"""Rankings by Hamming distance, ties and all: count the ties, then score them in closed form.
+"""Rankings with ties: counts by Hamming distance, and metrics over all orders of the ties.
 
-Hamming distance takes few values, so a ranking of a database is a sequence of groups of equal
-distance, and the order inside a group is left to chance. For each query and each group we count
+Hamming distance takes few values, so that a ranking is a sequence of groups of equal distance, and
+the order within a group is arbitrary. For each query and each group we count
 
     n  items in the group            M  items before the group
     r  relevant items in the group   R  relevant items before the group
 
-and that is all that precision, recall and average precision need: no sort and no tie-breaker.
+Precision, recall and average precision follow from these counts in closed form, without sorting and
+without breaking ties.
 """
 
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ Divisor = Literal["relevant", "found"]
 
 
 def hamming_distances(query_codes: ArrayLike, database_codes: ArrayLike) -> Unsigned:
-    """Count the bits in which each query and each item differ: (n_queries, n_database).
+    """Return the Hamming distances of queries and items, (n_queries, n_database).
 
     Examples
     --------
@@ -49,23 +50,23 @@ def count_by_distance(
 ) -> tuple[Counts, Counts]:
     """Count the items at distance 0 … n_bits from each query: all of them, and the relevant ones.
 
-    Labels are ids (n,), relevant if equal, or sets of concepts packed into words (n_words, n),
-    relevant if they share a bit.
+    Labels are ids (n,), where equal ids are relevant, or sets of concepts packed into words
+    (n_words, n), where sets with a common bit are relevant.
     """
     query_words, database_words = to_words(query), to_words(database)
     labels, label_of = np.unique(query_labels, axis=-1, return_inverse=True)
     n_labels = labels.shape[-1]
-    if len(query) < 4 * n_labels:  # few queries agree on what is relevant: ask for each pair
+    if len(query) < 4 * n_labels:  # few queries share a label: compare each pair of labels
         pair_labels = query_labels, database_labels
         both = _histograms(query_words, database_words, n_bits, block_bytes, pair_labels)
         other, relevant = np.split(both, 2, axis=1)
         return other + relevant, relevant
-    # Queries with the same labels split the database in the same way, into relevant and other
-    # items, and in each part only the distances are left to count.
+    # Queries with the same label split the database into the same relevant and other items, so
+    # that only distances remain to be counted in each part.
     relevant, other = np.zeros((2, len(query), n_bits + 1), dtype=np.int64)
     for i in range(n_labels):
         rows = np.flatnonzero(label_of.ravel() == i)
-        is_relevant = _relevant(labels[..., i : i + 1], database_labels)[0]
+        is_relevant = relevant_pairs(labels[..., i : i + 1], database_labels)[0]
         for counts, part in (relevant, is_relevant), (other, ~is_relevant):
             items = database_words.compress(part, axis=1)
             counts[rows] = _histograms(query_words[:, rows], items, n_bits, block_bytes)
@@ -73,13 +74,13 @@ def count_by_distance(
 
 
 def to_words(codes: Codes) -> Words:
-    """Pad codes (n, width) to whole 64-bit words, and keep each word apart: (n_words, n)."""
+    """Pad codes (n, width) to whole 64-bit words and transpose: (n_words, n)."""
     padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % 8)))
     return np.ascontiguousarray(padded.view(np.uint64).T)
 
 
 def blocks(length: int, size: int) -> Iterator[slice]:
-    """Cut range(length) into slices of `size`, or of 1 if that is smaller still."""
+    """Split range(length) into slices of length max(size, 1)."""
     return (slice(start, start + max(1, size)) for start in range(0, length, max(1, size)))
 
 
@@ -91,7 +92,8 @@ def _distances(query: Words, database: Words, dtype: DTypeLike) -> Unsigned:
     return distances
 
 
-def _relevant(query: Unsigned, database: Unsigned) -> NDArray[np.bool_]:
+def relevant_pairs(query: Unsigned, database: Unsigned) -> NDArray[np.bool_]:
+    """Return which pairs of query and item are relevant, (n_queries, n_items)."""
     relevant: NDArray[np.bool_]
     if query.ndim == 1:
         relevant = query[:, None] == database
@@ -112,38 +114,38 @@ def _histograms(
 ) -> Counts:
     """Count the items at each distance from each query: (n_queries, n_bits + 1).
 
-    With `labels` of queries and items, count the others first and then the relevant ones, in
-    twice as many columns: a pair falls into column distance + (n_bits + 1)·[relevant].
+    With `labels` of queries and items, there are twice as many columns, for other and for relevant
+    items: a pair is counted in column distance + (n_bits + 1)·[relevant].
     """
     n_queries, n_items = query.shape[1], database.shape[1]
     n_columns = (n_bits + 1) * (1 if labels is None else 2)
     dtype = np.min_scalar_type(n_columns - 1)
     counts = np.zeros((n_queries, n_columns), dtype=np.int64)
-    n_pairs = max(2, block_bytes // 32)  # a pair takes 8 bytes for its word, more to be counted
+    n_pairs = max(2, block_bytes // 32)  # 8 bytes per pair for its word, and more to count it
     item_block = max(1, min(n_items, n_pairs // 2))
     query_block = n_pairs // max(item_block, n_columns) // 2 * 2
     for rows in blocks(n_queries, query_block):
         for items in blocks(n_items, item_block):
             columns = _distances(query[:, rows], database[:, items], dtype)
             if labels is not None:
-                relevant = _relevant(labels[0][..., rows], labels[1][..., items])
+                relevant = relevant_pairs(labels[0][..., rows], labels[1][..., items])
                 columns += relevant.view(np.uint8) * dtype.type(n_bits + 1)
             counts[rows] += _count_in_rows(columns, n_columns)
     return counts
 
 
 def _count_in_rows(values: Unsigned, n_values: int) -> Counts:
-    """Histogram of each row of values (n_rows, n_items): (n_rows, n_values).
+    """Return the histogram of each row of values (n_rows, n_items): (n_rows, n_values).
 
-    Adding to a histogram is the costly step, and two rows can share it: count the pairs of their
-    values in a table of n_values × n_values, whose margins are the two histograms. That pays
-    where there are more items than cells in the table.
+    Incrementing a histogram is the slowest step, and two rows can share it: the pairs of their
+    values are counted in a table of n_values × n_values, whose margins are the two histograms.
+    This is faster if there are more items than cells in the table.
     """
     n_rows, n_items = values.shape
     together = 2 if n_rows % 2 == 0 and n_values**2 <= n_items else 1
     n_tables, n_cells = n_rows // together, n_values**together
     dtype = np.min_scalar_type(n_tables * n_cells)
-    # np.bincount knows no rows: the i-th table begins at cell i·n_cells.
+    # np.bincount is one-dimensional: the i-th table starts at cell i·n_cells.
     cells = values[::together] + n_values * np.arange(n_tables, dtype=dtype)[:, None]
     if together == 2:
         cells *= dtype.type(n_values)
@@ -158,7 +160,7 @@ def _count_in_rows(values: Unsigned, n_values: int) -> Counts:
 
 
 class Scores(NamedTuple):
-    """One score a query: its mean over all orders of the ties, the least and the greatest."""
+    """A score of each query: its mean over all orders of the ties, its least and its greatest."""
 
     expected: Floats
     worst: Floats
@@ -166,17 +168,17 @@ class Scores(NamedTuple):
 
 
 class TiedRanking:
-    """Rankings of one database for many queries, known up to the order of their ties.
+    """Rankings of one database for many queries, up to the order of ties.
 
     Parameters
     ----------
     items, relevant : integer arrays (n_queries, n_groups)
-        The items of each group and the relevant ones among them, nearest group first. Groups may
-        be empty. Every query ranks the same number of items and has a relevant one among them.
+        Number of items and of relevant items in each group, nearest group first. Groups may be
+        empty. Every query ranks the same number of items, at least one of them relevant.
 
     Examples
     --------
-    Two items share the first place and one of them is relevant: AP is 1 or 1/2.
+    Two items are tied for the first rank and one of them is relevant: AP is 1 or 1/2.
 
     >>> TiedRanking(np.array([[2, 1]]), np.array([[1, 0]])).average_precision()
     Scores(expected=array([0.75]), worst=array([0.5]), best=array([1.]))
@@ -187,16 +189,16 @@ class TiedRanking:
         self.M, self.R = M, R = np.cumsum(n, axis=1) - n, np.cumsum(r, axis=1) - r
         self.n_items = int(n[0].sum())
         self.n_relevant = r.sum(axis=1)
-        # Only differences of harmonic numbers are used, and H(x) = digamma(x + 1) + constant.
+        # H(x) = digamma(x + 1) + constant, and only differences of harmonic numbers are used.
         self.H: Floats = digamma(np.arange(1.0, self.n_items + 2))
         sums = self._expected_sum(M, R, n, r), self._run(M + n - r, R, r), self._run(M, R, r)
         self.sums = [np.cumsum(part, axis=1) for part in sums]  # up to the end of each group
 
     def precision(self, k: int) -> Scores:
-        """Share of relevant items among the first k, or among all items if they are fewer.
+        """Return the share of relevant items among the first k, or among all if they are fewer.
 
-        Of the group that k cuts, m places are among the first k. They hold m·r/n relevant items
-        on average, m - (n - r) at worst, when the others come first, and min(m, r) at best.
+        Of the group that contains rank k, m places are among the first k. They hold m·r/n relevant
+        items on average, max(m - (n - r), 0) at worst and min(m, r) at best.
         """
         k = min(k, self.n_items)
         _, (n, r, _, R, m) = self._cut(k)
@@ -204,10 +206,10 @@ class TiedRanking:
         return Scores(*((R + part)[:, 0] / k for part in parts))
 
     def average_precision(self, k: int | None = None, divisor: Divisor = "relevant") -> Scores:
-        """Mean, over the relevant items, of the precision at their rank.
+        """Return the mean, over the relevant items, of the precision at their rank.
 
-        With `k`, ranks after k count as zero and the sum is divided by min(k, number relevant),
-        the greatest value it can take, or by the number of relevant items found up to k.
+        With `k`, ranks after k count as zero and the sum is divided by min(k, number of relevant
+        items), its greatest possible value, or by the number of relevant items up to rank k.
         """
         if k is None or k >= self.n_items:
             return Scores(*(total[:, -1] / self.n_relevant for total in self.sums))
@@ -223,11 +225,11 @@ class TiedRanking:
         return Scores(*((x + y)[:, 0] / n_best for x, y in zip(before, parts, strict=True)))
 
     def _average_precision_of_found(self, k: int) -> Scores:
-        """Average precision at k, divided by the number of relevant items found there.
+        """Return average precision at k, divided by the number of relevant items up to rank k.
 
-        That number is R + x, where x relevant items of the group that k cuts fall on its m places
-        before the cut: a hypergeometric draw of m from n with r relevant. The expectation runs
-        over x, the worst and the best order are optima over x. Nothing found scores 0.
+        That number is R + x, where x of the relevant items in the group that contains rank k fall
+        on its m places up to k: a hypergeometric draw of m from n with r relevant. The expectation
+        is over x; the worst and the best order are optima over x. Without relevant items it is 0.
         """
         before, (n, r, M, R, m) = self._cut(k)
         fewest, most = np.maximum(m - (n - r), 0), np.minimum(m, r)
@@ -240,7 +242,9 @@ class TiedRanking:
 
         def score(rows: slice) -> Scores:
             n_, r_, M_, R_, m_ = (values[rows] for values in (n, r, M, R, m))
-            x = np.minimum(fewest[rows] + draws, most[rows])  # past the most, x repeats itself
+            x = np.minimum(
+                fewest[rows] + draws, most[rows]
+            )  # columns beyond the greatest x repeat it
             log_weight = log_choose(r_, x) + log_choose(n_ - r_, m_ - x)
             weight = np.exp(log_weight - log_weight.max(axis=1, keepdims=True))
             weight[fewest[rows] + draws > most[rows]] = 0
@@ -255,10 +259,10 @@ class TiedRanking:
         return Scores(*(np.concatenate(parts) for parts in zip(*scores, strict=True)))
 
     def _cut(self, k: int) -> tuple[list[Floats], list[Counts]]:
-        """Look at the group that holds rank k, of each query: columns (n_queries, 1).
+        """Return the group that contains rank k of each query, as columns (n_queries, 1).
 
-        Gives the sums of precisions before it, for the three orders, and its n, r, M, R and m,
-        how many of its places are among the first k.
+        The first part is the sums of precisions before the group, for the three orders. The second
+        is n, r, M, R and m, the number of its places among the first k.
         """
         group = np.argmax(self.M + self.n >= k, axis=1)[:, None]
 
@@ -272,12 +276,12 @@ class TiedRanking:
     def _expected_sum(
         self, M: Counts, R: Counts, n: Counts, r: Counts, m: Counts | None = None
     ) -> Floats:
-        """Sum the precisions that the first m places of a group, or all n, give on average.
+        """Return the expected sum of precisions at the first m places of a group, or at all n.
 
             (r/n) Σ_{j=1..m} [R + 1 + (j-1)(r-1)/(n-1)] / (M + j)
 
-        The item at place j is relevant with chance r/n; then R relevant ones come before the
-        group, and of the other r - 1, each precedes it with chance (j-1)/(n-1). With
+        The item at place j is relevant with probability r/n. Then R relevant items precede the
+        group, and each of the other r - 1 precedes it with probability (j-1)/(n-1). With
         S = Σ 1/(M+j) = H(M+m) - H(M) and (j-1)/(M+j) = 1 - (M+1)/(M+j) the sum is
 
             (r/n) [(R + 1)·S + (r-1)/(n-1)·(m - (M+1)·S)]
@@ -288,7 +292,7 @@ class TiedRanking:
         return r / np.maximum(n, 1) * ((R + 1) * S + others * (m - (M + 1) * S))
 
     def _run(self, M: Counts, R: Counts, length: Counts) -> Floats:
-        """Sum the precisions of relevant items in a row, after M items of which R are relevant.
+        """Return the sum of precisions of consecutive relevant items after M items, R relevant.
 
         Σ_{i=1..length} (R + i)/(M + i) = length - (M - R)·(H(M + length) - H(M))
         """

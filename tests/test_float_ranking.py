@@ -1,3 +1,5 @@
+"""Metrics of rankings by inner product, compared with scikit-learn and the slow reference."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ def problem(rng, n_queries=20, n_items=150, d=5, n_labels=3):
 
 @examples(30)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_without_ties_it_is_scikit_learns_average_precision(seed):
+def test_without_ties_map_is_the_average_precision_of_scikit_learn(seed):
     query, database, ql, dl = problem(np.random.default_rng(seed))
     products = query.astype(np.float32) @ database.T.astype(np.float32)
     expected = [
@@ -28,7 +30,7 @@ def test_without_ties_it_is_scikit_learns_average_precision(seed):
     assert result.map_worst == pytest.approx(result.map_best, abs=1e-9)
 
 
-def test_with_ties_it_is_the_mean_over_their_orders_between_worst_and_best():
+def test_with_ties_map_is_the_mean_over_their_orders():
     rng = np.random.default_rng(0)
     query = rng.integers(0, 2, (4, 3))
     database = rng.integers(0, 2, (7, 3))
@@ -64,7 +66,7 @@ def test_neither_the_order_of_the_database_nor_the_size_of_blocks_matters():
     assert evaluate_floats(query, database, ql, dl, block_bytes=1) == whole
 
 
-def test_items_that_share_a_concept_are_relevant_and_queries_without_any_are_left_out():
+def test_shared_concepts_are_relevant_and_queries_without_any_are_excluded():
     query = np.array([[1.0, 0.0], [0.0, 1.0]])
     database = np.array([[3.0, 0.0], [2.0, 0.0], [1.0, 0.0]])
     items = [[0, 1, 0], [1, 1, 0], [1, 0, 0]]
@@ -91,6 +93,6 @@ def test_items_that_share_a_concept_are_relevant_and_queries_without_any_are_lef
         (([[1.0]], [[1.0]], [0], [1]), r"\brelevant\b.*\bquery_labels\b.*\bdatabase_labels\b"),
     ],
 )
-def test_what_cannot_be_scored_is_named(arguments, message):
+def test_invalid_arguments_are_named_in_the_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         evaluate_floats(*arguments)

@@ -1,4 +1,4 @@
-"""Runs side by side: the numbers of the files, the best of a row, and refusals."""
+"""Comparison of runs: values of the files, the best value of a row, invalid files."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -116,7 +116,7 @@ def test_benchmarks_are_compared_by_means_over_seeds(tmp_path):
     assert mine["runs"]["b"] == pytest.approx(mean(scores))
     assert f"* {mean(scores):.1f} ± {stdev(scores):.1f}" in report(*files).stdout
     assert {r["table"].partition(",")[0] for r in rows} == {"mAP", "precision", "recall"}
-    assert report(files[0], "--html", tmp_path / "r.html").exit_code == 0  # one is a report too
+    assert report(files[0], "--html", tmp_path / "r.html").exit_code == 0  # a single run is valid
     assert "mAP" in (tmp_path / "r.html").read_text()
 
 
@@ -127,7 +127,7 @@ def test_files_of_one_name_are_numbered(tmp_path):
     assert set(rows[0]["runs"]) == {"r (1)", "r (2)"}
 
 
-def test_what_cannot_be_compared_is_named(evaluations, tmp_path):
+def test_files_that_cannot_be_compared_are_named(evaluations, tmp_path):
     (good, _), results = evaluations
     audit = write(tmp_path / "audit.jsonl", *settings(0))
     mixed = write(tmp_path / "mixed.jsonl", settings(0)[0], results[0])
