@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
@@ -19,9 +19,12 @@ def problem(rng, n_queries=20, n_items=150, d=5, n_labels=3):
 
 @examples(30)
 @given(seed=st.integers(0, 2**32 - 1))
+@example(seed=0)
 def test_without_ties_map_is_the_average_precision_of_scikit_learn(seed):
     query, database, ql, dl = problem(np.random.default_rng(seed))
     products = query.astype(np.float32) @ database.T.astype(np.float32)
+    # Rounding to float32 makes two products equal for a few seeds, such as 77957.
+    assume(all(len(np.unique(row)) == len(row) for row in products))
     expected = [
         average_precision_score(dl == label, row) for label, row in zip(ql, products, strict=True)
     ]
