@@ -30,6 +30,7 @@ processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["antipodal.stores.sqlite"])
 
 BATCH = 20
+HANG = 600  # seconds that only a hang exceeds
 N_BITS = 32
 KILLS_OF_A_STORE = (
     50  # then a new store is started, because all items are compared after every kill
@@ -141,7 +142,7 @@ def _one_kill(
         acknowledged = said
     time.sleep(moments.uniform(0, 0.03))
     victim = victims.kill(moments, writer)
-    writer.join(60)
+    writer.join(HANG)
     if writer.exitcode is None:
         problem = "the writer hangs"
         writer.kill()

@@ -13,7 +13,7 @@ import psutil
 
 from servers import Engines
 
-_PATIENCE = 120  # seconds until a restarted server must be available
+_PATIENCE = 600  # seconds until a restarted server must be available
 
 
 class Victims(ABC):

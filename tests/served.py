@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "Using `httpx` with `starlette.testclient`")
     from starlette.testclient import TestClient as TestClient
 
-HANG = 120  # seconds that only a hang exceeds
+HANG = 600  # seconds that only a hang exceeds
 
 # ----------------------------------------------------------------- the items of service tests
 

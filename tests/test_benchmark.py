@@ -405,7 +405,9 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
     slow = ("digits", "--methods", "LSH,DeepLinf:n_epochs=5000", "--processes", 1, *options)
     command = [sys.executable, "-m", "antipodal", "bench", *map(str, slow)]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 600
     while not read_records(tmp_path / "r.jsonl") and process.poll() is None:
+        assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()

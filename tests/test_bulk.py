@@ -1,5 +1,6 @@
 """Bulk encoding of parquet files: complete files, also after kills and on a cluster."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -8,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +34,9 @@ processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["test_bulk"])
 
 WIDTH, N_BITS = 12, 20
+HANG = 600  # seconds that only a hang exceeds
+N_BATCHES = 97  # of 5,000 bytes
+EXAMPLES = Path(__file__).parent.parent / "examples"
 SIZES = {"a.parquet": 700, "b.parquet": 0, "sub/c.parquet": 3, "sub/d.parquet": 5000}
 
 
@@ -291,26 +294,44 @@ def test_the_encoder_accepts_tables_and_batches_of_any_size(originals):
     assert whole["code"].to_pylist() == [bytes(code) for code in hasher.encode(rows_of(table))]
 
 
-def encode_slowly(root, target):
+def encode_until_blocked(root, target, n_batches):
+    """Encode in small batches, and block before batch number `n_batches`."""
     encoder_module.BATCH_BYTES = 5_000
+    numbers, encode_batch = itertools.count(1), encoder_module._encode
+
+    def block(*arguments):
+        if next(numbers) == n_batches:
+            Path(root, "blocked").touch()
+            time.sleep(HANG)
+        return encode_batch(*arguments)
+
+    encoder_module._encode = block
     bulk.encode(f"{root}/model.antipodal", f"{root}/in", target, resume=True)
+
+
+def wait_until(condition):
+    """Wait for a condition; fail if it takes so long that something hangs."""
+    deadline = time.monotonic() + HANG
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_killed_runs_leave_complete_files_and_resume(work, tmp_path, monkeypatch):
     monkeypatch.setattr(encoder_module, "BATCH_BYTES", 5_000)
     encode(target="undisturbed")
     expected = contents("undisturbed")
-    delays = random.Random(0)
+    batches = random.Random(0)
     n_killed = 0
     for number in range(rounds(3, 100)):
-        child = processes.Process(target=encode_slowly, args=(str(tmp_path), str(tmp_path / "out")))
+        arguments = (str(tmp_path), str(tmp_path / "out"), batches.randint(1, N_BATCHES))
+        child = processes.Process(target=encode_until_blocked, args=arguments)
         child.start()
-        while child.is_alive() and not Path("out/_progress.jsonl").exists():
-            time.sleep(0.001)
-        time.sleep(delays.uniform(0, 0.1))
+        wait_until(lambda child=child: Path("blocked").exists() or not child.is_alive())
         n_killed += child.is_alive()
         child.kill()
         child.join()
+        Path("blocked").unlink(missing_ok=True)
         finished = {k: v for k, v in contents("out").items() if k.name[0] not in "._"}
         assert finished.items() <= expected.items()
         if Path("out/_manifest.json").exists():  # finished: start again
@@ -322,13 +343,30 @@ def test_killed_runs_leave_complete_files_and_resume(work, tmp_path, monkeypatch
 
 
 ON_CLUSTER = """
+import os, runpy, sys, time
 import pyarrow.parquet as pq, ray
 from antipodal import bulk
-from antipodal.bulk.run import connected
+from antipodal.bulk import run
 
-with connected(None):
-    print("ready", flush=True)
-    print(bulk.encode("model.antipodal", "large", "by-ray", engine="ray"), flush=True)
+class BlockingEncoder(bulk.BatchEncoder):
+    # The first of all workers blocks at its first batch, until it is killed.
+    def __call__(self, batch):
+        try:
+            with open(f"{folder}/worker", "x") as file:
+                file.write(f"{os.getpid()}\\n")
+        except FileExistsError:
+            return super().__call__(batch)
+        time.sleep(1e6)
+
+class BlockingFileEncoder(run.FileEncoder):
+    def __init__(self, model, options):
+        self.encoder = BlockingEncoder(model, **options)
+
+folder = os.getcwd()
+with run.connected(None):
+    run.FileEncoder, plain = BlockingFileEncoder, run.FileEncoder
+    print(bulk.encode("model.antipodal", "in", "by-ray", engine="ray"), flush=True)
+    run.FileEncoder = plain
     batches = ray.data.read_parquet("in").map_batches(
         bulk.BatchEncoder,
         fn_constructor_args=("model.antipodal",),
@@ -339,55 +377,43 @@ with connected(None):
     )
     for number, part in enumerate(batches.iter_batches(batch_size=None, batch_format="pyarrow")):
         pq.write_table(part, f"part{number}.parquet")
+    os.mkdir("example")
+    os.chdir("example")
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def writer_of(folder):
-    """Return the process that has a temporary file in the folder open."""
-    if not list(folder.glob(".*.parquet.*")):
-        return None
-    for handle in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if Path(os.readlink(handle)).parent == folder:
-                return int(handle.parts[2])
-        except OSError:
-            continue
-    return None
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to find workers")
 def test_ray_writes_the_same_files_although_a_worker_is_killed(work, tmp_path):
+    """Encode with Ray, with Ray Data and with the example: starting Ray takes seconds."""
     pytest.importorskip("ray")
-    Path("large").mkdir()
-    for number in range(3):
-        pq.write_table(table_of(300_000, number), f"large/{number}.parquet")
-    encode("large", "locally")
+    encode(target="locally")
     child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(ON_CLUSTER)],
+        [sys.executable, "-c", ON_CLUSTER, EXAMPLES / "ray_encode.py"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ
         | {"PYTHONPATH": str(Path(bulk.__file__).parents[2]), "RAY_worker_niceness": "0"},
     )  # fmt: skip
     try:
-        assert child.stdout.readline().strip() == "ready", child.stderr.read()
-        worker, deadline = None, time.monotonic() + 240
-        while worker in (None, child.pid) and child.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-            worker = writer_of(tmp_path / "by-ray")
-        assert worker not in (None, child.pid)
-        os.kill(worker, signal.SIGKILL)
-        printed, errors = child.communicate(timeout=180)
+        worker = tmp_path / "worker"
+        wait_until(
+            lambda: child.poll() is not None or (worker.exists() and worker.read_text()[-1:] == "\n")
+        )
+        if child.poll() is None:
+            assert list(Path("by-ray").rglob(".*.parquet.*"))  # the worker has begun a file
+            os.kill(int(worker.read_text()), signal.SIGKILL)
+        printed, errors = child.communicate(timeout=HANG)
     finally:
         child.kill()
     assert child.returncode == 0, errors
-    assert "Report(files=3, rows=900000, files_encoded=3" in printed
+    assert "Report(files=4, rows=5703, files_encoded=4" in printed
     locally, by_ray = contents("locally"), contents("by-ray")
     assert {k: v for k, v in by_ray.items() if k.name[0] != "."} == locally
     parts = pa.concat_tables(pq.read_table(path) for path in sorted(Path().glob("part*.parquet")))
-    encode(target="local")
     local = pa.concat_tables(
-        pq.read_table(f"local/{name}", columns=["id", "code"]) for name in SIZES
+        pq.read_table(f"locally/{name}", columns=["id", "code"]) for name in SIZES
     )
     order = [("id", "ascending"), ("code", "ascending")]
     assert parts.sort_by(order).equals(local.sort_by(order))
+    assert "1,797 rows in 3 files" in printed
+    assert "columns ['id', 'code'], 4 bytes per code" in printed

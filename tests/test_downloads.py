@@ -94,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data[start:])
         if mode == "hang":
             self.wfile.flush()
-            self.server.gate.wait(120)
+            self.server.gate.wait(600)
 
     def log_message(self, *args):
         pass
@@ -395,7 +395,7 @@ def test_two_downloads_at_once_wait_for_each_other(server, tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(600)
     assert results == [tmp_path / FOLDER] * 4
     assert server.starts == [0]
     assert_whole(tmp_path / FOLDER)

@@ -1,4 +1,4 @@
-"""Every example runs and prints the expected results."""
+"""Every example runs and prints the expected results. `test_bulk.py` runs that of Ray."""
 
 import os
 import re
@@ -72,19 +72,6 @@ def test_the_paper_is_solved_unfolded_and_trained(tmp_path):
     exact, unfolded, trained = scores(run("paper.py", tmp_path))
     assert exact[0] > unfolded[0] > exact[1] + 15  # three iterations are close to the solution
     assert trained[0] > exact[0] + 40
-
-
-def test_ray_encodes_every_row(tmp_path):
-    printed = subprocess.run(
-        [sys.executable, EXAMPLES / "ray_encode.py"],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"RAY_worker_niceness": "0"},
-    ).stdout
-    assert "1,797 rows in 3 files" in printed
-    assert "columns ['id', 'code'], 4 bytes per code" in printed
 
 
 def test_similar_texts_are_neighbours_and_the_service_opens_them(tmp_path):

@@ -247,7 +247,7 @@ def test_javascript_makes_the_same_codes(tmp_path, monkeypatch):
         [node, EXAMPLE / "encode.js", "digits.onnx", "digits.json"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert re.search(r"\b1297\b.*\b44\b.*\b129", done.stdout)

@@ -19,7 +19,7 @@ from browsers import tab
 from test_page import choose, running
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
-from texts import library, vectors
+from text_search import library, vectors
 
 BITS, FEATURES = 32, 400
 TOPICS = {

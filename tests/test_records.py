@@ -214,6 +214,6 @@ def test_a_device_and_a_pipe_are_written_to_as_they_are(tmp_path):
         assert pipe.found == []
         pipe.append({"a": 1})
         pipe.append({"a": 2})
-    reader.join(120)
+    reader.join(600)
     assert read == ['{"a": 1}\n{"a": 2}\n']
     assert (tmp_path / "pipe").is_fifo()

@@ -1,5 +1,6 @@
 """The SQLite store under kill -9, other processes, many threads and damaged files."""
 
+import itertools
 import multiprocessing
 import os
 import random
@@ -22,6 +23,9 @@ processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["antipodal.stores.sqlite", "pytest"])
 
 
+HANG = 600  # seconds that only a hang exceeds
+
+
 def codes_of(batch, n):
     """Return codes from which the batch can be read."""
     return np.tile(np.frombuffer(int(batch).to_bytes(4, "big"), np.uint8), (n, 1))
@@ -33,14 +37,15 @@ def codes_of(batch, n):
 def test_nothing_acknowledged_is_lost_and_nothing_is_half_there_after_kill_9(kill, n_kills):
     found = kill(n_kills, seed=0)
     assert not found["failures"]
-    assert found["kills after an acknowledgement"] > n_kills / 3  # they were at work
+    # Most writers are killed only after an acknowledgement, however slow they are.
+    assert found["kills after an acknowledgement"] > n_kills / 3
 
 
 # ------------------------------------------------------------------------ other processes
 
 
 def write_some(url, numbers, started):
-    started.wait(60)
+    started.wait(HANG)
     with open_store(url, n_bits=8) as store:
         for number in numbers:
             store.upsert([number], np.array([[number % 256]], np.uint8), [{"number": number}])
@@ -48,7 +53,7 @@ def write_some(url, numbers, started):
 
 @pytest.mark.parametrize("n_items", [300, 6, 7, 8, 9])
 def test_processes_that_make_and_write_a_store_at_once_lose_nothing(tmp_path, n_items):
-    url = f"sqlite:///{tmp_path}/codes.db?timeout=60"
+    url = f"sqlite:///{tmp_path}/codes.db?timeout={HANG}"
     started = processes.Barrier(3)
     writers = [
         processes.Process(target=write_some, args=(url, range(first, n_items, 3), started))
@@ -152,15 +157,18 @@ def test_readers_see_each_write_whole_while_a_thread_writes(tmp_path):
         ]
         for thread in threads:
             thread.start()
-        for batch in range(120):
+        deadline = time.monotonic() + HANG
+        for batch in itertools.count():
             bits = batch % 9
             codes = np.full((n, 1), (1 << bits) - 1, np.uint8)
             store.upsert(np.arange(n), codes, [{"even": bits % 2 == 0}] * n)
+            if batch >= 120 and ({0, n} <= set(looks) or failures or time.monotonic() > deadline):
+                break
         stop.set()
         for thread in threads:
             thread.join()
     assert not failures
-    assert {0, n} <= set(looks)
+    assert {0, n} <= set(looks)  # the readers met even and odd batches
 
 
 def test_closing_while_others_read_gives_them_an_answer_or_our_error(tmp_path):
@@ -168,7 +176,7 @@ def test_closing_while_others_read_gives_them_an_answer_or_our_error(tmp_path):
     store = open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=8)
     store.upsert(np.arange(1000), np.zeros((1000, 1), np.uint8), [{"a": 1}] * 1000)
 
-    reading = threading.Barrier(5, timeout=120)
+    reading = threading.Barrier(5, timeout=HANG)
 
     def read():
         try:

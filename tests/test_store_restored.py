@@ -29,7 +29,7 @@ def at_once(call):
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(120)
+    thread.join(600)
     assert answers, "the call has not returned"
     answer, error = answers[0]
     if error is not None:
