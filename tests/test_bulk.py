@@ -397,7 +397,9 @@ def test_ray_writes_the_same_files_although_a_worker_is_killed(work, tmp_path):
     try:
         worker = tmp_path / "worker"
         wait_until(
-            lambda: child.poll() is not None or (worker.exists() and worker.read_text()[-1:] == "\n")
+            lambda: (
+                child.poll() is not None or (worker.exists() and worker.read_text()[-1:] == "\n")
+            )
         )
         if child.poll() is None:
             assert list(Path("by-ray").rglob(".*.parquet.*"))  # the worker has begun a file
