@@ -542,6 +542,6 @@ def test_without_opencv_the_error_says_what_to_install(images, vocabulary, monke
 def test_the_modules_load_without_opencv_and_without_clustering(monkeypatch):
     for optional in ("cv2", "sklearn.cluster"):
         monkeypatch.setitem(sys.modules, optional, None)
-    for name in ("images", "sift", "words"):
+    for name in ("images", "words"):
         spec = find_spec(f"antipodal.features.{name}")
         spec.loader.exec_module(module_from_spec(spec))

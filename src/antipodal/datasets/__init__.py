@@ -1,4 +1,4 @@
-"""Datasets in their official layouts, and the splits that results are reported on."""
+"""Datasets in their official layouts, and their splits for evaluation."""
 
 from antipodal.datasets.arrayfiles import arrays, digits
 from antipodal.datasets.cifar10 import cifar10

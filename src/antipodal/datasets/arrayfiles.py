@@ -1,4 +1,4 @@
-"""Datasets from the user's files, and the digits of scikit-learn."""
+"""Datasets in the user's own files, and the digits of scikit-learn."""
 
 import glob
 import os
@@ -13,25 +13,25 @@ from antipodal.errors import AntipodalError
 from antipodal.io.formats import split_column
 from antipodal.io.vectors import column_names, open_vectors, read_column
 
-_FEATURES, _LABELS = ("X",), ("y", "Y", "label", "labels")  # names that need not be given
+_FEATURES, _LABELS = ("X",), ("y", "Y", "label", "labels")  # default names
 
 
 def arrays(
     path: str | os.PathLike[str], features: str | None = None, labels: str | None = None
 ) -> Dataset:
-    """Read features (m, n) and labels: classes (m,), numbers or words, or 0/1 concepts (m, c).
+    """Read features (m, n) and labels: classes (m,), numbers or strings, or 0/1 concepts (m, c).
 
     Parameters
     ----------
     path : path
-        A file, a folder or a pattern, as `antipodal.open_vectors` takes them. The dataset is named
-        after it.
+        A file, folder or glob pattern, as in `antipodal.open_vectors`. The dataset is named after
+        it.
     features : str, optional
-        Of an .npz file the array, of others the column, or columns, of the vectors; also as
-        `FILE:COLUMN`. By default "X", or what `antipodal.open_vectors` takes for the vectors.
+        The array of an .npz file, or the vector column or columns of other files; also as
+        `FILE:COLUMN`. By default "X", or the default of `antipodal.open_vectors`.
     labels : str, optional
-        The array or column, by default the first of "y", "Y", "label" and "labels" that there is.
-        Beside an .npy file of features: the file of the labels.
+        The array or column of labels, by default the first of "y", "Y", "label" and "labels" that
+        exists. For an .npy file of features, the path of the file of labels.
     """
     place, column = split_column(os.fspath(path))
     names = column_names(place)
@@ -51,7 +51,7 @@ def arrays(
 
 
 def _name(place: str) -> str:
-    """Return the name of a file without its ending; of a pattern that of the folder before it."""
+    """Return the name of a file without its suffix, or of the folder that a pattern is in."""
     path = Path(place)
     while glob.has_magic(str(path)):
         path = path.parent
@@ -59,13 +59,13 @@ def _name(place: str) -> str:
 
 
 def _as_labels(y: NDArray[Any]) -> NDArray[Any]:
-    """Return classes as int64 (words by alphabet), concepts as bool; the rest as it is."""
+    """Convert classes to int64 (strings in alphabetical order), 0/1 concepts to bool."""
     if y.ndim == 2 and y.dtype.kind in "fiu" and np.isin(y, (0, 1)).all():
         return y.astype(bool)
     if y.ndim == 1 and y.dtype.kind == "U":
         return np.unique(y, return_inverse=True)[1].astype(np.int64)
     if y.ndim == 1 and y.dtype.kind in "fiub":
-        with np.errstate(invalid="ignore"):  # what does not fit differs, and is left as it is
+        with np.errstate(invalid="ignore"):  # such values differ below
             classes = y.astype(np.int64)
         return classes if (classes == y).all() else y
     return y
@@ -73,7 +73,7 @@ def _as_labels(y: NDArray[Any]) -> NDArray[Any]:
 
 def digits() -> Dataset:
     """Return 1,797 handwritten digits: pixels 0 to 16 as features, images scaled to 0 to 255."""
-    from sklearn.datasets import load_digits  # here: importing scikit-learn takes its time
+    from sklearn.datasets import load_digits  # not at the top: it is slow to import
 
     data = load_digits()
     images = np.rint(data.images * (255 / 16)).astype(np.uint8)

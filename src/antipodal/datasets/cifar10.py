@@ -1,6 +1,6 @@
 """CIFAR-10 in its official binary layout or its official Python layout.
 
-The Python layout is pickled. Nothing in it is ever run: see `_DataOnly`.
+The Python layout is pickled. No code in it is executed: see `_DataOnly`.
 """
 
 import io
@@ -20,8 +20,8 @@ _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 _PER_BATCH = 10_000
 _PIXELS = 3 * 32 * 32
 _HELP = (
-    "`antipodal datasets cifar10` downloads it, or get the binary version from its official page, "
-    "https://www.cs.toronto.edu/~kriz/cifar.html, and unpack it there"
+    "`antipodal datasets cifar10` downloads it; or download the binary version from "
+    "https://www.cs.toronto.edu/~kriz/cifar.html and unpack it there"
 )
 
 Batch = tuple[NDArray[np.uint8], NDArray[Any]]  # pixels (b, 3072), labels (b,)
@@ -30,9 +30,9 @@ Batch = tuple[NDArray[np.uint8], NDArray[Any]]  # pixels (b, 3072), labels (b,)
 def cifar10(dir: str | os.PathLike[str] | None = None) -> Dataset:
     """Read the 60,000 images: training batches 1 to 5, then the test batch.
 
-    `dir` holds ``cifar-10-batches-bin`` or ``cifar-10-batches-py``, or is one of the two. By
-    default it is what the environment variable ANTIPODAL_DATA names, else where `download` puts it.
-    The features are None: compute them from the images.
+    `dir` is ``cifar-10-batches-bin`` or ``cifar-10-batches-py``, or a folder that contains one of
+    them. By default it is the environment variable ANTIPODAL_DATA, or else the folder of
+    `download`. The features are None: compute them from the images.
     """
     folder, suffix = _find(find_directory(dir, _HELP))
     read = _read_binary if suffix else _read_pickle
@@ -44,11 +44,11 @@ def cifar10(dir: str | os.PathLike[str] | None = None) -> Dataset:
             pixels, classes = read(path)
         except OSError as error:
             raise AntipodalError(
-                f"cannot read {path}: {error.strerror or error}. Is it missing? Then {_HELP}"
+                f"cannot read {path}: {error.strerror or error}. If it is missing, {_HELP}"
             ) from error
         if classes.min() < 0 or classes.max() > 9:
             raise AntipodalError(
-                f"{path} is damaged: labels must be 0 to 9, and go from {classes.min()} to "
+                f"{path} is damaged: labels must be from 0 to 9: got {classes.min()} to "
                 f"{classes.max()}; {_HELP}"
             )
         images[number] = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # stored by channel
@@ -57,7 +57,7 @@ def cifar10(dir: str | os.PathLike[str] | None = None) -> Dataset:
 
 
 def _find(directory: Path) -> tuple[Path, str]:
-    """Return the folder of the batches and how their names end: ".bin", or "" if pickled."""
+    """Return the folder of the batches and the suffix of their names: ".bin", or "" if pickled."""
     for folder, suffix in (
         (directory / "cifar-10-batches-bin", ".bin"),
         (directory / "cifar-10-batches-py", ""),
@@ -77,7 +77,7 @@ def _read_binary(path: Path) -> Batch:
     expected, size = _PER_BATCH * (1 + _PIXELS), path.stat().st_size
     if size != expected:
         raise AntipodalError(
-            f"{path} is truncated or not a CIFAR-10 batch: it should have {expected:,} bytes, and "
+            f"{path} is truncated or not a CIFAR-10 batch: it should have {expected:,} bytes, but "
             f"has {size:,}; {_HELP}"
         )
     records = np.fromfile(path, np.uint8).reshape(_PER_BATCH, 1 + _PIXELS)
@@ -94,7 +94,7 @@ def _read_pickle(path: Path) -> Batch:
         if len(labels) != _PER_BATCH or not all(type(label) is int for label in labels):
             raise ValueError(f"its labels are not {_PER_BATCH:,} integers")
         return pixels, np.array(labels, np.int64)
-    except Exception as error:  # a crafted pickle can raise any kind
+    except Exception as error:  # a crafted pickle can raise any type
         reason = error if str(error) else type(error).__name__
         raise AntipodalError(
             f"{path} is truncated or not a CIFAR-10 batch ({reason}); {_HELP}"
@@ -102,9 +102,9 @@ def _read_pickle(path: Path) -> Batch:
 
 
 class _DataOnly(pickle.Unpickler):
-    """Unpickle numbers, bytes and containers; the few names an array needs become `_Part`s.
+    """Unpickler of numbers, bytes and containers; the names that an array needs become `_Part`.
 
-    Any other name is refused, and so no code that the file chooses can run.
+    Any other name is an error, so that the file cannot execute code.
     """
 
     def find_class(self, module: str, name: str) -> Any:
@@ -116,18 +116,20 @@ class _DataOnly(pickle.Unpickler):
             ("_codecs", "encode"),
         }:
             return _Part(name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which image data never needs")
+        raise pickle.UnpicklingError(
+            f"it refers to {module}.{name}, which image data does not need"
+        )
 
 
 class _Part:
-    """Stands in for a piece of a pickled array: remembers what it was given, does nothing."""
+    """A part of a pickled array: records its arguments without executing anything."""
 
     def __init__(self, name: str, *args: Any) -> None:
         self.name, self.args = name, args
         self.state: Any = ()
 
     def __call__(self, *args: Any) -> Any:
-        if self.name == "encode":  # how Python 3 writes bytes for Python 2
+        if self.name == "encode":  # the form of bytes in pickles for Python 2
             text, encoding = args
             if encoding not in ("latin1", b"latin1"):
                 raise pickle.UnpicklingError(f"it has bytes encoded as {encoding!r}")
@@ -139,7 +141,7 @@ class _Part:
 
 
 def _as_pixels(array: Any) -> NDArray[np.uint8]:
-    """Build the array from what NumPy pickles: version, shape, dtype, column order, bytes."""
+    """Create the array from its pickled state: version, shape, dtype, column order, bytes."""
     if not isinstance(array, _Part) or array.name != "_reconstruct":
         raise ValueError("its data is not an array")
     _, shape, dtype, by_column, values = array.state

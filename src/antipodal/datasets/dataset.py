@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from antipodal.datasets import protocols
 from antipodal.datasets.protocols import Split
 from antipodal.errors import AntipodalError, ModelFileError
-from antipodal.features import gist
+from antipodal.features import gist, mirror_permutation
 from antipodal.io.model_file import read_model_file, write_model_file
 from antipodal.validation import known_labels
 
 FOLDER = ".antipodal"
-_DEFINITION = 1  # raised whenever `gist` gives other values for the same images
+_DEFINITION = 1  # to be increased whenever the values of `gist` change
 
 Features = NDArray[np.float32]
 
@@ -33,11 +33,11 @@ def cached_gist(
     colour: bool,
     border: int | None,
 ) -> Features:
-    """Return the GIST of the images, from its file in `directory` if there is one.
+    """Return the GIST descriptors of the images, read from a cache file in `directory` if possible.
 
-    Otherwise it is computed and the file is written; where that fails, a warning says so.
+    Otherwise compute them and write the file; if that fails, warn.
     """
-    # One image costs little. It makes `gist` refuse wrong parameters, and gives a row to expect.
+    # The first image checks the parameters, and the contents of the cache file.
     first = gist(images[:1], orientations=orientations, grid=grid, colour=colour, border=border)
     recipe = {
         "feature": "gist",
@@ -58,7 +58,7 @@ def cached_gist(
 
 
 def _read(path: Path, recipe: dict[str, Any], n_rows: int, first: Features) -> Features | None:
-    """Return the features in the file, or None if it is missing, damaged or of something else."""
+    """Return the cached features, or None if the file is missing, damaged or does not match."""
     try:
         header, arrays = read_model_file(path, "features")
     except ModelFileError:
@@ -69,7 +69,7 @@ def _read(path: Path, recipe: dict[str, Any], n_rows: int, first: Features) -> F
         or features is None
         or features.dtype != np.float32
         or features.shape != (n_rows, first.shape[1])
-        or not np.allclose(features[0], first[0], rtol=0, atol=1e-3)  # beyond any rounding
+        or not np.allclose(features[0], first[0], rtol=0, atol=1e-3)  # larger than rounding errors
     ):
         return None
     return features
@@ -81,8 +81,8 @@ def _write(path: Path, recipe: dict[str, Any], features: Features) -> None:
         write_model_file(path, "features", recipe, {"features": features})
     except (OSError, AntipodalError) as error:
         warnings.warn(
-            f"cannot keep the GIST features in {path.parent}, so that they will be computed again "
-            f"next time: {error}",
+            f"cannot cache the GIST features in {path.parent}, they will be computed again next "
+            f"time: {error}",
             stacklevel=4,  # the caller of Dataset.with_gist
         )
 
@@ -100,17 +100,17 @@ class Dataset:
     Parameters
     ----------
     name : str
-        What to call it in reports.
+        Name of the dataset in reports.
     features : array (m, n) or None
         None until computed: `with_gist`, or ``dataclasses.replace(dataset, features=...)``.
     labels : integer array (m,) or bool array (m, c)
         A class per row, or the concepts of each row.
     images : uint8 array (m, h, w) or (m, h, w, 3), or None
     directory : path or None
-        The folder of the files it was read from, where features computed from it are kept.
+        The folder of its files, in which computed features are cached.
     mirror : integer array (n,) or None
-        Where the features of a mirrored image are those of the image in another order, that
-        order: ``features[:, mirror]``. `with_gist` sets it.
+        The permutation that maps the features of an image to those of the mirrored image:
+        ``features[:, mirror]``. Set by `with_gist`.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Dataset:
         kinds = {1: "iu", 2: "b"}.get(labels.ndim, "")
         if labels.dtype.kind not in kinds or labels.size == 0:
             raise ValueError(
-                "labels must be integers (m,) or booleans (m, c), at least one: "
+                "labels must be integers (m,) or booleans (m, c), not empty: "
                 f"got {labels.dtype} {labels.shape}"
             )
         if features is not None and (features.ndim != 2 or features.dtype.kind not in "fiub"):
@@ -169,8 +169,8 @@ class Dataset:
         orientations, grid, colour, border
             As in `antipodal.features.gist`.
         cache : bool
-            Keep the features in the folder ``.antipodal`` of `directory`, and read them from there
-            when the same images ask for the same features again.
+            Cache the features in the folder ``.antipodal`` of `directory`, and read them from there
+            for the same images and parameters.
 
         Examples
         --------
@@ -180,12 +180,9 @@ class Dataset:
         """
         if self.images is None:
             raise ValueError(
-                f"GIST describes images, and the dataset {self.name!r} has none: use its features "
-                "as they are"
+                f"GIST requires images, and the dataset {self.name!r} has none: use its features "
+                "directly"
             )
-        # here: importing torch takes its time
-        from antipodal.features import gist, mirror_permutation
-
         if cache and self.directory is not None:
             features = cached_gist(
                 self.images,
@@ -212,7 +209,7 @@ class Dataset:
         n_concepts: int = 21,
         n_pairs: int = 100_000,
     ) -> Split:
-        """Split the rows; the same labels, protocol, seed and counts always give the same split.
+        """Split the rows. Equal labels, protocol, seed and counts always give the same split.
 
         Parameters
         ----------
@@ -221,14 +218,14 @@ class Dataset:
             per class; the database is every row but the queries, training rows included.
             "paper", several labels per row: the `n_concepts` most frequent concepts, `n_query`
             queries per concept; the database is every other row with one of the concepts, `train`
-            is the database or `n_train` rows of it, and `n_pairs` training pairs are drawn.
+            is the database or a sample of `n_train` rows, and `n_pairs` training pairs are drawn.
             "unseen", one label per row: `n_train` training rows (default 200) per class from seven
-            tenths of the classes, `n_query` queries per class from the others; the database is
-            the rest of those others.
+            tenths of the classes, `n_query` queries per class from the other classes; the database
+            is the remaining rows of the other classes.
         seed : int
             At least 0.
         n_train, n_query, n_concepts, n_pairs : int
-            The last two matter to sets with several labels per row only; `n_pairs` may be 0.
+            The last two apply to datasets with several labels per row; `n_pairs` may be 0.
 
         Examples
         --------
@@ -250,7 +247,7 @@ class Dataset:
             raise ValueError(f"protocol must be 'paper' or 'unseen': got {protocol!r}")
         if self.labels.ndim == 2:
             if protocol == "unseen":
-                raise ValueError("the unseen protocol is for sets with one label per row")
+                raise ValueError("the unseen protocol requires one label per row")
             return protocols.paper_multilabel(
                 self.labels, seed, n_train, n_query, n_concepts, n_pairs
             )

@@ -5,29 +5,29 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from platformdirs import user_cache_path
 
 from antipodal.errors import AntipodalError
-from antipodal.io.atomic import replacing
+from antipodal.io.atomic import alone_in, replacing
 
 VARIABLE = "ANTIPODAL_DATA"
 
 
 def data_directory(dir: str | os.PathLike[str] | None = None) -> Path:
-    """Return `dir`, else what the environment variable ANTIPODAL_DATA names, else a cache.
+    """Return `dir`, or else the environment variable ANTIPODAL_DATA, or else the cache directory.
 
-    That is `antipodal` where the system keeps the user's caches, such as ~/.cache.
+    The latter is `antipodal` in the user's cache directory, such as ~/.cache.
     """
     chosen = os.environ.get(VARIABLE) if dir is None else dir
     return Path(chosen).expanduser() if chosen else user_cache_path("antipodal", appauthor=False)
 
 
 def find_directory(dir: str | os.PathLike[str] | None, help: str) -> Path:
-    """Return the data directory, or say that it is not there and how to come by the data."""
+    """Return the data directory; if it is missing, raise an error with the help for the dataset."""
     path = data_directory(dir)
     if path.is_dir():
         return path
@@ -36,24 +36,24 @@ def find_directory(dir: str | os.PathLike[str] | None, help: str) -> Path:
     if os.environ.get(VARIABLE):
         raise AntipodalError(f"{path} (from {VARIABLE}) is not a directory")
     raise AntipodalError(
-        f"no data directory: pass `dir`, or set the environment variable {VARIABLE} to it. "
-        f"Without them {path} is used, which does not exist; {help}"
+        f"no data directory: pass `dir`, or set the environment variable {VARIABLE}. "
+        f"The default, {path}, does not exist; {help}"
     )
 
 
 _TIMEOUT = 30.0  # seconds without a byte
-_CHUNK = 1 << 13  # what a cut may lose
+_CHUNK = 1 << 13  # bytes that are lost when a connection breaks
 _RANGE_NOT_SATISFIABLE = 416
 
 Report = Callable[[int], None]
 
 
 class RemoteFile(NamedTuple):
-    """A file and what is published about it."""
+    """A file on a server, with its published size and checksum."""
 
     url: str
     size: int
-    md5: str  # tells damage, and is what the authors give
+    md5: str  # as published by the authors; detects damage, not tampering
 
     @property
     def name(self) -> str:
@@ -61,83 +61,83 @@ class RemoteFile(NamedTuple):
         return self.url.rpartition("/")[2]
 
     def is_at(self, path: Path) -> bool:
-        """Whether `path` is this file, to the byte."""
+        """Return whether `path` is this file, verified by size and checksum."""
         if not path.is_file() or path.stat().st_size != self.size:
             return False
-        from pooch import file_hash  # here: importing it takes its time
+        from pooch import file_hash  # not at the top: it is slow to import
 
         return bool(file_hash(path, alg="md5") == self.md5)
 
 
 def fetch(remote: RemoteFile, path: Path, report: Report) -> None:
-    """Get the file, and give it its name when it is all there.
+    """Download a file to `path`, by way of `path` with ``.part`` appended.
 
-    Until then it is `path` with ``.part`` added. A cut connection leaves that for the next call,
-    which asks the server for the rest. `report` is told the number of bytes so far.
+    If the connection breaks, the next call resumes from the partial file. `report` is called with
+    the number of bytes downloaded so far.
     """
     import pooch
     from requests import ConnectionError, RequestException
 
     part = path.with_name(f"{path.name}.part")
 
-    def go_on(url: str, target: str, _: object) -> None:
-        if not remote.is_at(part):  # it may be: killed before it got its name
+    def resume(url: str, target: str, _: object) -> None:
+        if not remote.is_at(part):  # complete if a process was killed before renaming
             with part.open("ab") as file:
-                arrived = _Arrived(remote, file, report)
+                partial = _PartialFile(remote, file, report)
                 headers = {
                     "User-Agent": "antipodal",
                     "Accept-Encoding": "identity",
-                    "Range": f"bytes={arrived.done}-",
+                    "Range": f"bytes={partial.done}-",
                 }
                 get = pooch.HTTPDownloader(
                     chunk_size=_CHUNK, timeout=_TIMEOUT, headers=headers,
-                    hooks={"response": arrived.begin},
+                    hooks={"response": partial.begin},
                 )  # fmt: skip
-                get(url, arrived, None)
-            if arrived.done < remote.size:
-                raise ConnectionError("the server sent no more")
+                get(url, partial, None)
+            if partial.done < remote.size:
+                raise ConnectionError("the server closed the connection")
         os.replace(part, target)
 
     logger = pooch.get_logger()
     level = logger.level
-    logger.setLevel("WARNING")  # it would print lines of its own
+    logger.setLevel("WARNING")  # suppress its own messages
     try:
-        pooch.retrieve(remote.url, f"md5:{remote.md5}", path.name, path.parent, downloader=go_on)
+        pooch.retrieve(remote.url, f"md5:{remote.md5}", path.name, path.parent, downloader=resume)
     except RequestException as error:
         reason, done = _cause(error), part.stat().st_size
         if done:
             reason += (
-                f", the connection was cut after {done:,} of {remote.size:,} bytes, and the next "
-                "attempt goes on from there"
+                f", the connection broke after {done:,} of {remote.size:,} bytes; the next attempt "
+                "resumes from there"
             )
         raise _failure(remote, reason) from error
-    except ValueError as error:  # of pooch, which has removed the file
+    except ValueError as error:  # raised by pooch, which has removed the file
         reason = f"its checksum is not the published one, MD5 {remote.md5}"
         raise _failure(remote, reason) from error
     finally:
         logger.setLevel(level)
 
 
-class _Arrived:
-    """What has arrived of a file: the end of it that pooch writes to."""
+class _PartialFile:
+    """A partially downloaded file, to which pooch appends."""
 
     def __init__(self, remote: RemoteFile, file: BinaryIO, report: Report) -> None:
         self.remote, self.file, self.report = remote, file, report
         self.done = file.tell()
-        if self.done >= remote.size:  # it was looked at, and is something else
+        if self.done >= remote.size:  # complete, but with a wrong checksum
             self._start_over()
 
     def begin(self, response: Any, **_: object) -> None:
-        """See what the server is about to send: the rest, or all of it."""
+        """Check the response of the server: an error, the rest of the file, or the whole file."""
         if response.is_redirect:
             return
         if not response.ok:
             response.close()
-            if response.status_code == _RANGE_NOT_SATISFIABLE:  # there is nothing to go on from
+            if response.status_code == _RANGE_NOT_SATISFIABLE:  # the partial file cannot be resumed
                 self._start_over()
-            reason = f"the server says {response.status_code} {response.reason}"
+            reason = f"the server returned {response.status_code} {response.reason}"
             raise _failure(self.remote, reason)
-        # It is the compressed file that is published: nothing may unpack it on the way.
+        # The checksum is of the compressed file: prevent decompression by requests.
         response.raw.headers.pop("Content-Encoding", None)
         if response.headers.get("Content-Range", "").partition("-")[0] != f"bytes {self.done}":
             self._start_over()
@@ -147,7 +147,7 @@ class _Arrived:
             self._refuse(f"{self.done + int(length):,}")
 
     def write(self, chunk: bytes) -> None:
-        """Append what has arrived."""
+        """Append a chunk."""
         if self.done + len(chunk) > self.remote.size:
             self._refuse("more")
         self.file.write(chunk)
@@ -155,7 +155,7 @@ class _Arrived:
         self.report(self.done)
 
     def flush(self) -> None:
-        """Leave nothing to lose when the process is killed."""
+        """Flush to disk, so that a killed process loses nothing."""
         self.file.flush()
 
     def _start_over(self) -> None:
@@ -164,12 +164,12 @@ class _Arrived:
 
     def _refuse(self, found: str) -> None:
         self._start_over()
-        expected = f"it should have {self.remote.size:,} bytes, and the server has {found}"
+        expected = f"it should have {self.remote.size:,} bytes, but the server has {found}"
         raise _failure(self.remote, expected)
 
 
 def _cause(error: BaseException) -> str:
-    """Say what the system said: what requests makes of it would name its own objects."""
+    """Return the message of the innermost error; those of requests show internal objects."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return str(getattr(error, "strerror", None) or error)
@@ -183,16 +183,16 @@ Progress = Callable[[int, int], None]
 
 
 class RemoteDataset(NamedTuple):
-    """Where a dataset comes from.
+    """The files of a downloadable dataset.
 
     Parameters
     ----------
     folder : str
-        Where it goes, in the data directory.
+        Its folder in the data directory.
     files : tuple of RemoteFile
-        The files of the dataset; or an archive of them, if there are members.
+        The files of the dataset; or a single archive, if there are members.
     members : mapping of str to int
-        The files of the archive, which has them in `folder`, and their sizes.
+        The names, in `folder` of the archive, and sizes of its files.
     """
 
     folder: str
@@ -200,7 +200,7 @@ class RemoteDataset(NamedTuple):
     members: Mapping[str, int] = {}
 
     def is_at(self, folder: Path) -> bool:
-        """Whether the folder has all of the dataset; of members only the sizes are known."""
+        """Return whether the folder contains the dataset; archive members are checked by size."""
         if self.members:
             paths = ((folder / name, size) for name, size in self.members.items())
             return all(path.is_file() and path.stat().st_size == size for path, size in paths)
@@ -251,23 +251,22 @@ SOURCES = {
 def download(
     name: str, dir: str | os.PathLike[str] | None = None, *, progress: Progress | None = None
 ) -> Path:
-    """Download a dataset unless it is there, and return the folder that its loader reads.
+    """Download a dataset unless it exists, and return the folder for its loader.
 
     Parameters
     ----------
     name : "cifar10", "fashion-mnist" or "mnist"
         The last two are for `idx`.
     dir : path, optional
-        The data directory, made if need be; the dataset gets a folder in it. By default what the
-        environment variable ANTIPODAL_DATA names, else `antipodal` in the user's cache directory.
+        The data directory, created if missing; the dataset gets a folder in it. By default the
+        environment variable ANTIPODAL_DATA, or else `antipodal` in the user's cache directory.
     progress : callable, optional
-        Called as progress(done, total), in bytes, as they arrive.
+        Called as progress(done, total), in bytes.
 
     Raises
     ------
     AntipodalError
-        If it cannot be had; the message says what to do by hand. What has arrived is kept, and the
-        next call goes on from there.
+        The download failed; the message explains the manual download. The next call resumes.
     """
     if name not in SOURCES:
         raise ValueError(f"name must be one of {', '.join(SOURCES)}: got {name!r}")
@@ -275,23 +274,23 @@ def download(
     folder = directory / source.folder
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with _alone_in(directory):
+        with alone_in(directory):
             if source.is_at(directory):
                 return directory
             if not source.is_at(folder):
                 with _work_folder(folder) as work:
                     get = _get_archive if source.members else _get_files
                     get(source, folder, work, progress)
-    except OSError as error:  # of the disk: `fetch` has dealt with those of the network
+    except OSError as error:  # of the disk: `fetch` converts network errors
         raise AntipodalError(f"cannot write {directory}: {error.strerror or error}") from error
     return folder
 
 
 @contextmanager
 def _work_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder beside it for all that is not complete; it stays if the work is cut short.
+    """Yield a folder for incomplete files next to `folder`.
 
-    Then the next attempt goes on from what is in it, if anything is.
+    If the block raises, partial files are kept for the next attempt.
     """
     work = folder.with_name(f"{folder.name}.part")
     work.mkdir(exist_ok=True)
@@ -303,23 +302,6 @@ def _work_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(work)
         raise
     shutil.rmtree(work)
-
-
-@contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    """Wait until no other process downloads into the directory, where the system has locks."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # not every network file system has them
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _get_files(source: RemoteDataset, folder: Path, work: Path, progress: Progress | None) -> None:
@@ -338,15 +320,15 @@ def _get_archive(
 ) -> None:
     (remote,) = source.files
     archive, first = folder.parent / remote.name, min(source.members)
-    if not remote.is_at(archive):  # it may be, put there by hand
+    if not remote.is_at(archive):  # possibly put there by the user
         archive = work / remote.name
-        by_hand = f"and unpack it in {folder.parent}, so that there is a file {folder / first}"
+        by_hand = f"and unpack it in {folder.parent}, so that {folder / first} exists"
         _fetch(remote, archive, by_hand, progress, 0, remote.size)
     unpacked = work / "unpacked"
-    shutil.rmtree(unpacked, ignore_errors=True)  # left behind by a process that was killed
+    shutil.rmtree(unpacked, ignore_errors=True)  # left by a killed process
     unpacked.mkdir()
     _unpack(archive, source, unpacked)
-    if folder.exists():  # with files that are missing or cut short
+    if folder.exists():  # incomplete
         for name in source.members:
             os.replace(unpacked / name, folder / name)
     else:
@@ -363,11 +345,11 @@ def _fetch(
     try:
         fetch(remote, path, report)
     except AntipodalError as error:
-        raise AntipodalError(f"{error}. Try again, or get it by hand {by_hand}") from error
+        raise AntipodalError(f"{error}. Try again, or download it manually {by_hand}") from error
 
 
 def _unpack(archive: Path, source: RemoteDataset, folder: Path) -> None:
-    """Copy the members to names that we give: no path, link or mode in the archive has a say."""
+    """Extract the expected members only; paths, links and modes in the archive are ignored."""
     missing = dict(source.members)
     try:
         with tarfile.open(archive, "r:gz") as tar:

@@ -1,7 +1,7 @@
-"""MNIST, Fashion-MNIST and others in IDX files, as they are or compressed with gzip.
+"""IDX files, plain or gzip-compressed: MNIST, Fashion-MNIST and others.
 
-An IDX file is two zero bytes, a type (8: uint8), the number of dimensions, each dimension as a
-big-endian 32-bit number, and the values.
+An IDX file consists of two zero bytes, a type (8: uint8), the number of dimensions, each dimension
+as a big-endian 32-bit number, and the values.
 """
 
 import gzip
@@ -20,16 +20,16 @@ from antipodal.datasets.download import find_directory
 from antipodal.errors import AntipodalError
 
 _HELP = (
-    "`antipodal datasets mnist` and `antipodal datasets fashion-mnist` download theirs, to a "
-    "folder each"
+    "`antipodal datasets mnist` and `antipodal datasets fashion-mnist` download these datasets, "
+    "each to its own folder"
 )
 
 
 def idx(dir: str | os.PathLike[str] | None = None) -> Dataset:
     """Read the four IDX files in a directory: the training rows, then the test rows.
 
-    The features are the pixels, uint8; the dataset is named after the directory. By default that
-    is what the environment variable ANTIPODAL_DATA names, else the user's cache directory.
+    The features are the pixels, uint8; the dataset is named after the directory. The default
+    directory is the environment variable ANTIPODAL_DATA, or else the user's cache directory.
     """
     directory = find_directory(dir, _HELP)
     images, labels = [], []
@@ -46,7 +46,7 @@ def idx(dir: str | os.PathLike[str] | None = None) -> Dataset:
     pixels = np.concatenate(images)
     classes = np.concatenate(labels).astype(np.int64)
     if pixels.size == 0:
-        raise AntipodalError(f"{directory}: the IDX files hold no images")
+        raise AntipodalError(f"{directory}: the IDX files contain no images")
     name = directory.resolve().name
     return Dataset(name, pixels.reshape(len(pixels), -1), classes, pixels, directory)
 
@@ -58,7 +58,7 @@ def _find(directory: Path, name: str) -> Path:
     folders = sorted({path.parent for path in directory.glob(f"*/{name}*")})
     raise AntipodalError(
         f"{directory} has neither {name} nor {name}.gz; "
-        + (f"pass {' or '.join(map(str, folders))}, which has" if folders else _HELP)
+        + (f"pass {' or '.join(map(str, folders))} instead" if folders else _HELP)
     )
 
 
@@ -76,15 +76,15 @@ def _parse(path: Path, file: BinaryIO | gzip.GzipFile, n_dims: int) -> NDArray[n
     if header[:4] != magic or len(header) < 4 + 4 * n_dims:
         raise AntipodalError(
             f"{path} is not an IDX file of {n_dims}-dimensional uint8: it should begin with "
-            f"{magic.hex(' ')}, and begins with {header[:4].hex(' ') or 'nothing'}"
+            f"{magic.hex(' ')}, but begins with {header[:4].hex(' ') or 'nothing'}"
         )
     shape = struct.unpack(f">{n_dims}I", header[4:])
     expected = math.prod(shape)
-    values = file.read(expected + 1)  # one more than there should be
+    values = file.read(expected + 1)  # one more, to detect longer files
     if len(values) != expected:
         found = "more" if len(values) > expected else f"only {len(values):,}"
         raise AntipodalError(
             f"{path} is truncated or damaged: {' × '.join(map(str, shape))} needs {expected:,} "
-            f"values, and it has {found}"
+            f"values, but it has {found}"
         )
     return np.frombuffer(values, np.uint8).reshape(shape)

@@ -1,4 +1,4 @@
-"""NUS-WIDE in its official layout: 500 visual words and 81 concepts an image."""
+"""NUS-WIDE in its official layout: 500 visual words and 81 concepts per image."""
 
 import os
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from antipodal.datasets.download import find_directory
 from antipodal.errors import AntipodalError
 
 _HELP = (
-    "NUS-WIDE asks for registration, so there is no download: its official distribution's folders "
-    "Low_Level_Features, ConceptsList and Groundtruth must lie there"
+    "NUS-WIDE requires registration and cannot be downloaded automatically: put the folders "
+    "Low_Level_Features, ConceptsList and Groundtruth of its official distribution there"
 )
 _WORDS = 500
 _BLOCK = 4_000_000  # bytes of text parsed at a time
@@ -24,7 +24,7 @@ _DIGITS_AND_BLANKS = b"0123456789 \t\r\n"
 def nus_wide(dir: str | os.PathLike[str] | None = None) -> Dataset:
     """Read the bag-of-words features (uint16 counts) and the concepts of every image.
 
-    `dir`, by default what the environment variable ANTIPODAL_DATA names, holds
+    `dir`, by default the environment variable ANTIPODAL_DATA, contains
     ``Low_Level_Features/BoW_int.dat``, ``ConceptsList/Concepts81.txt`` and
     ``Groundtruth/AllLabels/Labels_<concept>.txt``. The columns of the labels are in the order of
     the list of concepts.
@@ -40,7 +40,7 @@ def nus_wide(dir: str | os.PathLike[str] | None = None) -> Dataset:
             features[n_rows - len(block) : n_rows] = block
     if n_rows != len(labels):
         raise AntipodalError(
-            f"{path} has {n_rows:,} rows, and the label files have {len(labels):,} each: is one "
+            f"{path} has {n_rows:,} rows, but the label files have {len(labels):,} each: is one "
             "of them truncated?"
         )
     return Dataset("nus-wide", features, labels, directory=directory)
@@ -62,8 +62,8 @@ def _read_labels(directory: Path) -> NDArray[np.bool_]:
         odd = sorted(expected ^ found)[:3]
         raise AntipodalError(
             f"{folder} must have one Labels_<concept>.txt for each of the {len(concepts)} "
-            f"concepts in {listed}, and has {len(found)}"
-            + (f"; only one of the two knows {', '.join(odd)}" if odd else "")
+            f"concepts in {listed}, but has {len(found)}"
+            + (f"; without a counterpart: {', '.join(odd)}" if odd else "")
         )
     columns: list[NDArray[np.bool_]] = []
     for concept in concepts:
@@ -72,14 +72,14 @@ def _read_labels(directory: Path) -> NDArray[np.bool_]:
         columns.append(np.concatenate(blocks) if blocks else np.empty(0, bool))
         if len(columns[-1]) != len(columns[0]) or len(columns[-1]) == 0:
             raise AntipodalError(
-                f"{path} has {len(columns[-1]):,} rows, and Labels_{concepts[0]}.txt has "
+                f"{path} has {len(columns[-1]):,} rows, but Labels_{concepts[0]}.txt has "
                 f"{len(columns[0]):,}: is one of them truncated?"
             )
     return np.stack(columns, axis=1)
 
 
 def _read_integers(path: Path, n_columns: int, most: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the rows of a text file of integers from 0 to `most`, some megabytes at a time."""
+    """Yield the rows of a text file of integers from 0 to `most`, a few megabytes at a time."""
     line = 1  # the number of the first line of the block
     try:
         with path.open("rb") as file:
@@ -92,29 +92,29 @@ def _read_integers(path: Path, n_columns: int, most: int) -> Iterator[NDArray[np
 
 
 def _parse(path: Path, text: bytes, line: int, n_columns: int, most: int) -> NDArray[np.int64]:
-    """Parse whole lines of text, `line` being the number of the first; blank ones are skipped."""
+    """Parse lines of text, of which the first has the number `line`; skip blank lines."""
     if text.translate(None, _DIGITS_AND_BLANKS):
         bad = (bool(row.translate(None, _DIGITS_AND_BLANKS)) for row in text.split(b"\n"))
         raise AntipodalError(
-            f"{path}, line {line + list(bad).index(True)}: there must be only digits and blanks"
+            f"{path}, line {line + list(bad).index(True)}: only digits and blanks are allowed"
         )
     counts = _count_numbers(text)
     wrong = np.flatnonzero((counts != n_columns) & (counts != 0))
     if len(wrong):
         raise AntipodalError(
-            f"{path}, line {line + wrong[0]}: {n_columns} number{'s' * (n_columns > 1)} expected, "
-            f"found {counts[wrong[0]]}"
+            f"{path}, line {line + wrong[0]}: expected {n_columns} number{'s' * (n_columns > 1)}, "
+            f"got {counts[wrong[0]]}"
         )
     filled = np.flatnonzero(counts)
     if len(filled) == 0:
         return np.empty((0, n_columns), np.int64)
-    # The text is digits and blanks by now, which is all that fromstring can be trusted with.
+    # The text was checked above: fromstring does not report other characters.
     values: NDArray[Any] = np.fromstring(text, np.int64, sep=" ").reshape(-1, n_columns)
     if values.max() > most:
         row, column = np.argwhere(values > most)[0]
         raise AntipodalError(
-            f"{path}, line {line + filled[row]}: numbers must be 0 to {most}, "
-            f"found {values[row, column]}"
+            f"{path}, line {line + filled[row]}: numbers must be from 0 to {most}, "
+            f"got {values[row, column]}"
         )
     return values
 

@@ -1,4 +1,4 @@
-"""Splits into training rows, queries and database, by evaluation protocol."""
+"""Evaluation protocols: splits into training rows, queries and database."""
 
 import os
 from dataclasses import dataclass, fields
@@ -18,7 +18,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Row numbers of a dataset, in ascending order and without repeats.
+    """Row numbers of a dataset for training, queries and database, ascending and unique.
 
     Parameters
     ----------
@@ -30,8 +30,8 @@ class Split:
     similar : bool array (P,), optional
         Whether each pair is similar.
     concepts : int64 array, optional
-        The columns of multi-hot labels that count, ascending: relevance is to share one of
-        ``labels[:, split.concepts]``.
+        The columns of multi-hot labels that define relevance, ascending: items are relevant if
+        they share one of ``labels[:, split.concepts]``.
     """
 
     train: Rows
@@ -65,28 +65,28 @@ class Split:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], n_rows: int | None = None) -> Self:
-        """Read what `save` wrote; with `n_rows`, also check that it fits a dataset so long."""
+        """Read a saved split; if `n_rows` is given, check the row numbers against it."""
         with open_npz(path) as file:
             arrays: dict[str, NDArray[Any]] = {name: file[name] for name in file.files}
         names = {field.name for field in fields(cls)}
         if not {"train", "query", "database"} <= arrays.keys() <= names:
             found = ", ".join(sorted(arrays)) or "nothing"
             raise AntipodalError(
-                f"{path} is not a saved split: it must hold train, query and database, and holds "
-                f"{found}"
+                f"{path} is not a saved split: it must contain train, query and database, but "
+                f"contains {found}"
             )
         try:
-            split = cls(**{name: _restored(name, array) for name, array in arrays.items()})
+            split = cls(**{name: _as_int64(array) for name, array in arrays.items()})
             last = max(rows.max(initial=0) for rows in (split.train, split.query, split.database))
             if n_rows is not None and last >= n_rows:
-                raise ValueError(f"it names row {last}, and the dataset has {n_rows} rows")
+                raise ValueError(f"it contains row {last}, but the dataset has {n_rows} rows")
         except ValueError as error:
             raise AntipodalError(f"{path} is not a valid split: {error}") from error
         return split
 
 
-def _restored(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Integers of any width as int64; booleans, and whatever will be refused, as they are."""
+def _as_int64(array: NDArray[Any]) -> NDArray[Any]:
+    """Convert integers of any width to int64; return other types unchanged."""
     return array.astype(np.int64) if array.dtype.kind == "i" else array
 
 
@@ -96,9 +96,9 @@ def _check_ascending(name: str, rows: NDArray[Any]) -> None:
     if len(rows) == 0:
         raise ValueError(f"{name} is empty")
     if rows[0] < 0:
-        raise ValueError(f"{name} must be numbers from 0: got {rows[0]}")
+        raise ValueError(f"{name} must be row numbers from 0: got {rows[0]}")
     if (rows[1:] <= rows[:-1]).any():
-        raise ValueError(f"{name} must be ascending, without repeats")
+        raise ValueError(f"{name} must be ascending and unique")
 
 
 def _check_pairs(pairs: NDArray[Any], similar: NDArray[Any], n_train: int) -> None:
@@ -121,9 +121,9 @@ Labels = NDArray[Any]
 
 
 def paper(labels: Labels, seed: int, n_train: int, n_query: int) -> Split:
-    """Draw training rows and queries from every class; search all rows but the queries.
+    """Draw training rows and queries from every class; the database is all rows but the queries.
 
-    The queries do not depend on `n_train`, and a longer training set contains a shorter one.
+    The queries do not depend on `n_train`, and larger training sets contain smaller ones.
     """
     source = _source("paper", seed)
     train, query = [], []
@@ -137,17 +137,17 @@ def paper(labels: Labels, seed: int, n_train: int, n_query: int) -> Split:
 
 
 def unseen(labels: Labels, seed: int, n_train: int, n_query: int) -> Split:
-    """Train on seven tenths of the classes, drawn by the seed; query and search the others.
+    """Train on a random seven tenths of the classes; query and search the other classes.
 
-    The database holds only the classes that training never saw. With the seen ones in it, a code
-    that merely tells seen from unseen would already rank better than chance.
+    The database contains unseen classes only. With seen classes in it, a code that only separates
+    seen from unseen classes would already rank better than chance.
     """
     source = _source("unseen", seed)
     classes = np.unique(labels)
     if len(classes) < 3:
         raise ValueError(
-            "the unseen protocol needs at least 3 classes, two to learn from and one to leave "
-            f"out: got {len(classes)}"
+            "the unseen protocol needs at least 3 classes, two for training and one for queries: "
+            f"got {len(classes)}"
         )
     classes = _shuffle(classes, source)
     n_seen = 7 * len(classes) // 10
@@ -156,7 +156,7 @@ def unseen(labels: Labels, seed: int, n_train: int, n_query: int) -> Split:
         rows = _rows_of(labels, label, n_train, f"{n_train} to train")
         train.append(_shuffle(rows, source)[:n_train])
     for label in classes[n_seen:]:
-        rows = _rows_of(labels, label, n_query + 1, f"{n_query} queries, 1 to find")
+        rows = _rows_of(labels, label, n_query + 1, f"{n_query} queries, 1 for the database")
         query.append(_shuffle(rows, source)[:n_query])
     queries = np.sort(np.concatenate(query))
     searched = np.flatnonzero(np.isin(labels, classes[n_seen:]))
@@ -166,15 +166,15 @@ def unseen(labels: Labels, seed: int, n_train: int, n_query: int) -> Split:
 def paper_multilabel(
     labels: Labels, seed: int, n_train: int | None, n_query: int, n_concepts: int, n_pairs: int
 ) -> Split:
-    """Split a multi-label set the way the paper does NUS-WIDE.
+    """Split a multi-label dataset as the paper splits NUS-WIDE.
 
-    Only the most frequent concepts count (of equally frequent ones the first), and rows with none
-    of them are in no part. Queries are drawn a concept at a time, the rarest first, no row twice;
-    the other rows are the database. `train` is the database or `n_train` rows of it.
+    Only the most frequent concepts are used (ties are broken by column), and rows with none of
+    them are omitted. Queries are drawn concept by concept, the rarest first, without repetition;
+    the other rows are the database. `train` is the database or a sample of `n_train` rows.
     """
     if n_concepts > labels.shape[1]:
         raise ValueError(
-            f"the paper protocol takes the {n_concepts} most frequent concepts, and there are "
+            f"the paper protocol uses the {n_concepts} most frequent concepts, but there are only "
             f"{labels.shape[1]}: pass n_concepts"
         )
     source = _source("paper", seed)
@@ -187,7 +187,7 @@ def paper_multilabel(
         if len(rows) <= n_query:
             raise ValueError(
                 f"concept {concepts[column]} has too few rows: {len(rows)} are not queries of a "
-                f"rarer concept, and {n_query + 1} are needed ({n_query} queries, 1 to find). "
+                f"rarer concept, {n_query + 1} are needed ({n_query} queries, 1 for the database). "
                 "Pass a smaller n_query or n_concepts"
             )
         is_query[_shuffle(rows, source)[:n_query]] = True
@@ -195,7 +195,7 @@ def paper_multilabel(
     train = database
     if n_train is not None:
         if n_train > len(database):
-            raise ValueError(f"n_train is {n_train}, and the database has {len(database)} rows")
+            raise ValueError(f"n_train is {n_train}, but the database has {len(database)} rows")
         train = np.sort(_shuffle(database, source)[:n_train])
     pairs = similar = None
     if n_pairs:
@@ -204,12 +204,12 @@ def paper_multilabel(
 
 
 def _source(protocol: str, seed: int) -> PCG64:
-    """Return a stream of its own for each protocol and seed."""
+    """Return an independent random stream for each protocol and seed."""
     return PCG64([seed, crc32(protocol.encode())])
 
 
 def _below(limit: Any, size: Any, source: PCG64) -> Rows:
-    """Draw integers from 0 to limit - 1; 64 bits a draw leave a bias that nobody can measure."""
+    """Draw integers from 0 to limit - 1; with 64 bits the modulo bias is negligible."""
     drawn: Rows = (source.random_raw(size) % np.asarray(limit, np.uint64)).astype(np.int64)
     return drawn
 
@@ -223,7 +223,7 @@ def _rows_of(labels: Labels, label: Any, needed: int, purpose: str) -> Rows:
     rows = np.flatnonzero(labels == label)
     if len(rows) < needed:
         raise ValueError(
-            f"class {label} has too few rows: {len(rows)}, and {needed} are needed ({purpose}). "
+            f"class {label} has too few rows: {len(rows)}, but {needed} are needed ({purpose}). "
             "Pass a smaller n_train or n_query"
         )
     return rows
@@ -234,43 +234,46 @@ def _without(rows: Rows, queries: Rows) -> Rows:
 
 
 def _draw_pairs(labels: Labels, n_pairs: int, source: PCG64) -> tuple[Rows, NDArray[np.bool_]]:
-    """Draw pairs of rows, with replacement, the first half (rounded down) of them similar.
+    """Draw pairs of rows with replacement; the first half (rounded down) is similar.
 
-    A similar pair is a row, one of its concepts and another row with that concept; a dissimilar
-    pair is any two rows that share no concept.
+    A similar pair is a row and another row with one of its concepts; a dissimilar pair is any two
+    rows without a common concept.
     """
     n_similar = n_pairs // 2
     pairs = np.concatenate(
-        [_similar_pairs(labels, n_similar, source), _unlike(labels, n_pairs - n_similar, source)]
+        [
+            _similar_pairs(labels, n_similar, source),
+            _dissimilar_pairs(labels, n_pairs - n_similar, source),
+        ]
     )
     return pairs, np.arange(n_pairs) < n_similar
 
 
 def _similar_pairs(labels: Labels, n_pairs: int, source: PCG64) -> Rows:
-    concept, member = labels.T.nonzero()  # an entry for each concept of each row, by concept
+    concept, member = labels.T.nonzero()  # one entry per concept and row, sorted by concept
     counts = np.bincount(concept, minlength=labels.shape[1])
     starts = np.cumsum(counts) - counts
-    in_company = np.flatnonzero(counts[concept] > 1)
-    if len(in_company) == 0:
-        raise ValueError("no two training rows share a concept: there are no similar pairs")
-    first = in_company[_below(len(in_company), n_pairs, source)]
+    shared = np.flatnonzero(counts[concept] > 1)
+    if len(shared) == 0:
+        raise ValueError("no two training rows share a concept: cannot draw similar pairs")
+    first = shared[_below(len(shared), n_pairs, source)]
     size, start = counts[concept[first]], starts[concept[first]]
     step = 1 + _below(size - 1, n_pairs, source)
-    second = start + (first - start + step) % size  # any row with the concept but the first
+    second = start + (first - start + step) % size  # any other row with the concept
     return np.stack([member[first], member[second]], axis=1)
 
 
-def _unlike(labels: Labels, n_pairs: int, source: PCG64) -> Rows:
+def _dissimilar_pairs(labels: Labels, n_pairs: int, source: PCG64) -> Rows:
     kept: list[Rows] = []
     missing = n_pairs
     for _ in range(100):
         drawn = _below(len(labels), (max(2 * missing, 10_000), 2), source)
         share = (labels[drawn[:, 0]] & labels[drawn[:, 1]]).any(axis=1)
-        kept.append(drawn[~share][:missing])  # every row has a concept, so shares with itself
+        kept.append(drawn[~share][:missing])  # not a row with itself: every row has a concept
         missing -= len(kept[-1])
         if missing == 0:
             return np.concatenate(kept)
     raise ValueError(
-        "hardly any two training rows share no concept: there are too few dissimilar pairs. "
-        "Leave out the concept that most rows have"
+        "too few pairs of training rows share no concept: cannot draw dissimilar pairs. Leave out "
+        "the most frequent concept"
     )

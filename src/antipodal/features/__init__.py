@@ -1,4 +1,4 @@
-"""Descriptors of images, to be hashed."""
+"""Image descriptors: GIST and bags of visual words."""
 
 from antipodal.features.gist import gist, mirror_permutation
 from antipodal.features.images import image_files

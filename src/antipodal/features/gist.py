@@ -16,10 +16,10 @@ from antipodal.validation import check_whole
 
 FloatArray = NDArray[np.float64]
 
-_CUTOFF = 4  # cycles an image, where the prefilter's low-pass has fallen to a half
+_CUTOFF = 4  # cycles per image at which the gain of the low-pass prefilter is 1/2
 PREFILTER_BORDER = 5  # pixels
 _MAX_BORDER = 32  # pixels
-_NEGLIGIBLE = 1e-5  # gain of a filter below which a frequency is left out
+_NEGLIGIBLE = 1e-5  # gain of a filter below which a frequency is omitted
 
 
 class Filter(NamedTuple):
@@ -31,7 +31,7 @@ class Filter(NamedTuple):
 
 
 class FilterBank(NamedTuple):
-    """What depends on the images' size alone."""
+    """The matrices of all steps, which depend on the image size only."""
 
     lowpass: tuple[Tensor, Tensor]  # padded and low-passed, (h + 10, h) and (w + 10, w)
     pad: tuple[Tensor, Tensor]  # indices of the pixels that the padding repeats
@@ -46,7 +46,7 @@ class FilterBank(NamedTuple):
 def make_bank(
     height: int, width: int, orientations: tuple[int, ...], grid: int, border: int | None
 ) -> FilterBank:
-    """Put every step into matrices, for images of one size."""
+    """Return the matrices of all steps for images of one size."""
     sides = (height, width)
     longest = max(sides) + 2 * PREFILTER_BORDER
     pads, lowpasses, spreads, spectra, inverses, frequencies = [], [], [], [], [], []
@@ -69,7 +69,7 @@ def make_bank(
         lowpass=(lowpasses[0], lowpasses[1]),
         pad=(pads[0], pads[1]),
         spread=(spreads[0], spreads[1]),
-        # The parts of a number are neighbours along the first axis, halves along the second.
+        # Real and imaginary parts alternate along the first axis, and are halves of the second.
         spectrum=(
             _as_tensor(np.stack([spectra[0].real, spectra[0].imag], axis=1)).flatten(0, 1),
             _as_tensor(_halves(spectra[1])),
@@ -92,7 +92,7 @@ def make_bank(
 
 def _blur(n: int, longest: int) -> FloatArray:
     """Return the circular Gaussian low-pass along a side of n pixels, as a matrix (n, n)."""
-    f = np.fft.fftfreq(n) * longest  # cycles an image
+    f = np.fft.fftfreq(n) * longest  # cycles per image
     kernel = np.fft.ifft(np.exp(-(f**2) * math.log(2) / _CUTOFF**2)).real
     circulant: FloatArray = kernel[np.subtract.outer(np.arange(n), np.arange(n)) % n]
     return circulant
@@ -104,22 +104,22 @@ def _gabor(fy: FloatArray, fx: FloatArray, i: int, j: int, o: int) -> FloatArray
     theta = np.angle(np.exp(1j * (np.arctan2(y, x) + np.pi * j / o)))
     radial = 10 * 0.35 * (np.hypot(y, x) / (0.3 / 1.85**i) - 1) ** 2
     G: FloatArray = np.exp(-radial - 2 * (16 * o**2 / 32**2) * np.pi * theta**2)
-    # Both signs of the Nyquist frequency are here and are the same wave: each counts half.
+    # Both signs of the Nyquist frequency are the same wave: each has half the gain.
     G *= np.where(np.abs(y) == 0.5, 0.5, 1.0) * np.where(np.abs(x) == 0.5, 0.5, 1.0)
     G[(y == 0) & (x == 0)] = 0
     return G
 
 
 def _cut(gain: FloatArray) -> Filter:
-    """Leave out the rows and columns of frequencies where the gain is negligible."""
+    """Remove the rows and columns of frequencies where the gain is negligible."""
     is_passed = gain > _NEGLIGIBLE
     rows, columns = (_extent(is_passed.max(axis=axis)) for axis in (1, 0))
-    kept = np.where(is_passed, gain, 0)[rows, columns]  # no tiny numbers: they are slow
+    kept = np.where(is_passed, gain, 0)[rows, columns]  # denormal numbers are slow
     return Filter(rows, columns, _as_tensor(kept)[:, None, :, None])
 
 
 def _extent(mask: NDArray[np.bool_]) -> slice:
-    """Return the slice from the first to the last that is set."""
+    """Return the slice from the first to the last True value."""
     places = np.flatnonzero(mask)
     return slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0, 1)
 
@@ -130,21 +130,21 @@ def _halves(matrix: Any) -> FloatArray:
 
 
 def _cell_means(side: int, grid: int) -> FloatArray:
-    """Return the weights (grid, side) of the pixels in each cell's mean, by the length shared."""
+    """Return the weights (grid, side) of the pixels in the mean of each cell, by overlap."""
     edges = np.arange(grid + 1) * side / grid
     pixels = np.arange(side)
     ends = np.minimum(edges[1:, None], pixels + 1)
     starts = np.maximum(edges[:-1, None], pixels)
-    shared: FloatArray = np.maximum(ends - starts, 0)
-    return shared * grid / side
+    overlap: FloatArray = np.maximum(ends - starts, 0)
+    return overlap * grid / side
 
 
 def _as_tensor(values: FloatArray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
 
-_BLOCK_BYTES = 16 << 20  # of temporaries: larger blocks fall out of the cache
-_FEWEST_COLUMNS = 8  # images below which their axis is too short to carry a matrix product
+_BLOCK_BYTES = 16 << 20  # size of the temporaries, which should stay in the cache
+_FEWEST_COLUMNS = 8  # with fewer images, batched matrix products are slow
 
 
 def gist(
@@ -156,18 +156,18 @@ def gist(
     border: int | None = None,
     block_size: int | None = None,
 ) -> NDArray[np.float32]:
-    """Describe each image by its GIST, (m, filters × grid²). [Oliva2001]
+    """Compute the GIST descriptor of each image, (m, filters × grid²). [Oliva2001]
 
         I ← log(1 + I)
-        I ← I - g∗I                          g: Gaussian, 1/2 at 4 cycles an image
-        I ← I / (0.2 + √(g∗I²))              local contrast, alike in light and shade
-        r = |ifft(G · fft(I))|               G: one Gabor filter a scale and orientation
+        I ← I - g∗I                          g: Gaussian, 1/2 at 4 cycles per image
+        I ← I / (0.2 + √(g∗I²))              local contrast normalisation
+        r = |ifft(G · fft(I))|               G: a Gabor filter per scale and orientation
         d = mean of r over a grid cell
 
         G(f) = exp(-3.5 (|f| / fᵢ - 1)² - 2π (16 o² / 32²) θ²),    fᵢ = 0.3 / 1.85ⁱ
 
-    for scale i = 0, 1, …, the finest first, with o orientations; θ is the angle, in (-π, π], from
-    the filter's direction -πj / o to that of f.
+    for scale i = 0, 1, …, the finest first, with o orientations; θ in (-π, π] is the angle between
+    the direction -πj / o of the filter and that of f.
 
     Parameters
     ----------
@@ -176,35 +176,34 @@ def gist(
     orientations : sequence of int
         Number of orientations at each scale, the finest scale first.
     grid : int
-        Cells along each side. Where it does not divide the side, a pixel on the boundary counts
-        towards both cells, each by its share.
+        Number of cells along each side. If it does not divide the side, a pixel on a boundary
+        contributes to both cells, weighted by its overlap.
     colour : bool
-        Describe the three channels one after the other, in a row three times as long; they share
-        their local contrast, that of their mean. Otherwise a colour image is turned to grey, the
-        plain mean of its channels.
+        Concatenate the descriptors of the three channels, which share the local contrast of their
+        mean. Otherwise colour images are converted to grey, the mean of the channels.
     border : int, optional
-        Pixels of mirror image (the edge pixel repeated) around the image when it is filtered. By
-        default half of each side, at most 32.
+        Width of the symmetric padding for the Gabor filters, in pixels. By default half of each
+        side, at most 32.
     block_size : int, optional
-        Images at a time; by default as many as some 16 MB hold. It does not change the result,
-        beyond rounding.
+        Number of images processed at a time; by default about 16 MB of temporaries. The result
+        is the same up to rounding.
 
     Returns
     -------
     array (m, d), float32
-        By channel, then scale, orientation, row and column of the grid: d = 384 by default,
+        Ordered by channel, scale, orientation, row and column of the grid: d = 384 by default,
         512 with orientations (8, 8, 8, 8), 960 in colour with (8, 8, 4).
 
     Notes
     -----
-    The published filters treat left and right a little differently where a frequency has no
-    direction of its own: at zero, and at the Nyquist frequency, which is its own negative. Here
-    the gain is 0 at zero, and at Nyquist the mean over both signs, so that mirrored images have
-    mirrored descriptors: see `mirror_permutation`.
+    The published filters are slightly asymmetric at frequencies without a direction: at zero, and
+    at the Nyquist frequency, which equals its negative. Here the gain is 0 at zero, and the mean
+    over both signs at Nyquist, so that mirrored images have mirrored descriptors: see
+    `mirror_permutation`.
 
     Examples
     --------
-    >>> stripes = np.tile(np.array([0, 0, 255, 255]), (1, 32, 8))  # upright, 4 pixels apart
+    >>> stripes = np.tile(np.array([0, 0, 255, 255]), (1, 32, 8))  # vertical, 4 pixels apart
     >>> descriptor = gist(stripes).reshape(3, 8, 4, 4)  # scale, orientation, row, column
     >>> descriptor.mean(axis=(2, 3))[0].round(2)
     array([0.56, 0.21, 0.01, 0.  , 0.  , 0.  , 0.01, 0.21], dtype=float32)
@@ -236,9 +235,9 @@ def mirror_permutation(
 ) -> NDArray[np.intp]:
     """Return P such that a mirrored image has the descriptor gist(image)[:, P], up to rounding.
 
-    Left to right the columns of the grid change places, and the direction -πj / o becomes
-    πj / o + π, which is direction o - j; direction 0 becomes its own opposite, and a real image
-    answers opposite filters alike.
+    Mirroring reverses the columns of the grid and maps direction -πj / o to πj / o + π, which is
+    direction o - j. Direction 0 is mapped to its opposite, to which a real image has the same
+    response.
 
     Examples
     --------
@@ -256,26 +255,25 @@ def mirror_permutation(
 
 
 def _run_blocks(describe: Callable[[int], None], starts: range) -> None:
-    """Run the blocks on PyTorch's number of threads, a block a thread.
+    """Run the blocks on PyTorch's number of threads, one block per thread.
 
-    That way threads never wait for each other, which costs much where other programs want the
-    cores as well.
+    Synchronising threads within a block is slow if other programs use the cores as well.
     """
 
-    def alone(start: int) -> None:
+    def run_block(start: int) -> None:
         with one_torch_thread():
             describe(start)
 
     pool = ThreadPoolExecutor(min(torch.get_num_threads(), len(starts)))
     try:
-        for _ in pool.map(alone, starts):
-            pass  # an error in a block is raised here, the first block's first
+        for _ in pool.map(run_block, starts):
+            pass  # raises the error of the first block that failed
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _prefilter(images: Tensor, bank: FilterBank) -> Tensor:
-    """Even out light and contrast, (channels, h, w, m) -> the same."""
+    """Normalise brightness and local contrast of images (channels, h, w, m)."""
     detail = torch.stack(
         [
             channel[bank.pad[0]][:, bank.pad[1]] - _both_sides(bank.lowpass, channel)
@@ -288,9 +286,9 @@ def _prefilter(images: Tensor, bank: FilterBank) -> Tensor:
 
 
 def _filter(image: Tensor, bank: FilterBank) -> Iterator[Tensor]:
-    """Yield the mean magnitude in each cell, (grid², m), filter by filter; image: (h, w, m).
+    """Yield the mean magnitude in each cell, (grid², m), for each filter; image: (h, w, m).
 
-    A complex number is two rows of a real matrix, its real part and its imaginary part.
+    Complex numbers are represented by two rows of a real matrix, real and imaginary part.
     """
     height, width, m = image.shape
     spectrum = (bank.spectrum[0] @ image.reshape(height, -1)).view(-1, 2 * width, m)
@@ -323,7 +321,7 @@ def _along(matrix: Tensor, images: Tensor) -> Tensor:
 
 
 def _block_size(bank: FilterBank, n_channels: int) -> int:
-    """Return how many images' spectra, responses and the like fit in the block's bytes."""
+    """Return the number of images whose spectra and responses fit into _BLOCK_BYTES."""
     height, width = bank.spread[0].shape[0], bank.spread[1].shape[0]
     n_y, n_x = len(bank.spectrum[0]) // 2, len(bank.spectrum[1]) // 2
     numbers = 4 * n_y * n_x + 2 * height * n_x + 3 * height * width + 2 * n_channels * n_y * n_x
@@ -331,9 +329,9 @@ def _block_size(bank: FilterBank, n_channels: int) -> int:
 
 
 def _read_block(array: NDArray[Any], start: int, size: int, colour: bool) -> Tensor:
-    """Return some images as float32, (channels, h, w, m), their values checked."""
+    """Return a block of images as float32 (channels, h, w, m), after checking their values."""
     block = array[start : start + size]
-    with np.errstate(over="ignore"):  # what overflows is named below
+    with np.errstate(over="ignore"):  # overflow is reported below
         block = block.astype(np.float32)
     if block.ndim == 3:
         block = block[..., None]
@@ -341,9 +339,9 @@ def _read_block(array: NDArray[Any], start: int, size: int, colour: bool) -> Ten
     if not is_good.all():
         first = int(np.flatnonzero(~is_good.all(axis=(1, 2, 3)))[0])
         raise ValueError(
-            "images must be finite and not negative, on the scale from 0 to 255: image "
+            "images must be finite and not negative, with values from 0 to 255: image "
             f"{start + first} has {block[first][~is_good[first]][0]}. Were they standardised, "
-            "or do they hold missing values?"
+            "or are values missing?"
         )
     if not colour:
         block = block.mean(axis=3, keepdims=True, dtype=np.float64)
@@ -351,7 +349,7 @@ def _read_block(array: NDArray[Any], start: int, size: int, colour: bool) -> Ten
 
 
 def _check_images(images: ArrayLike, grid: int, colour: bool) -> NDArray[Any]:
-    """Return the images as an array, or say why they cannot be described."""
+    """Return the images as an array, or raise an error if they are not valid images."""
     check_whole(grid, "grid", 1)
     try:
         array = np.asarray(images)
@@ -360,20 +358,20 @@ def _check_images(images: ArrayLike, grid: int, colour: bool) -> NDArray[Any]:
     if not (np.issubdtype(array.dtype, np.integer) or np.issubdtype(array.dtype, np.floating)):
         raise TypeError(
             f"images must be real numbers, uint8 or float: got {array.dtype}. "
-            "Are they file names, or not decoded yet?"
+            "Are they file names or encoded images?"
         )
     if array.ndim not in (3, 4):
         raise ValueError(
             "images must be (m, h, w) grey or (m, h, w, 3) colour: got shape "
-            f"{array.shape}. A single image is images[None]"
+            f"{array.shape}. Pass a single image as images[None]"
         )
     if array.ndim == 4 and array.shape[3] != 3:
         raise ValueError(
             f"colour images must be (m, h, w, 3): got shape {array.shape}. "
-            "Are the channels in front, or is there a transparency channel?"
+            "Are the channels first, or is there a transparency channel?"
         )
     if array.size == 0:
-        raise ValueError(f"images must hold at least one pixel: got shape {array.shape}")
+        raise ValueError(f"images must have at least one pixel: got shape {array.shape}")
     if colour and array.ndim == 3:
         raise ValueError(
             f"colour=True needs images (m, h, w, 3): got shape {array.shape}. "
@@ -388,8 +386,8 @@ def _check_images(images: ArrayLike, grid: int, colour: bool) -> NDArray[Any]:
 
 
 def _check_orientations(orientations: Sequence[int]) -> tuple[int, ...]:
-    """Return the orientations as a tuple, or say what is wrong with them."""
-    expected = "orientations must be a number for each scale, such as (8, 8, 8)"
+    """Return the orientations as a tuple of int, or raise an error."""
+    expected = "orientations must be a sequence of one integer per scale, such as (8, 8, 8)"
     if isinstance(orientations, str) or not isinstance(orientations, (Sequence, np.ndarray)):
         raise TypeError(f"{expected}: got {orientations!r}")
     if len(orientations) == 0:

@@ -1,4 +1,4 @@
-"""Images as they come, in a folder, in files or in an array, read one at a time."""
+"""Images in a folder, in files or in an array, read one at a time."""
 
 import os
 from collections.abc import Sequence
@@ -19,12 +19,11 @@ _EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 
 def image_files(folder: str | os.PathLike[str]) -> list[Path]:
-    """Return the image files in a folder and in the folders inside it, in a fixed order.
+    """Return the image files in a folder and its subfolders, in a fixed order.
 
-    They end in bmp, jpeg, jpg, png, tif, tiff or webp, in upper or lower case; hidden files are
-    left out. A folder's files and folders come in the order of their names' characters, so that
-    it is the same on every machine; where a folder of images is described, its rows are in this
-    order as well.
+    Image files end in bmp, jpeg, jpg, png, tif, tiff or webp, in upper or lower case; hidden files
+    are skipped. Files and folders are sorted by the code points of their names, so that the order
+    is the same on every machine. Descriptors of a folder have this order too.
     """
     root = Path(folder)
     found = []
@@ -36,18 +35,18 @@ def image_files(folder: str | os.PathLike[str]) -> list[Path]:
                 if name.lower().endswith(_EXTENSIONS) and not name.startswith(".")
             ]
     except OSError as error:
-        # An absent folder, and one inside that may not be read: its images would be missing.
+        # The folder is missing, or a subfolder is unreadable: its images would be missing.
         raise AntipodalError(f"cannot read {error.filename}: {error.strerror or error}") from error
     if not found:
         raise AntipodalError(
-            f"{root} holds no images: no file in it, or in a folder inside it, ends in "
+            f"{root} contains no images: no file in it or in its subfolders ends in "
             f"{', '.join(_EXTENSIONS)}"
         )
     return sorted(found, key=lambda file: file.relative_to(root).parts)
 
 
 def open_images(images: Images) -> ImageSource:
-    """Return an array as it is and anything else as files, or say why they are no images."""
+    """Return an array unchanged, and a folder or a sequence of paths as a list of files."""
     if isinstance(images, (str, os.PathLike)):
         return image_files(images)
     if isinstance(images, np.ndarray):
@@ -61,16 +60,15 @@ def open_images(images: Images) -> ImageSource:
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(
                 f"{expected}: got a {type(images).__name__} with a {type(path).__name__}. "
-                "Images of one size are an array by np.stack(images)"
+                "Convert images of one size to an array: np.stack(images)"
             )
     return [Path(path) for path in images]
 
 
 def read_grey(source: ImageSource, index: int, size: int) -> ByteImage:
-    """Return an image in grey, squashed to size × size pixels.
+    """Return an image in grey, resized to size × size pixels.
 
-    Grey is 0.299 R + 0.587 G + 0.114 B. Sides that are longer are averaged down, sides that are
-    shorter are interpolated.
+    Grey is 0.299 R + 0.587 G + 0.114 B. Longer sides are averaged, shorter sides interpolated.
     """
     cv2 = opencv()
     if isinstance(source, list):
@@ -80,26 +78,26 @@ def read_grey(source: ImageSource, index: int, size: int) -> ByteImage:
     else:
         grey = np.ascontiguousarray(source[index])
     height, width = grey.shape
-    # OpenCV averages areas only where both sides shrink: one step to shrink, one to enlarge.
+    # OpenCV averages areas only if both sides shrink: shrink first, then enlarge.
     shrunk = cv2.resize(grey, (min(width, size), min(height, size)), interpolation=cv2.INTER_AREA)
-    squashed: ByteImage = cv2.resize(shrunk, (size, size), interpolation=cv2.INTER_LINEAR)
-    return squashed
+    resized: ByteImage = cv2.resize(shrunk, (size, size), interpolation=cv2.INTER_LINEAR)
+    return resized
 
 
 def opencv() -> Any:
-    """Return the module cv2, which comes with the extra `images`."""
+    """Return the module cv2, of the extra `images`."""
     try:
         return import_module("cv2")
     except ImportError as error:
         raise AntipodalError(
             missing_extra("SIFT", "OpenCV", "images")
             if isinstance(error, ModuleNotFoundError) and error.name == "cv2"
-            else f"SIFT needs OpenCV, which is installed but does not load: {error}"
+            else f"SIFT needs OpenCV, which is installed but cannot be imported: {error}"
         ) from error
 
 
 def _decode(path: Path) -> ByteImage:
-    """Read an image file into (h, w, 3), blue first, upright by its orientation tag."""
+    """Read an image file as (h, w, 3) in BGR order, rotated according to its orientation tag."""
     cv2 = opencv()
     try:
         data = path.read_bytes()
@@ -111,7 +109,7 @@ def _decode(path: Path) -> ByteImage:
         raise AntipodalError(f"cannot read {path}: the JPEG file is truncated")
     try:
         image: ByteImage | None = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-    except cv2.error as error:  # larger than OpenCV's limit, for one
+    except cv2.error as error:  # such as an image larger than OpenCV's limit
         raise AntipodalError(f"cannot read {path}: {error.err}") from error
     if image is None:
         raise AntipodalError(f"cannot read {path}: not an image, or truncated or damaged")
@@ -119,11 +117,11 @@ def _decode(path: Path) -> ByteImage:
 
 
 def _has_jpeg_end(data: bytes) -> bool:
-    """Tell whether an end marker follows the start of the scan.
+    """Return whether an end marker follows the start of the scan.
 
-    OpenCV 4 decodes a truncated JPEG file all the same, and leaves the missing part grey. Before
-    the scan there are segments of a given length, where a thumbnail may have an end of its own;
-    within it the two bytes of the marker cannot occur.
+    OpenCV 4 decodes truncated JPEG files, and leaves the missing part grey. The segments before
+    the scan are skipped by their lengths, since an embedded thumbnail has an end marker of its own.
+    Within the scan the two bytes of the marker cannot occur.
     """
     at = 2
     while at + 4 <= len(data) and data[at + 1] != 0xDA:
@@ -136,15 +134,15 @@ def _check_array(images: NDArray[Any]) -> ByteImage:
     if images.dtype != np.uint8:
         raise TypeError(
             f"an array of images must be uint8, from 0 to 255: got {images.dtype}. Were they "
-            "scaled or standardised? File names are to be a list"
+            "scaled or standardised? Pass file names as a list"
         )
     if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
         raise ValueError(
             "an array of images must be (m, h, w) grey or (m, h, w, 3) colour: got shape "
-            f"{images.shape}. Are the channels in front? A single image is images[None]"
+            f"{images.shape}. Are the channels first? Pass a single image as images[None]"
         )
     if images.size == 0:
-        raise ValueError(f"images must hold at least one pixel: got shape {images.shape}")
+        raise ValueError(f"images must have at least one pixel: got shape {images.shape}")
     return images
 
 

@@ -22,15 +22,15 @@ FloatArray = NDArray[np.float32]
 Result = TypeVar("Result")
 
 WIDTH = 128  # 4 × 4 cells around the keypoint, 8 directions each
-_AHEAD = 4  # images per thread that are under way or wait to be taken
+_AHEAD = 4  # images per thread that are computed in advance
 
 
 def describe(image: ByteImage, max_keypoints: int, root: bool) -> FloatArray:
     """Return the descriptors (n, 128) of the keypoints with the strongest contrast.
 
-    A keypoint tied with the last one is kept too: a point with two directions is two keypoints of
-    the same contrast, and n may exceed max_keypoints by as many. If `root`, each descriptor d is
-    put on the unit sphere as root-SIFT, [Arandjelovic2012]
+    Keypoints tied with the last one are kept too, so that n may exceed max_keypoints: a point with
+    two orientations is two keypoints of equal contrast. If `root`, each descriptor d is
+    normalised to the unit sphere as root-SIFT, [Arandjelovic2012]
 
         d ← √(d / ‖d‖₁)
 
@@ -42,16 +42,15 @@ def describe(image: ByteImage, max_keypoints: int, root: bool) -> FloatArray:
         return np.empty((0, WIDTH), np.float32)
     if root:
         sums = descriptors.sum(axis=1, keepdims=True)
-        np.sqrt(descriptors / np.maximum(sums, 1), out=descriptors)  # d: whole numbers up to 255
+        np.sqrt(descriptors / np.maximum(sums, 1), out=descriptors)  # d: integers up to 255
     return descriptors
 
 
 class ImageThreads:
-    """Threads for a map over images: as many as PyTorch is set to, an image per thread.
+    """Thread pool for a map over images, of PyTorch's number of threads, one image per thread.
 
-    Inside its `with` block, OpenCV and the numerical libraries keep to the thread that calls
-    them: threads that wait for each other within an image cost much where other programs want
-    the cores as well.
+    Inside its `with` block, OpenCV and the numerical libraries use the calling thread only:
+    synchronising threads within an image is slow if other programs use the cores as well.
     """
 
     def __init__(self) -> None:
@@ -71,7 +70,7 @@ class ImageThreads:
         self._cv2.setNumThreads(self._n_opencv)
 
     def map(self, work: Callable[[int], Result], indices: Iterable[int]) -> Iterator[Result]:
-        """Yield each result in its turn; only a few are computed ahead of the one taken."""
+        """Yield the results in order; only a few are computed in advance."""
         ahead: deque[Future[Result]] = deque()
         for index in indices:
             ahead.append(self._pool.submit(work, index))
@@ -81,8 +80,8 @@ class ImageThreads:
             yield ahead.popleft().result()
 
 
-_BATCH = 100  # descriptors a word in a step of learning: 51 kB a word
-_MAX_ITER = 20  # of k-means on the first batch
+_BATCH = 100  # descriptors per word in a training step: 51 kB per word
+_MAX_ITER = 20  # iterations of k-means on the first batch
 _BLOCK_NUMBERS = 1 << 22  # products of descriptors and words at a time
 _MAX_COUNT = np.iinfo(np.uint16).max
 
@@ -91,18 +90,18 @@ Progress = Callable[[int, int], object]
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Visual words, and how images are described before their keypoints are counted as words.
+    """Visual words, and the parameters of the descriptors that they quantise.
 
     Parameters
     ----------
     words : array (n_words, 128)
-        Kept as float32.
+        Converted to float32.
     root : bool
-        The words are of root-SIFT descriptors, not of SIFT's own.
+        Whether the words quantise root-SIFT descriptors rather than SIFT descriptors.
     max_keypoints : int
-        Keypoints of an image that are counted, those of strongest contrast.
+        Number of keypoints per image, those of strongest contrast.
     size : int
-        Pixels along each side of the square to which images are squashed.
+        Side of the square, in pixels, to which images are resized.
     """
 
     words: FloatArray
@@ -116,11 +115,11 @@ class Vocabulary:
             raise TypeError(f"words must be real numbers: got {words.dtype}")
         if words.ndim != 2 or words.shape[1] != WIDTH or len(words) == 0:
             raise ValueError(
-                f"words must be (n_words, {WIDTH}), as wide as SIFT's descriptors, at least one: "
+                f"words must be (n_words, {WIDTH}), the length of SIFT descriptors, and not empty: "
                 f"got shape {words.shape}"
             )
-        with np.errstate(over="ignore"):  # what overflows is named below
-            words = words.astype(np.float32)  # a copy: the caller's may change
+        with np.errstate(over="ignore"):  # overflow is reported below
+            words = words.astype(np.float32)  # a copy, which the caller cannot change
         if not np.isfinite(words).all():
             bad = int(np.flatnonzero(~np.isfinite(words).all(axis=1))[0])
             raise ValueError(f"words must be finite: word {bad} is not")
@@ -139,13 +138,13 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a vocabulary, or raise ModelFileError saying what is wrong with the file."""
+        """Read a vocabulary; raise ModelFileError if the file is damaged or foreign."""
         header, arrays = read_model_file(path, "vocabulary")
         names = {"root", "max_keypoints", "size"}
         if set(header) != names or set(arrays) != {"words"}:
             raise ModelFileError(
-                f"{path} is not a vocabulary: it must hold words, {', '.join(sorted(names))}, and "
-                f"holds {', '.join(sorted([*arrays, *header])) or 'nothing'}"
+                f"{path} is not a vocabulary: it must contain words, {', '.join(sorted(names))}, "
+                f"but contains {', '.join(sorted([*arrays, *header])) or 'nothing'}"
             )
         try:
             return cls(arrays["words"], **header)
@@ -163,29 +162,29 @@ def learn_vocabulary(
     random_state: Any = None,
     progress: Progress | None = None,
 ) -> Vocabulary:
-    """Learn words as centres of the images' SIFT descriptors. [Sivic2003, Lowe2004]
+    """Learn visual words as cluster centres of SIFT descriptors. [Sivic2003, Lowe2004]
 
-    Images are read once, in random order. The first 100 descriptors a word are clustered by
-    k-means; each of the batches that follow, as large, moves a word to the mean of all
-    descriptors that have fallen to it so far (mini-batch k-means [Sculley2010]). So the memory
-    needed does not grow with the number of images.
+    Images are read once, in random order. The first 100 descriptors per word are clustered by
+    k-means. Each following batch of the same size moves a word to the mean of all descriptors
+    assigned to it so far (mini-batch k-means [Sculley2010]). The memory required does not depend
+    on the number of images.
 
     Parameters
     ----------
     images : path, sequence of paths, or uint8 array (m, h, w) or (m, h, w, 3)
-        A folder, see `image_files`; files; or images themselves, grey or RGB. Turned to grey.
+        A folder, see `image_files`; files; or an array of grey or RGB images. They are converted
+        to grey.
     n_words : int
         Size of the vocabulary.
     max_keypoints : int
-        Keypoints of an image that are described, those of strongest contrast. Those tied with
-        the last are described too.
+        Number of keypoints per image, those of strongest contrast, and ties with the last one.
     size : int
-        Pixels along each side of the square to which images are squashed.
+        Side of the square, in pixels, to which images are resized.
     root : bool
-        Describe by root-SIFT, √(d / ‖d‖₁) of each descriptor d. [Arandjelovic2012]
+        Use root-SIFT, √(d / ‖d‖₁) of each descriptor d. [Arandjelovic2012]
     random_state : int, RandomState or None
-        Of the order of the images and of the first centres. With the same seed the words are the
-        same.
+        Determines the order of the images and the initial centres. Pass an int for reproducible
+        words.
     progress : callable, optional
         Called as progress(done, total) after each image.
 
@@ -194,7 +193,7 @@ def learn_vocabulary(
     AntipodalError
         An image cannot be read, or OpenCV is not installed.
     ValueError
-        The images have fewer different descriptors than words are wanted.
+        The images have fewer distinct descriptors than `n_words`.
     """
     check_whole(n_words, "n_words", 1)
     _check_settings(root, max_keypoints, size)
@@ -205,16 +204,16 @@ def learn_vocabulary(
     def work(index: int) -> FloatArray:
         return describe(read_grey(source, index, size), max_keypoints, root)
 
-    model, batch, n_waiting = None, list[FloatArray](), 0
-    # Files often come class by class, and the first batch must be of all of them.
+    model, batch, n_batched = None, list[FloatArray](), 0
+    # Files are often sorted by class, and the first batch must contain all classes.
     order = rng.permutation(n_images).tolist()
     with ImageThreads() as threads:
         for done, descriptors in enumerate(threads.map(work, order), start=1):
             batch.append(descriptors)
-            n_waiting += len(descriptors)
-            if n_waiting >= _BATCH * n_words or (done == n_images and n_waiting > 0):
+            n_batched += len(descriptors)
+            if n_batched >= _BATCH * n_words or (done == n_images and n_batched > 0):
                 model = _cluster(model, np.concatenate(batch), n_words, done, rng)
-                batch, n_waiting = [], 0
+                batch, n_batched = [], 0
             if progress is not None:
                 progress(done, n_images)
     if model is None:
@@ -225,23 +224,22 @@ def learn_vocabulary(
 def bag_of_words(
     images: Images, vocabulary: Vocabulary, *, progress: Progress | None = None
 ) -> NDArray[np.uint16]:
-    """Count the words in each image: the keypoints whose nearest word it is. [Sivic2003]
+    """Count the keypoints of each image by their nearest visual word. [Sivic2003]
 
     Parameters
     ----------
     images : path, sequence of paths, or uint8 array (m, h, w) or (m, h, w, 3)
-        As for `learn_vocabulary`. Read one at a time, a thread per image, on as many threads as
-        PyTorch is set to.
+        As for `learn_vocabulary`. Processed one image per thread, on PyTorch's number of threads.
     vocabulary : Vocabulary
-        Its settings say how the images are described.
+        The words, and the parameters of the descriptors.
     progress : callable, optional
         Called as progress(done, total) after each image.
 
     Returns
     -------
     array (m, n_words), uint16
-        A row per image: that of a folder in the order of `image_files`. An image without keypoints
-        has a row of zeros. A row does not depend on the other images.
+        One row per image; for a folder, in the order of `image_files`. An image without keypoints
+        has a row of zeros. Rows do not depend on the other images.
 
     Raises
     ------
@@ -254,12 +252,12 @@ def bag_of_words(
     >>> squares[0, 20:40, 20:40] = 255
     >>> vocabulary = learn_vocabulary(squares, n_words=2, random_state=0)
     >>> counts = bag_of_words(squares, vocabulary)
-    >>> counts.shape, int(counts[1].sum())  # the second image is black all over
+    >>> counts.shape, int(counts[1].sum())  # the second image is black
     ((2, 2), 0)
     """
     if not isinstance(vocabulary, Vocabulary):
         raise TypeError(
-            "vocabulary must be a Vocabulary, by learn_vocabulary or Vocabulary.load: got "
+            "vocabulary must be a Vocabulary, from learn_vocabulary or Vocabulary.load: got "
             f"{type(vocabulary).__name__}"
         )
     source = open_images(images)
@@ -290,25 +288,26 @@ def _nearest(X: FloatArray, W: FloatArray) -> NDArray[np.intp]:
 
 
 def _cluster(model: Any, X: FloatArray, n_words: int, n_images: int, rng: Any) -> Any:
-    """Learn from a batch, and return the model; the first batch makes it."""
+    """Update the model with a batch, and return it; the first batch creates it."""
     from sklearn.cluster import KMeans, MiniBatchKMeans
 
     if model is None:
-        n_different = len(set(map(bytes, X)))
-        if n_different < n_words:
-            raise _too_few(n_words, n_different, n_images)
+        n_distinct = len(set(map(bytes, X)))
+        if n_distinct < n_words:
+            raise _too_few(n_words, n_distinct, n_images)
         start = KMeans(n_words, n_init=1, max_iter=_MAX_ITER, random_state=rng).fit(X)
-        # No word jumps later: k-means has left none without descriptors.
+        # No reassignment is needed: after k-means every word has descriptors.
         model = MiniBatchKMeans(
             n_words, init=start.cluster_centers_, n_init=1, reassignment_ratio=0, random_state=rng
         )
     return model.partial_fit(X)
 
 
-def _too_few(n_words: int, n_different: int, n_images: int) -> ValueError:
+def _too_few(n_words: int, n_distinct: int, n_images: int) -> ValueError:
     return ValueError(
-        f"n_words={n_words} needs at least as many different descriptors: {n_images} images have "
-        f"{n_different}. Take more images or fewer words; images without detail have no keypoints"
+        f"n_words={n_words} requires at least {n_words} distinct descriptors: {n_images} images "
+        f"have {n_distinct}. Use more images or fewer words; images without detail have no "
+        "keypoints"
     )
 
 

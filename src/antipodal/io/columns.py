@@ -136,7 +136,7 @@ def _default_columns(
         )
     types = [f"{name} ({column.type})" for name, column in columns.items()]
     raise AntipodalError(
-        f"{path} has no vector column: it has {_listed(types)}. To combine several columns of "
+        f"{path} has no column of vectors: it has {_listed(types)}. To combine several columns of "
         f"numbers into one vector, name them: {path}:FIRST,SECOND or a pattern such as {path}:f*"
     )
 

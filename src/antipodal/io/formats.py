@@ -20,7 +20,7 @@ class FileFormat(NamedTuple):
 
 
 NPY = FileFormat("a NumPy array (.npy)", (".npy",), b"\x93NUMPY")
-NPZ = FileFormat("a NumPy archive (.npz)", (".npz",), b"PK")
+NPZ = FileFormat("a NumPy archive (.npz) of arrays", (".npz",), b"PK")
 PARQUET = FileFormat("a parquet file", (".parquet", ".pq"), b"PAR1")
 ARROW = FileFormat("an Arrow or Feather file", (".arrow", ".feather", ".ipc"), b"ARROW1")
 CSV = FileFormat("a CSV file", (".csv", ".csv.gz", ".tsv", ".tsv.gz"))

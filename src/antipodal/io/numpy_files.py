@@ -61,7 +61,7 @@ def _read_member(path: str, name: str | None) -> NDArray[Any]:
     """Return the array of this name in an archive, or its only array."""
     with open_npz(path) as archive:
         if not archive.files:
-            raise AntipodalError(f"{path} contains no arrays")
+            raise AntipodalError(f"{path} contains no array")
         first, *others = archive.files
         names = ", ".join(archive.files)
         if name is None and others:
@@ -175,7 +175,7 @@ class NpzTable(Table):
                 with _open_member(archive, name) as (header, _):
                     self._headers[name] = header
         if not self._headers:
-            raise AntipodalError(f"{file.path} contains no arrays")
+            raise AntipodalError(f"{file.path} contains no array")
         super().__init__(file, {name: h.as_column() for name, h in self._headers.items()})
 
     @property
