@@ -1,15 +1,17 @@
-"""Ask a service what it must refuse, all at once, while an honest user asks it, too.
+"""Hostile requests against a service, while an honest client checks its answers.
 
-Slow headers, endless bodies, answers that nobody reads, callers who go, guessed keys, tricks with
-paths, images and JSON that are small only until they are read, bytes that are no HTTP; beside them
-what schemathesis makes from the description of the API. Every answer is below 500, or 503 with
-Retry-After; the service is ready within a second, stays under 1 GB with all its processes, keeps no
-descriptor, and answers the honest user as brute force does.
+`direct` attacks the service itself with requests that are small until they are unpacked: zstd
+Arrow, gzip, large and deep JSON, pixel bombs, wrong types, malformed HTTP, and requests that
+schemathesis generates from the OpenAPI description. `proxy` attacks it through nginx with
+deploy/nginx.conf: slow headers and bodies, too many connections, floods of requests and of wrong
+keys, unread responses.
 
-The size is in seconds.
+Every response is below 500, or 503 with Retry-After. The service stays ready and under 1 GB,
+leaks no descriptors, and answers the honest client as brute force does. The size is in seconds.
 """
 
 import base64
+import gzip
 import http.client
 import io
 import json
@@ -28,65 +30,61 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from PIL import Image
 
 from campaign import Part, main
-from services import READ, WRITE, Answer, Service, ask, is_alive, is_refused_well
+from services import READ, WRITE, Answer, Proxy, Service, ask, is_alive, is_refused_well
 
-N_BITS, N_ITEMS = 32, 20_000
-FIRST_ID = 10**12  # schemathesis writes and deletes where it likes, which is elsewhere
-MOST_SECONDS, MOST_MEGABYTES, MOST_NEW_DESCRIPTORS = 1.0, 1_000, 10
-SHORT = 30  # seconds of a run without schemathesis, which has a test of its own
+N_BITS, N_ITEMS, N_FEATURES = 32, 20_000, 64
+FIRST_ID = 10**12  # schemathesis writes and deletes items with smaller ids
+MAX_READY_SECONDS, MAX_MEGABYTES, MAX_NEW_DESCRIPTORS = 1.0, 1_000, 10
+MIN_SECONDS_OF_SCHEMATHESIS = 30  # a test of its own covers shorter runs
+HONEST = "127.0.0.2"  # address of the honest client: nginx limits each address separately
+ARROW = "application/vnd.apache.arrow.stream"
 PATHS = [
     *("/v1/items", "//v1/items", "/v1//items", "/v1/items/", "/v1%2Fitems", "/%761/items"),
     *("/./v1/items", "/healthz/../v1/items", "/static/../v1/items", "/v1/items;/healthz"),
-    *(
-        "/v1/items%00",
-        "/v1/items/1",
-        "/metrics",
-        "/static/..%2f..%2fkeys.py",
-        "/v1/items?x=/healthz",
-    ),
-    *(
-        "http://127.0.0.1/v1/items",
-        "/static/%2e%2e/%2e%2e/keys.py",
-        "/V1/ITEMS",
-        "/v1/model/../items",
-    ),
+    *("/v1/items%00", "/v1/items/1", "/metrics", "/static/..%2f..%2fauth.py"),
+    *("/v1/items?x=/healthz", "http://127.0.0.1/v1/items", "/static/%2e%2e/%2e%2e/auth.py"),
+    *("/V1/ITEMS", "/v1/model/../items"),
 ]
 
 processes = multiprocessing.get_context("spawn")
 
 
 class Campaign:
-    """What the hostile callers share."""
+    """State that the attackers share: the target, counts of responses, and failures."""
 
-    def __init__(self, service: Service, seed: int, last: float) -> None:
-        self.service, self.last = service, last
+    def __init__(self, service: Service, proxy: Proxy | None, seed: int, deadline: float) -> None:
+        self.service, self.proxy, self.deadline = service, proxy, deadline
         self.random = random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
 
     def note(self, kind: str, answer: Answer, *expected: int) -> None:
-        """Count an answer, and keep it if it is a defect."""
+        """Count a response, and record a failure if it is not acceptable."""
         self.counts[f"{kind} {answer.status}"] += 1
-        if not is_refused_well(answer) or (expected and answer.status not in (*expected, 503)):
+        allowed = (*expected, 503, *((429,) if self.proxy else ()))
+        if not is_refused_well(answer) or (expected and answer.status not in allowed):
             self.failures.append(f"{kind}: {answer.status} {answer.body[:300]!r}")
 
     def ask(self, kind: str, method: str, path: str, body: Any = None, **rest: Any) -> None:
-        """Ask, and note the answer; a connection may be closed on who sends too much."""
+        """Send a request and note the response. The server may close the connection."""
         expected = rest.pop("expected", ())
         try:
-            self.note(kind, self.service.ask(method, path, body, **rest), *expected)
+            self.note(kind, (self.proxy or self.service).ask(method, path, body, **rest), *expected)
         except (OSError, http.client.HTTPException) as error:
             self.counts[f"{kind} {type(error).__name__}"] += 1
 
     def connect(self) -> socket.socket:
-        """Return a connection on which anything may be sent."""
+        """Return a connection for raw bytes."""
+        if self.proxy is not None:
+            return self.proxy.connect()
         return socket.create_connection(("127.0.0.1", self.service.port), timeout=30)
 
     def raw(self, kind: str, *parts: bytes) -> None:
-        """Send bytes, and read until the other side closes or is silent for a second."""
+        """Send bytes, and read until the server closes or is silent for a second."""
         with suppress(OSError), self.connect() as connection:
             connection.settimeout(1)
             for part in parts:
@@ -97,59 +95,116 @@ class Campaign:
                     data += more
             status = data[9:12].decode("latin-1") if data.startswith(b"HTTP/1.1 ") else "closed"
             self.counts[f"{kind} {status}"] += 1
-            if status.startswith("5") and status != "503":
+            if status.startswith("5") and status not in ("501", "503", "505"):
                 self.failures.append(f"{kind}: {data[:300]!r}")
 
 
-# ------------------------------------------------------------------------- hostile callers
+# ---------------------------------------------------------- attacks that the proxy must stop
 
 
 def slow_headers(run: Campaign) -> None:
-    """Hold connections with half a request, a byte at a time, until they are closed."""
+    """Hold connections with a partial request, one byte per second."""
+    head = b"GET /v1/model HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
+    _send_slowly(run, "slow headers", b"", head)
+
+
+def slow_bodies(run: Campaign) -> None:
+    """Hold connections with a partial body, one byte per second, then silence."""
+    head = f"PUT /v1/items HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {WRITE}\r\n"
+    head += "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+    _send_slowly(run, "slow bodies", head.encode(), b'{"items": [')
+
+
+def _send_slowly(run: Campaign, kind: str, first: bytes, slow: bytes) -> None:
     held = []
     with suppress(OSError):
-        held = [run.connect() for _ in range(40)]
-    head = b"GET /v1/model HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
-    for place in range(13):
+        for _ in range(40):
+            held.append(run.connect())
+            held[-1].sendall(first)
+    for place in range(len(slow[:13])):
         for connection in held:
             with suppress(OSError):
-                connection.sendall(head[place : place + 1])
-        time.sleep(1 if time.monotonic() < run.last else 0)
+                connection.sendall(slow[place : place + 1])
+        time.sleep(1 if time.monotonic() < run.deadline else 0)
     for connection in held:
-        connection.settimeout(5)
+        connection.settimeout(15)
         try:
-            closed = not connection.recv(100)
+            while connection.recv(100_000):  # an error response, then the end
+                pass
+            closed = True
         except TimeoutError:
             closed = False
         except OSError:
             closed = True
-        run.counts["slow headers closed" if closed else "slow headers kept"] += 1
+        run.counts[f"{kind} closed" if closed else f"{kind} kept"] += 1
         connection.close()
 
 
+def many_connections(run: Campaign) -> None:
+    """Open hundreds of connections with requests, and keep them open."""
+    head = f"GET /v1/model HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {READ}\r\n\r\n".encode()
+    held = []
+    with suppress(OSError):
+        for _ in range(300):
+            held.append(run.connect())
+            held[-1].sendall(head)
+    run.counts["connections held"] += len(held)
+    time.sleep(2 if time.monotonic() < run.deadline else 0)
+    for connection in held:
+        connection.close()
+
+
+def many_requests(run: Campaign) -> None:
+    """Send searches as fast as possible over several connections."""
+    body = {"codes": ["0badc0de"] * 20, "k": 100}
+    _flood(run, "flood", lambda: ("POST", "/v1/search", body, READ), (200,))
+
+
+def wrong_keys(run: Campaign) -> None:
+    """Guess keys as fast as possible over several connections."""
+    _flood(
+        run,
+        "wrong key",
+        lambda: ("GET", "/v1/model", None, f"{run.random.getrandbits(128):x}"),
+        (401,),
+    )
+
+
+def _flood(
+    run: Campaign, kind: str, make: Callable[[], tuple[Any, ...]], expected: tuple[int, ...]
+) -> None:
+    deadline = min(time.monotonic() + 10, run.deadline)
+
+    def send() -> None:
+        while time.monotonic() < deadline:
+            method, path, body, key = make()
+            run.ask(kind, method, path, body, key=key, expected=expected)
+
+    threads = [threading.Thread(target=send) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def endless_bodies(run: Campaign) -> None:
-    """Send chunks until the connection is closed, with a key and without, where a body is taken."""
+    """Send chunks until the connection is closed, with a key and without."""
     key = run.random.choice([f"X-API-Key: {WRITE}\r\n", ""])
     head = f"PUT /v1/items HTTP/1.1\r\nHost: localhost\r\n{key}Transfer-Encoding: chunked\r\n\r\n"
     chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
-    sent = 0
+    sent, status = 0, b"closed"
     with suppress(OSError), run.connect() as connection:
         connection.sendall(head.encode())
-        while sent < 200 << 20 and time.monotonic() < run.last + 5:
-            connection.sendall(chunk)
-            sent += len(chunk)
-    run.counts[f"endless body {'read on' if sent >= 200 << 20 else 'closed'}"] += 1
+        with suppress(OSError):
+            while sent < 50 << 20 and time.monotonic() < run.deadline + 5:
+                connection.sendall(chunk)
+                sent += len(chunk)
+        status = connection.recv(12)[9:] or status
+    run.counts[f"endless body {status.decode()}"] += 1
 
 
-def bodies_where_none_is_taken(run: Campaign) -> None:
-    """Send 8 MB to routes that take nothing, from several connections."""
-    path = run.random.choice(["/v1/model", "/healthz", "/readyz", "/metrics", "/", "/nowhere"])
-    for _ in range(10):
-        run.ask("body for nobody", run.random.choice(["GET", "POST"]), path, bytes(8 << 20))
-
-
-def unread_answers(run: Campaign) -> None:
-    """Ask for much, and do not read it."""
+def unread_responses(run: Campaign) -> None:
+    """Request large responses, and do not read them."""
     body = json.dumps({"codes": ["00000000"] * 100, "k": 1_000}).encode()
     head = f"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {READ}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -161,87 +216,103 @@ def unread_answers(run: Campaign) -> None:
     time.sleep(run.random.choice([0.1, 2]))
     for connection in held:
         connection.close()
-    run.counts["unread answers"] += len(held)
+    run.counts["unread responses"] += len(held)
+
+
+# --------------------------------------------------------- attacks that the service must stop
 
 
 def aborted_requests(run: Campaign) -> None:
-    """Ask, and go at once, many times."""
-    body = json.dumps({"codes": ["0badc0de"] * 50, "radius": 32, "items": False}).encode()
+    """Send requests and disconnect at once."""
+    body = json.dumps({"codes": ["0badc0de"] * 50, "radius": 8, "items": False}).encode()
     head = f"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {READ}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    for _ in range(100):
+    for _ in range(20):
         with suppress(OSError), run.connect() as connection:
             connection.sendall(head.encode() + body[: run.random.choice([len(body), 20])])
-    run.counts["aborted requests"] += 100
-
-
-def guessed_keys(run: Campaign) -> None:
-    """Guess keys over many connections for some seconds; count how many were answered."""
-    last = min(time.monotonic() + 20, run.last)
-
-    def guess() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", run.service.port, timeout=30)
-        while time.monotonic() < last:
-            with suppress(OSError, http.client.HTTPException):
-                key = f"{run.random.getrandbits(128):x}"
-                run.note("guessed key", ask(connection, "GET", "/v1/model", None, key), 401)
-                continue
-            connection.close()
-        connection.close()
-
-    guessers = [threading.Thread(target=guess) for _ in range(20)]
-    for guesser in guessers:
-        guesser.start()
-    for guesser in guessers:
-        guesser.join()
+    run.counts["aborted requests"] += 20
 
 
 def paths_around_the_keys(run: Campaign) -> None:
-    """Write paths in ways that might pass by the keys."""
+    """Request unusual spellings of paths without a key."""
     for path in PATHS:
         method = run.random.choice(["GET", "PUT", "DELETE", "POST", "HEAD", "OPTIONS"])
-        run.ask("path", method, path, expected=(400, 401, 404, 405))
+        run.ask("path", method, path, expected=(308, 400, 401, 403, 404, 405))
 
 
-def bombs_of_pixels(run: Campaign) -> None:
-    """Send images that are large when decoded, or break decoders."""
+def pixel_bombs(run: Campaign) -> None:
+    """Send images that are large when decoded, or malformed; in JSON and as binary bodies."""
     image = run.random.choice(
         [
-            [_png(4_000)] * 60,
-            [_png(4_000)] * 4,
-            [_png(50_000, whole=False)],
-            [_png(3_000)[: run.random.randrange(20, 2_000)]],
-            [_texts()] * 3,
-            [_scrambled(_png(500), run.random)] * 5,
-            [b"GIF89a" + bytes(30)] * 100,
+            _png(4_000),
+            _png(50_000, whole=False),
+            _png(3_000)[: run.random.randrange(20, 2_000)],
+            _png_with_compressed_texts(),
+            _scrambled(_png(500), run.random),
+            b"GIF89a" + bytes(30),
         ]
     )
-    body = {"images": [base64.b64encode(file).decode() for file in image]}
-    run.ask("pixels", "POST", "/v1/encode", body, key=READ, expected=(200, 413, 422, 429))
+    expected = (200, 413, 422)
+    if run.random.random() < 0.5:
+        kind = {"Content-Type": run.random.choice(["image/png", "IMAGE/PNG", "image/gif"])}
+        run.ask("pixels", "POST", "/v1/encode", image, key=READ, expected=expected, **kind)
+    else:
+        images = [base64.b64encode(image).decode()] * run.random.choice([1, 1, 1, 50])
+        run.ask("pixels", "POST", "/v1/encode", {"images": images}, key=READ, expected=expected)
 
 
-def bombs_of_json(run: Campaign) -> None:
-    """Send JSON that is small until it is read."""
+def arrow_bombs(run: Campaign) -> None:
+    """Send Arrow streams that unpack to gigabytes, or have types that expand."""
+    body = run.random.choice(_ARROW_BOMBS)
+    if run.random.random() < 0.3:
+        body = _scrambled(body, run.random)
+    run.ask(
+        "arrow",
+        "POST",
+        "/v1/encode",
+        body,
+        key=READ,
+        expected=(200, 413, 422),
+        **{"Content-Type": run.random.choice([ARROW, ARROW.title(), f"{ARROW}; x=1"])},
+    )
+
+
+def json_bombs(run: Campaign) -> None:
+    """Send JSON that is large, deep or of wrong types, with several spellings of its type."""
     body = run.random.choice(
         [
             b'{"vectors": [' + b"[0]," * 2_000_000 + b"[0]]}",
-            b'{"vectors": [[' + b"0," * 4_000_000 + b"0]]}",
-            b'{"items": [' + b'{"id":1,"code":"00"},' * 390_000 + b"{}]}",
-            b"[" * 8_000_000,
-            b'{"a":' * 1_000_000,
-            b'{"id": 1' + b"0" * 5_000_000 + b"}",
-            b'{"code": "' + b"\\u0000" * 1_000_000 + b'"}',
+            b'{"vectors": [' + b"[0]," * 250_000 + b"[0]]}",
+            b'{"vectors": [[' + b"0," * 500_000 + b"0]]}",
+            b'{"items": [' + b'{"id":1,"code":"00"},' * 45_000 + b"{}]}",
+            b"[" * 1_000_000,
+            b'{"a":' * 200_000,
+            b'{"id": 1' + b"0" * 1_000_000 + b"}",
+            b'{"code": "' + b"\\u0000" * 150_000 + b'"}',
             b'{"vector": [NaN, Infinity, -1e999]}',
-            b'{"vector": [' + b"1e-999999999," * 600_000 + b"1]}",
+            b'{"vector": [' + b"1e-999999999," * 70_000 + b"1]}",
+            b'{"vectors": "text", "codes": {}, "id": [[]]}',
             zlib.compress(b" " * 8_000_000),
         ]
     )
+    kind = run.random.choice(
+        ["application/json", "Application/JSON", "application/json; charset=utf-16", "text/json"]
+    )
     path = run.random.choice(["/v1/encode", "/v1/search"])
-    run.ask("json", "POST", path, body, key=READ, expected=(400, 408, 413, 422))
+    expected = (400, 408, 413, 422)
+    run.ask("json", "POST", path, body, key=READ, expected=expected, **{"Content-Type": kind})
 
 
-def no_http(run: Campaign) -> None:
-    """Send what is no HTTP, or a strange one."""
+def gzip_bombs(run: Campaign) -> None:
+    """Send compressed bodies with a Content-Encoding, which the service does not support."""
+    body = gzip.compress(b'{"vectors": [' + b"[0]," * 3_000_000 + b"[0]]}", 1)
+    encoding = {"Content-Encoding": run.random.choice(["gzip", "deflate", "zstd"])}
+    expected = (400, 413, 415, 422)
+    run.ask("gzip", "POST", "/v1/encode", body, key=READ, expected=expected, **encoding)
+
+
+def malformed_http(run: Campaign) -> None:
+    """Send bytes that are not HTTP, or unusual HTTP."""
     key = f"X-API-Key: {READ}\r\n".encode()
     start = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\n" + key
     for parts in (
@@ -259,21 +330,29 @@ def no_http(run: Campaign) -> None:
         [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"],
         [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500)],
     ):
-        if time.monotonic() < run.last:
-            run.raw("no http", *parts)
+        if time.monotonic() < run.deadline:
+            run.raw("malformed http", *parts)
 
 
-HOSTILE: tuple[Callable[[Campaign], None], ...] = (
-    slow_headers,
-    endless_bodies,
-    bodies_where_none_is_taken,
-    unread_answers,
+OF_SERVICE: tuple[Callable[[Campaign], None], ...] = (
     aborted_requests,
-    guessed_keys,
     paths_around_the_keys,
-    bombs_of_pixels,
-    bombs_of_json,
-    no_http,
+    pixel_bombs,
+    arrow_bombs,
+    json_bombs,
+    gzip_bombs,
+    malformed_http,
+)
+OF_PROXY = (
+    slow_headers,
+    slow_bodies,
+    many_connections,
+    many_requests,
+    wrong_keys,
+    endless_bodies,
+    unread_responses,
+    malformed_http,
+    paths_around_the_keys,
 )
 
 
@@ -286,12 +365,27 @@ def _png(side: int, whole: bool = True) -> bytes:
     return bytes(data)
 
 
-def _texts() -> bytes:
-    """Return a PNG with texts that are a thousand times larger than they look."""
+def _png_with_compressed_texts() -> bytes:
+    """Return a PNG with text chunks that expand by a factor of a thousand."""
     data = _png(10)
     text = b"zTXt" + b"a\x00\x00" + zlib.compress(bytes(1_000_000))
     chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))
     return data[:33] + chunk * 60 + data[33:]
+
+
+def _arrow(column: Any, compression: str | None = None, repeats: int = 1) -> bytes:
+    table = pa.table({"vector": column})
+    sink = io.BytesIO()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        for _ in range(repeats):
+            writer.write_table(table)
+    return sink.getvalue()
+
+
+def _zeros(n: int) -> Any:
+    flat = pa.array(np.zeros(n * N_FEATURES, np.float32))
+    return pa.FixedSizeListArray.from_arrays(flat, N_FEATURES)
 
 
 def _scrambled(data: bytes, source: random.Random) -> bytes:
@@ -301,33 +395,47 @@ def _scrambled(data: bytes, source: random.Random) -> bytes:
     return bytes(changed)
 
 
-# --------------------------------------------------------------------------------- others
+_ARROW_BOMBS = (
+    _arrow(_zeros(200_000), "zstd", repeats=40),  # 2 GB
+    _arrow(_zeros(20_000), "lz4", repeats=40),
+    _arrow(pa.nulls(10**9)),
+    _arrow(pa.array([[0.0] * N_FEATURES] * 900, pa.list_view(pa.float32()))),
+    _arrow(pa.array(["x"] * 900).dictionary_encode()),
+    _arrow(_zeros(900)),  # valid
+)
+
+# ------------------------------------------------------------------------------- other clients
 
 
 def use_honestly(run: Campaign, codes: np.ndarray) -> None:
-    """Search, and compare with brute force; a refusal is tried again."""
+    """Search, and compare the results with brute force. Refused requests are repeated."""
     source = np.random.default_rng(run.random.getrandbits(32))
     values = codes.view(">u4").ravel()
-    while time.monotonic() < run.last:
+    while time.monotonic() < run.deadline or not run.counts["honest 200"]:
         query = source.integers(0, 2**32, dtype=np.uint32)
         body = {"code": f"{query:08x}", "k": 10, "items": False, "where": {"campaign": True}}
         try:
-            answer = run.service.ask("POST", "/v1/search", body, READ)
+            if run.proxy is not None:
+                answer = run.proxy.ask("POST", "/v1/search", body, key=READ, source=HONEST)
+            else:
+                answer = run.service.ask("POST", "/v1/search", body, READ)
         except (OSError, http.client.HTTPException) as error:
             run.counts[f"honest {type(error).__name__}"] += 1
             continue
         run.note("honest", answer, 200)
+        if answer.status == 429:
+            run.failures.append("the honest client was limited")
         if answer.status == 200:
             distances = np.bitwise_count(values ^ query)
             nearest = np.lexsort((np.arange(len(values)), distances))[:10]
             expected = [(int(distances[i]), FIRST_ID + int(i)) for i in nearest]
             if [(hit["distance"], hit["id"]) for hit in answer.json()["results"]] != expected:
-                run.failures.append(f"a wrong answer to {query:08x}: {answer.body[:300]!r}")
+                run.failures.append(f"wrong results for {query:08x}: {answer.body[:300]!r}")
         time.sleep(0.05)
 
 
 def follow_the_description(port: int, seed: int, seconds: float, results: Any) -> None:
-    """Send what schemathesis makes of the description, good and bad, in a process of its own."""
+    """Send valid and invalid requests generated by schemathesis, in a separate process."""
     import requests
     import schemathesis
     from hypothesis import HealthCheck, given, settings
@@ -340,13 +448,12 @@ def follow_the_description(port: int, seed: int, seconds: float, results: Any) -
     )
 
     checks = [status_code_conformance, content_type_conformance, response_schema_conformance]
-    # Both, in place of what is made up: wrong keys have a campaign of their own, and wait.
-    key = {"X-API-Key": WRITE, "Authorization": f"Bearer {WRITE}"}
+    key = {"X-API-Key": WRITE, "Authorization": f"Bearer {WRITE}"}  # replaces generated keys
     schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{port}/openapi.json")
     operations = [one.ok() for one in schema.get_all_operations()]
-    last, counts, failures = time.monotonic() + seconds, Counter[str](), []
+    deadline, counts, failures = time.monotonic() + seconds, Counter[str](), []
     source = random.Random(seed)
-    while time.monotonic() < last and len(failures) < 20:
+    while time.monotonic() < deadline and len(failures) < 20:
         operation, mode = source.choice(operations), source.choice(list(GenerationMode))
 
         @with_seed(source.getrandbits(32))
@@ -357,7 +464,7 @@ def follow_the_description(port: int, seed: int, seconds: float, results: Any) -
         def check(case: Any) -> None:
             try:
                 response = case.call(headers=key, timeout=60)
-            except requests.RequestException as error:  # all may have been paused
+            except requests.RequestException as error:
                 counts[f"schemathesis {type(error).__name__}"] += 1
                 return
             counts[f"schemathesis {response.status_code}"] += 1
@@ -375,8 +482,8 @@ def follow_the_description(port: int, seed: int, seconds: float, results: Any) -
     results.put((dict(counts), failures))
 
 
-def answer_nothing(port: Any) -> None:
-    """Be a server that does nothing: how long it takes to answer is the machine's, not ours."""
+def run_idle_server(port: Any) -> None:
+    """Answer every connection at once: its response time is that of the machine."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port.put(server.getsockname()[1])
         while True:
@@ -385,32 +492,42 @@ def answer_nothing(port: Any) -> None:
             connection.close()
 
 
-def watch_readiness(port: int, other: int, results: Any, began: Any, stop: Any) -> None:
-    """Ask whether the service is ready, again and again, beside a server that does nothing.
+def watch_readiness(
+    service: tuple[int, int], idle_port: int, limit: float, results: Any, began: Any, stop: Any
+) -> None:
+    """Measure the response time of /readyz, and the share of it that is due to busy cores.
 
-    What is noted is how long each took, and the longest moment at which this process itself stood
-    still meanwhile, because others had the cores or all was paused.
+    That share is the largest of the response time of an idle server, the pauses of this process,
+    and the time for which the event loop of the service was runnable but had no core.
     """
+    pid, port = service
     waits, failures = [], []
     pauses = _Pauses()
     while not stop.is_set() or not waits:
-        (idle, _), _ = _seconds_to_answer(other), pauses.longest()
+        (idle, _), _ = _seconds_to_answer(idle_port), pauses.longest()
+        waited = _seconds_without_core(pid)
         (ready, problem), paused = _seconds_to_answer(port), pauses.longest()
+        paused = max(paused, _seconds_without_core(pid) - waited)
         waits.append((ready, idle, paused))
         began.set()
-        if problem and paused < MOST_SECONDS:
+        if problem and paused < limit:
             failures.append(problem)
-        if ready - max(idle, paused) > MOST_SECONDS:
+        if ready - max(idle, paused) > limit:
             failures.append(
-                f"/readyz took {ready:.2f} s, a server that does nothing {idle:.2f} s, and who "
-                f"asked stood still for {paused:.2f} s"
+                f"/readyz took {ready:.2f} s, an idle server {idle:.2f} s, and no core was free "
+                f"for {paused:.2f} s"
             )
         time.sleep(0.1)
     results.put((waits, failures))
 
 
+def _seconds_without_core(pid: int) -> float:
+    """Return the total time for which the main thread of a process waited for a core."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
 class _Pauses(threading.Thread):
-    """A thread that wakes up all the time, and notes how much too late."""
+    """A thread that wakes up regularly and records its longest delay."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -418,14 +535,14 @@ class _Pauses(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Wake up for ever."""
+        """Sleep and measure."""
         while True:
             before = time.monotonic()
             time.sleep(0.02)
             self._longest = max(self._longest, time.monotonic() - before - 0.02)
 
     def longest(self) -> float:
-        """Return the longest since the last call."""
+        """Return the longest delay since the last call."""
         time.sleep(0.03)
         longest, self._longest = self._longest, 0.0
         return longest
@@ -446,13 +563,35 @@ def _seconds_to_answer(port: int) -> tuple[float, str]:
     return time.monotonic() - asked, problem
 
 
-def attack(size: int, seed: int) -> dict[str, Any]:
+# ------------------------------------------------------------------------------------- attacks
+
+
+def attack_directly(
+    size: int, seed: int, max_ready_seconds: float = MAX_READY_SECONDS
+) -> dict[str, Any]:
     """Attack a service for some seconds."""
-    from antipodal import LSH, open_store  # not for the processes beside, which start sooner
+    return _attack(size, seed, max_ready_seconds, OF_SERVICE, through_proxy=False)
+
+
+def attack_proxy(
+    size: int, seed: int, max_ready_seconds: float = MAX_READY_SECONDS
+) -> dict[str, Any]:
+    """Attack a service behind nginx for some seconds."""
+    return _attack(size, seed, max_ready_seconds, OF_PROXY, through_proxy=True)
+
+
+def _attack(
+    size: int,
+    seed: int,
+    max_ready_seconds: float,
+    attacks: tuple[Callable[[Campaign], None], ...],
+    through_proxy: bool,
+) -> dict[str, Any]:
+    from antipodal import LSH, open_store  # not at the top: spawned processes start sooner
 
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        rows = np.random.default_rng(seed).uniform(0, 16, (200, 64))
+        rows = np.random.default_rng(seed).uniform(0, 16, (200, N_FEATURES))
         LSH(N_BITS, random_state=0).fit(rows).save(folder / "model")
         codes = np.random.default_rng(seed).integers(0, 256, (N_ITEMS, 4), dtype=np.uint8)
         url = f"sqlite:///{folder}/codes.db"
@@ -460,25 +599,47 @@ def attack(size: int, seed: int) -> dict[str, Any]:
         service = Service(folder, *what)
         service.start()
         stack.callback(service.end)
+        proxy = None
+        if through_proxy:
+            proxy = Proxy(folder, service)
+            proxy.start()
+            stack.callback(proxy.end)
         with open_store(url) as store:
             store.upsert(FIRST_ID + np.arange(N_ITEMS), codes, [{"campaign": True}] * N_ITEMS)
         service.ask("POST", "/v1/search", {"code": "00000000"}, READ)
         service.ask("POST", "/v1/encode", {"images": [base64.b64encode(_png(8)).decode()]}, READ)
-        began_with = service.descriptors()
-        return _attack(service, seed, size, codes, began_with, stack)
+        n_before = service.descriptors()
+        run = Campaign(service, proxy, seed, 0.0)
+        found = _run(run, size, seed, max_ready_seconds, attacks, codes, stack)
+        n_after, pids = service.descriptors(), service.pids()
+        service.end()
+        failures = found["failures"] + service.errors()
+        if n_after > n_before + MAX_NEW_DESCRIPTORS + (32 if proxy else 0):  # kept alive by nginx
+            failures.append(f"{n_before} descriptors were open before, {n_after} after")
+        if left := [pid for pid in pids if is_alive(pid)]:
+            failures.append(f"processes are left: {left}")
+        return found | {"descriptors": [n_before, n_after], "failures": failures[:50]}
 
 
-def _attack(
-    service: Service, seed: int, size: int, codes: np.ndarray, n_before: int, stack: ExitStack
+def _run(
+    run: Campaign,
+    size: int,
+    seed: int,
+    max_ready_seconds: float,
+    attacks: tuple[Callable[[Campaign], None], ...],
+    codes: np.ndarray,
+    stack: ExitStack,
 ) -> dict[str, Any]:
+    service = run.service
     results, times, ports = processes.Queue(), processes.Queue(), processes.Queue()
     began, stop = processes.Event(), processes.Event()
-    idle = processes.Process(target=answer_nothing, args=(ports,), daemon=True)
+    idle = processes.Process(target=run_idle_server, args=(ports,), daemon=True)
     idle.start()
     stack.callback(idle.kill)
-    arguments = (service.port, ports.get(), times, began, stop)
+    watched = (service.pids()[0], service.port)
+    arguments = (watched, ports.get(), max_ready_seconds, times, began, stop)
     others = [processes.Process(target=watch_readiness, args=arguments)]
-    if size >= SHORT:
+    if size >= MIN_SECONDS_OF_SCHEMATHESIS and run.proxy is None:
         described = (service.port, seed, size, results)
         others.append(processes.Process(target=follow_the_description, args=described))
     else:
@@ -486,12 +647,12 @@ def _attack(
     for process in others:
         process.start()
     began.wait()
-    run = Campaign(service, seed, time.monotonic() + size)
+    run.deadline = time.monotonic() + size
     orders = [random.Random(seed + place) for place in range(4)]
 
     def be_hostile(order: random.Random) -> None:
-        while time.monotonic() < run.last:
-            order.choice(HOSTILE)(run)
+        while time.monotonic() < run.deadline:
+            order.choice(attacks)(run)
 
     threads = [threading.Thread(target=be_hostile, args=(order,)) for order in orders]
     threads.append(threading.Thread(target=use_honestly, args=(run, codes)))
@@ -505,29 +666,25 @@ def _attack(
     (waits, slow), (counts, wrong) = times.get(), results.get()
     for process in others:
         process.join()
-    time.sleep(min(15, size))  # connections that are left are closed by then
-    n_after, pids = service.descriptors(), service.pids()
-    service.end()
-    left = [pid for pid in pids if is_alive(pid)]
-    failures = [*run.failures, *slow, *wrong, *service.errors()]
-    if megabytes > MOST_MEGABYTES:
-        failures.append(f"it took {megabytes:.0f} MB")
-    if n_after > n_before + MOST_NEW_DESCRIPTORS:
-        failures.append(f"it had {n_before} descriptors open, and has {n_after}")
-    if left:
-        failures.append(f"processes are left: {left}")
+    time.sleep(min(15, size))  # idle connections are closed by then
+    failures = [*run.failures, *slow, *wrong]
+    if megabytes > MAX_MEGABYTES:
+        failures.append(f"the service used {megabytes:.0f} MB")
     return {
         "readyz seconds, most": round(max(wait[0] for wait in waits), 3),
         "readyz seconds, 99 of 100": round(float(np.percentile([w[0] for w in waits], 99)), 3),
         "idle server seconds, most": round(max(wait[1] for wait in waits), 3),
-        "who asked stood still, seconds, most": round(max(wait[2] for wait in waits), 3),
+        "without a core, seconds, most": round(max(wait[2] for wait in waits), 3),
         "readyz asked": len(waits),
         "megabytes, most": round(megabytes),
-        "descriptors": [n_before, n_after],
         "answers": dict(sorted((run.counts + Counter(counts)).items())),
-        "failures": failures[:50],
+        "failures": failures,
     }
 
 
 if __name__ == "__main__":
-    main("hostile", {"service": Part(attack, 1_800)})
+    parts = {"direct": Part(attack_directly, 900), "proxy": Part(attack_proxy, 900)}
+    if not Proxy.is_available():
+        print("skipping the part proxy: nginx or openssl is not installed")
+        del parts["proxy"]
+    main("hostile", parts)

@@ -97,7 +97,7 @@ def test_the_body_of_a_request_without_a_key_is_not_read(store):
 
 @pytest.fixture(scope="module")
 def guarded(kept_store):
-    """The application with keys, mounted and not."""
+    """The application with keys, by the prefix it is mounted at."""
     app = create_app(Engine(HASHER, kept_store), keys=Keys.parse(KEYS, "keys"))
     return {
         "": app,
@@ -115,7 +115,7 @@ def test_keys_are_required_wherever_the_application_is_mounted(
     before = contents(kept_store)
     wrong = {"X-API-Key": "wr0ng-k3y-that-nobody-has"}
     for method, path, body, role in keyed_routes():
-        # A proxy may send its own prefix along or take it off; a mount needs it.
+        # A proxy may keep its prefix or remove it; a mount needs its own.
         for start in {root_path + prefix} if prefix else {"", root_path}:
             for headers in ({}, wrong):
                 response = client.request(method, start + path, json=body, headers=headers)

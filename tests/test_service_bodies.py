@@ -100,7 +100,7 @@ BAD_SEARCHES = [
     {"code": "00000"},
     {"code": "0000"},
     {"code": "00000000"},
-    {"code": "00000f"},  # beyond the 20 bits
+    {"code": "00000f"},  # has a bit beyond the 20
     {"code": "zzzzzz"},
     {"code": "../../etc/passwd"},
     {"id": 2**63},

@@ -105,7 +105,7 @@ def test_a_text_search_stops_at_its_limits(engine):
     ][:3]
     assert answer["total"] == N_ITEMS
     assert answer["items"][0]["metadata"]["title"] == f"Item {answer['items'][0]['id']}"
-    assert MAX_SCANNED == 200_000  # as docs/guide/service.md says
+    assert MAX_SCANNED == 200_000
 
 
 def test_fields_are_described_by_their_values():
@@ -115,7 +115,7 @@ def test_fields_are_described_by_their_values():
     ]
     metadata += [{"year": None, "inner": {"name": 5}, "thumbnail": "data:image/png;base64,AA"}]
     fields = {field["name"]: field for field in describe_fields(metadata)}
-    assert list(fields)[:2] == ["year", "inner.name"]  # which most items have
+    assert list(fields)[:2] == ["year", "inner.name"]  # the most frequent
     assert {name: field["kind"] for name, field in fields.items()} == {
         "year": "number",
         "tags": "container",
@@ -132,7 +132,7 @@ def test_fields_are_described_by_their_values():
 
 
 def clusters(n_clusters, n_each, n_bits=32):
-    """Codes that differ in up to two bits from one of some centres, and their clusters."""
+    """Return codes that differ in at most two bits from their centre, and their clusters."""
     rng = np.random.default_rng(1)
     which = np.repeat(np.arange(n_clusters), n_each)
     bits = rng.integers(0, 2, (n_clusters, n_bits))[which]
@@ -148,7 +148,7 @@ def test_classical_scaling_matches_pca_and_the_eigenvalues_of_the_distances():
     theirs = PCA(2, svd_solver="full").fit_transform(bits)
     np.testing.assert_allclose(np.abs(ours), np.abs(theirs), atol=1e-9)
     centred = np.eye(60) - 1 / 60
-    squared = (bits[:, None] != bits[None]).sum(axis=2)  # distances, as squares of lengths
+    squared = (bits[:, None] != bits[None]).sum(axis=2)  # Hamming distances are squared lengths
     values = np.linalg.eigvalsh(-0.5 * centred @ squared @ centred)[::-1][:2]
     np.testing.assert_allclose((ours**2).sum(axis=0), values)
 
@@ -171,7 +171,7 @@ def test_items_with_one_code_do_not_overlap():
     places, distinct = lay_out(codes, 8)
     assert distinct == 2
     gaps = np.linalg.norm(places[:, None] - places, axis=2)
-    assert gaps[~np.eye(50, dtype=bool)].min() > 0.01  # none hides another
+    assert gaps[~np.eye(50, dtype=bool)].min() > 0.01
     assert gaps[:30, :30].max() < gaps[:30, 30:].min()
 
 

@@ -42,7 +42,7 @@ def test_the_list_of_mounts_asks_for_a_key_and_shows_the_mounts_it_permits(page,
     page.goto(f"{address}/")
     page.fill("#key", "wr0ng-k3y-that-nobody-has")
     page.click("text=Show")
-    page.wait_for_selector("text=refused that key")
+    page.wait_for_selector("text=rejected")
     page.fill("#key", KEY)
     page.click("text=Show")
     page.wait_for_selector("#mounts li")

@@ -1,4 +1,4 @@
-"""The service as processes: signals, several workers, logs as they are written."""
+"""The service as processes: signals, several workers and logs."""
 
 import http.client
 import json
@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from antipodal import LSH, open_store
+from served import HANG, READ, WRITE
 
 N_BITS = 32
 HEADERS = {"Content-Type": "application/json"}
 SEARCH = json.dumps({"code": "00000000"})
-READ, WRITE = "r3ad-k3y-of-the-web-site", "wr1te-k3y-of-the-import"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def environment(**extra):
 
 @contextmanager
 def running(model, folder, *options, timeout=10, **variables):
-    """Run the service until the block ends; give its process and its port."""
+    """Run the service within the block; yield its process and port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -55,13 +55,13 @@ def running(model, folder, *options, timeout=10, **variables):
             env=environment(**variables),
         )
     try:
-        wait_until(lambda: is_ready(process, port, folder), 120)  # on busy cores
+        wait_until(lambda: is_ready(process, port, folder))
         yield process, port
     finally:
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(30)
+                process.wait(HANG)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -70,7 +70,7 @@ def running(model, folder, *options, timeout=10, **variables):
 def is_ready(process, port, folder):
     assert process.poll() is None, (folder / "log").read_text()
     try:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)
         connection.request("GET", "/readyz")
         with connection.getresponse() as response:
             return response.status == 200
@@ -80,16 +80,16 @@ def is_ready(process, port, folder):
         connection.close()
 
 
-def wait_until(condition, seconds):
-    last_moment = time.monotonic() + seconds
+def wait_until(condition):
+    deadline = time.monotonic() + HANG
     while not condition():
-        assert time.monotonic() < last_moment, "it did not come to pass"
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
 def ask(port, method, path, body=None, **headers):
-    """Send one request over a connection of its own; return status and body."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    """Send one request over a new connection; return its status and body."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)
     try:
         connection.request(method, path, body, HEADERS | headers)
         response = connection.getresponse()
@@ -101,12 +101,12 @@ def ask(port, method, path, body=None, **headers):
 
 
 def lines(folder):
-    """Return the log as records; a last line may be half written."""
+    """Return the log records; an incomplete last line is ignored."""
     return [json.loads(line) for line in (folder / "log").read_text().split("\n")[:-1]]
 
 
 def code_of(number, version=0):
-    """Return a code that follows from an item's id and version."""
+    """Return the code of a version of an item."""
     mixed = (number * 0x9E3779B1 + version * 0x85EBCA6B + 12345) & 0xFFFFFFFF
     return f"{mixed ^ (mixed >> 15):08x}"
 
@@ -116,7 +116,7 @@ def distance(one, other):
 
 
 def run_all(targets):
-    """Run functions beside each other; raise what the first of them raised."""
+    """Run functions concurrently; raise the first error."""
     errors = []
 
     def guarded(target):
@@ -134,8 +134,8 @@ def run_all(targets):
         raise errors[0]
 
 
-def test_two_workers_write_and_read_one_store_and_no_answer_is_wrong(model, tmp_path):
-    """Writers keep the newest version that was acknowledged; readers check against it.
+def test_two_workers_share_a_store_and_no_result_is_wrong(model, tmp_path):
+    """Readers compare the results with the latest acknowledged version of each item.
 
     Ids are each writer's own. A search for the code of an acknowledged version must find that
     item at distance 0, whichever worker answers, and everything it returns must be of a version
@@ -156,7 +156,7 @@ def test_two_workers_write_and_read_one_store_and_no_answer_is_wrong(model, tmp_
                 code = code_of(number, turn)
                 sent.add((number, code))
                 items.append({"id": number, "code": code, "metadata": {"turn": turn}})
-                acknowledged.pop(number, None)  # neither version is certain while it is written
+                acknowledged.pop(number, None)  # unknown while it is being written
             body = json.dumps({"items": items})
             status, answer = ask(port, "PUT", "/v1/items", body)
             assert (status, answer["upserted"]) == (200, 5)
@@ -194,12 +194,12 @@ def test_two_workers_write_and_read_one_store_and_no_answer_is_wrong(model, tmp_
         def all_readers():
             try:
                 run_all([lambda r=r: read(r, port) for r in range(2)])
-                wait_until(both_have_written, 60)  # the second one may take long to start
+                wait_until(both_have_written)
             finally:
                 stop.set()
 
         run_all([all_readers, *(lambda w=w: write(w, port) for w in range(3))])
-        # Afterwards every item is of its last version, and a search agrees with brute force.
+        # At the end every item has its last version, and searches match brute force.
         for query in ("00000000", "ffffffff", "1234abcd"):
             body = json.dumps({"code": query, "k": 50})
             _, answer = ask(port, "POST", "/v1/search", body)
@@ -209,19 +209,19 @@ def test_two_workers_write_and_read_one_store_and_no_answer_is_wrong(model, tmp_
             ]
             found = [(hit["distance"], hit["id"]) for hit in answer["results"]]
             assert found == sorted(now)[:50]
-        _, text = ask(port, "GET", "/metrics")  # of both workers together
+        _, text = ask(port, "GET", "/metrics")  # of both workers
         counted = f'{{method="PUT",route="/v1/items",status="200"}} {float(sum(n_writes))}'
         assert f"antipodal_requests_total{counted}\n" in text
 
 
-def test_a_guarded_service_finishes_what_it_accepted_and_logs_no_key(model, tmp_path):
-    """Writes wait for a lock that this test holds: they surely run when the signal comes."""
+def test_a_service_finishes_requests_in_progress_and_logs_no_key(model, tmp_path):
+    """The test holds a lock, so that writes are in progress when the signal arrives."""
     keys = tmp_path / "keys"
     keys.write_text(f"read {READ}\nwrite {WRITE}\n")
     answers, refused = [], []
     reading = {"Authorization": f"Bearer {READ}"}
     options = ("--keys", str(keys), "--max-body", "100000")
-    with running(model, tmp_path, *options, timeout=60) as (process, port):
+    with running(model, tmp_path, *options, timeout=HANG) as (process, port):
 
         def put(number, key=WRITE):
             body = json.dumps({"items": [{"id": number, "code": code_of(number)}]})
@@ -235,8 +235,8 @@ def test_a_guarded_service_finishes_what_it_accepted_and_logs_no_key(model, tmp_
         assert ask(port, "PUT", "/v1/items", chunks, **{"X-API-Key": WRITE})[0] == 413
 
         def search():
-            """Search all the time: a request is answered in full, or its connection is closed."""
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            """Search until the connection is closed; every response is complete."""
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)
             with closing(connection):
                 while True:
                     try:
@@ -245,7 +245,7 @@ def test_a_guarded_service_finishes_what_it_accepted_and_logs_no_key(model, tmp_
                     except (OSError, http.client.HTTPException) as error:
                         refused.append(error)
                         return
-                    body = response.read()  # raises if it is cut off
+                    body = response.read()  # raises if it is incomplete
                     assert response.status == 200
                     assert json.loads(body)["results"][0]["id"] == 7
 
@@ -254,9 +254,9 @@ def test_a_guarded_service_finishes_what_it_accepted_and_logs_no_key(model, tmp_
         writers = [lambda i=i: answers.append(put(i)) for i in range(5)]
 
         def stop():
-            wait_until(lambda: in_progress(port, reading) >= 6, 30)  # the writes and this one
+            wait_until(lambda: in_progress(port, reading) >= 6)  # the writes, and this request
             process.send_signal(signal.SIGTERM)
-            wait_until(lambda: is_refused(port), 30)
+            wait_until(lambda: is_refused(port))
             assert process.poll() is None  # it waits for the writes
             lock.execute("ROLLBACK")
 
@@ -266,7 +266,7 @@ def test_a_guarded_service_finishes_what_it_accepted_and_logs_no_key(model, tmp_
         stop()
         lock.close()
         others.join()
-        process.wait(30)
+        process.wait(HANG)
     assert answers == [(200, {"upserted": 1, "replaced": 0})] * 5
     assert len(refused) == 3
     with open_store(f"sqlite:///{tmp_path}/codes.db") as store:

@@ -1,4 +1,4 @@
-"""Search over HTTP: results, many queries, micro-batches, windows and prefixes."""
+"""Search over HTTP: results, many queries, micro-batches, offsets and prefixes."""
 # ruff: noqa: F811 (imported fixtures)
 
 import asyncio

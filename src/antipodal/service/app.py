@@ -5,7 +5,7 @@ import mimetypes
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 from fastapi import Depends, FastAPI, Query, Request, params
 from fastapi.routing import APIRoute
@@ -31,7 +31,7 @@ from antipodal.service.browse import find_items, sample_fields
 from antipodal.service.encoding import IMAGE_TYPES
 from antipodal.service.engine import Engine
 from antipodal.service.errors import UnavailableError, add_handlers, problems
-from antipodal.service.limits import ConcurrencyLimit, Limits, Pools, Shared
+from antipodal.service.limits import ConcurrencyLimit, Limits, Pool, Pools, Shared
 from antipodal.service.metrics import Metrics, Observe
 from antipodal.service.micro_batching import MicroBatcher
 from antipodal.service.projection_map import MAX_ITEMS, Maps, map_points
@@ -49,6 +49,7 @@ for _suffix, _type in ((".js", "text/javascript"), (".css", "text/css"), (".svg"
 
 BinaryHandler = Callable[[str, bytes], Awaitable[Response]]
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+P = ParamSpec("P")
 
 _ALWAYS = problems(401, 503)
 _WITH_BODY = _ALWAYS | problems(400, 408, 413, 422)
@@ -142,6 +143,11 @@ def create_app(
     return app
 
 
+async def answer(pool: Pool, function: Callable[P, Any], *args: P.args, **kw: P.kwargs) -> Response:
+    """Call a function in a pool, and serialise its result there, off the event loop."""
+    return await pool.run(lambda: json_response(function(*args, **kw)))
+
+
 def base_app(limits: Limits, lifespan: Any = None, layers: Sequence[Middleware] = ()) -> FastAPI:
     """Return an application without routes."""
     app = FastAPI(
@@ -200,7 +206,7 @@ def _add_searching(
         return await pools.reads.run(encode_body)
 
     async def encode_image(kind: str, body: bytes) -> Response:
-        return json_response(await pools.images.run(engine.encode_image, body))
+        return await answer(pools.images, engine.encode_image, body)
 
     binary_file = {"schema": {"type": "string", "format": "binary"}}
     vectors = dict.fromkeys(vector_types(), encode_vectors)
@@ -218,7 +224,7 @@ def _add_searching(
     async def encode(request: schemas.EncodeRequest) -> Response:
         """Return the codes of vectors or of an image. Binary vectors give binary codes."""
         pool = pools.reads if request.images is None else pools.images
-        return json_response(await pool.run(engine.encode, request))
+        return await answer(pool, engine.encode, request)
 
     @app.post(
         "/v1/search",
@@ -228,13 +234,14 @@ def _add_searching(
     )
     async def search(request: schemas.SearchRequest) -> Response:
         """Return the nearest items of a query, or all items within a radius."""
-        if request.image is None:
-            answer = await batcher.search(request)
-        else:
-            answer = await pools.images.run(engine.search, request)
-        if answer is None:
+        if not request.is_single:
+            return await answer(pools.reads, engine.search, request)
+        if request.image is not None:
+            return await answer(pools.images, engine.search, request)
+        results = await batcher.search(request)
+        if results is None:
             raise HTTPException(404, f"the query does not exist: no item {request.id}")
-        return json_response(answer)
+        return json_response(results)
 
 
 def _add_reading(
@@ -266,14 +273,14 @@ def _add_reading(
     @app.post("/v1/count", response_model=schemas.Count, responses=_WITH_BODY, dependencies=reading)
     async def count(request: schemas.CountRequest) -> Response:
         """Count the items, or those that match a filter."""
-        return json_response(await pools.reads.run(engine.count, request))
+        return await answer(pools.reads, engine.count, request)
 
     @app.get(
         "/v1/store", response_model=schemas.AboutStore, responses=_ALWAYS, dependencies=reading
     )
     async def store() -> Response:
         """Describe the store and the limits of the service, for clients."""
-        return json_response(await pools.reads.run(engine.about))
+        return await answer(pools.reads, engine.about)
 
     @app.get(
         "/v1/items/{id}",
@@ -291,7 +298,7 @@ def _add_reading(
     @app.get("/v1/model", response_model=schemas.ModelCard, responses=_ALWAYS, dependencies=reading)
     async def model() -> Response:
         """Describe the model and the stored codes."""
-        return json_response(await pools.reads.run(engine.card))
+        return await answer(pools.reads, engine.card)
 
 
 def _add_browsing(
@@ -304,14 +311,14 @@ def _add_browsing(
     )
     async def fields() -> Response:
         """Describe the metadata fields of a sample of the items."""
-        return json_response(await pools.reads.run(sample_fields, engine))
+        return await answer(pools.reads, sample_fields, engine)
 
     @app.post(
         "/v1/find", response_model=schemas.FoundItems, responses=_WITH_BODY, dependencies=reading
     )
     async def find(request: schemas.FindRequest) -> Response:
         """Find items whose metadata contains all words of a text, ignoring case."""
-        return json_response(await pools.reads.run(find_items, engine, request))
+        return await answer(pools.reads, find_items, engine, request)
 
     @app.get(
         "/v1/map",
@@ -324,7 +331,7 @@ def _add_browsing(
         limit: Annotated[int, Query(ge=1, le=MAX_ITEMS)] = 1_000,
     ) -> Response:
         """Place a sample of the items in the plane, with the value of `field` for each."""
-        return json_response(await pools.maps.run(map_points, engine, maps, field, limit))
+        return await answer(pools.maps, map_points, engine, maps, field, limit)
 
 
 def _add_writing(
@@ -341,7 +348,7 @@ def _add_writing(
         of_images = None
         if any(item.image is not None for item in request.items):
             of_images = await pools.images.run(engine.image_codes, request)
-        return json_response(await pools.writes.run(engine.upsert, request, of_images))
+        return await answer(pools.writes, engine.upsert, request, of_images)
 
     @app.delete(
         "/v1/items",
@@ -351,7 +358,7 @@ def _add_writing(
     )
     async def delete(request: schemas.IdsRequest) -> Response:
         """Delete items."""
-        return json_response(await pools.writes.run(engine.delete, request))
+        return await answer(pools.writes, engine.delete, request)
 
 
 def add_probes(app: FastAPI, pools: Pools, check: Callable[[], None]) -> None:

@@ -51,6 +51,7 @@ except ImportError:  # on Windows, where `antipodal switch` cannot wait for work
 _log = logging.getLogger("antipodal.service")
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 10.0  # after a mount could not be opened
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 RESERVED = frozenset(("docs", "healthz", "metrics", "readyz", "static", "v1", "openapi.json"))
 
 
@@ -128,8 +129,8 @@ def changing_mounts(path: Path) -> Iterator[dict[str, Mount]]:
 
 def write_mounts(path: Path, mounts: Mapping[str, Mount]) -> None:
     """Replace the file. A new file is readable by its owner only: stores may have passwords."""
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    with suppress(OSError), open(os.open(path, _NEW_FILE, 0o600), "wb") as new:
+        new.write(b"{}\n")  # other errors are reported by `replacing`
     whole = {name: mount.absolute() for name, mount in mounts.items()}
     with replacing(path) as file:
         file.write(_FILE.dump_json(whole, indent=1, exclude_none=True) + b"\n")
@@ -223,22 +224,26 @@ class MountTable:
                 _log.info("mount changed", extra={"fields": {"mount": name}})
                 if old is not None:
                     await old.release()
-            except Exception as error:  # also MemoryError, RecursionError: other mounts go on
-                _log.error("mount not changed: %r", error, extra={"fields": {"mount": name}})
-                errors[name] = str(error) or repr(error)
+            except Exception as error:  # also MemoryError and RecursionError
+                reason = f"{type(error).__name__}: {error}"
+                _log.error("mount not changed: %s", reason, extra={"fields": {"mount": name}})
+                errors[name] = reason
         return errors
 
     async def follow(self, path: Path) -> None:
         """Apply the changes of a file of mounts until the task is cancelled."""
         report = None
-        with suppress(OSError):
+        try:
             report = WorkerReport(path) if fcntl else None
+        except OSError as error:
+            _log.warning("`antipodal switch` cannot wait for this worker: %s", error)
         seen: bytes | None = b"as opened"
         try:
             while True:
                 pause = POLL_SECONDS
                 try:
-                    if (content := path.read_bytes()) != seen:
+                    content = path.read_bytes() if path.exists() else b""
+                    if content != seen:
                         seen = content
                         mounts = read_mounts(path)
                         errors = await self.change(mounts)

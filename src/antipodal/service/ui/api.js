@@ -1,4 +1,4 @@
-// Asking the service: this one, by addresses beside the page, or another mount beside it.
+// Requests to the service, at paths relative to the page, or to another mount.
 
 import { $ } from "./dom.js";
 
@@ -8,33 +8,34 @@ export async function ask(path, body, { signal, base = "" } = {}) {
   const place = `antipodal-key ${new URL(base || ".", location.href).pathname}`;
   for (;;) {
     const headers = {};
-    const key = sessionStorage.getItem(place) ?? sessionStorage.getItem("antipodal-key"); // of the list of mounts
+    const key = sessionStorage.getItem(place) ?? sessionStorage.getItem("antipodal-key"); // set by the list of mounts
     if (key) headers.Authorization = `Bearer ${key}`;
-    if (body) headers["Content-Type"] = "application/json";
+    const isFile = body instanceof Blob;
+    if (body) headers["Content-Type"] = isFile ? body.type : "application/json";
     let response;
     try {
       response = await fetch(base + path, {
         method: body ? "POST" : "GET",
         headers,
-        body: body && JSON.stringify(body),
+        body: isFile ? body : body && JSON.stringify(body),
         signal,
       });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new Problem("The service does not answer. Is it still running?");
+      throw new Problem("The service does not respond. Is it running?");
     }
     const answer = await response.json().catch((error) => {
       if (error.name === "AbortError") throw error;
-      return {}; // not ours: perhaps a proxy's
+      return {}; // perhaps the response of a proxy
     });
     if (response.ok) return answer;
     if (response.status !== 401) {
-      const problem = new Problem(answer.detail || answer.title || `The service answered ${response.status}.`);
+      const problem = new Problem(answer.detail || answer.title || `The service returned status ${response.status}.`);
       problem.status = response.status;
       throw problem;
     }
-    if ((sessionStorage.getItem(place) ?? sessionStorage.getItem("antipodal-key")) !== key) continue; // another request got one
-    await askForKey(place, key ? "The service refused that key." : "This service wants one.");
+    if ((sessionStorage.getItem(place) ?? sessionStorage.getItem("antipodal-key")) !== key) continue; // another request has set a new key
+    await askForKey(place, key ? "The service rejected this key." : "This service requires an API key.");
   }
 }
 
@@ -47,7 +48,7 @@ function askForKey(place, why) {
     dialog.returnValue = "";
     dialog.addEventListener("close", () => {
       asking = null;
-      if (dialog.returnValue !== "use") return reject(new Problem("Without a key there is nothing to show. Reload the page to give one."));
+      if (dialog.returnValue !== "use") return reject(new Problem("An API key is required. Reload the page to enter one."));
       sessionStorage.setItem(place, $("key").value.trim());
       return resolve();
     }, { once: true });
@@ -56,7 +57,7 @@ function askForKey(place, why) {
   return asking;
 }
 
-/** The other models and stores of the service, each beside this one: none if it is alone. */
+/** Return the other mounts of the service; none if it has a single model. */
 export async function otherMounts() {
   try {
     const { mounts } = await ask("v1/mounts");

@@ -1,4 +1,4 @@
-// The page of the service: what the address says is asked for, and drawn.
+// The main page: requests the state that the URL describes, and draws it.
 
 import { ask, Problem } from "./api.js";
 import { strip } from "./bits.js";
@@ -13,16 +13,17 @@ import { drawMap } from "./map.js";
 import { drawChoice, drawPager, drawResults, layout, RESCORED, status } from "./results.js";
 import { go, goQuery, LONGEST_VECTOR, state, whenChanged } from "./state.js";
 
+const LONGEST_IMAGE = 900_000; // characters of base64 in a JSON body
 let model = null;
 let seed = 0;
-let countable = true; // not if the store is too large for a histogram
+let countable = true; // false if the store is too large for a histogram
 let running = null; // aborted when a newer search starts
-let last = null; // what was found: {key, query, item, answer}
-const uploaded = new Map(); // queries that no address can hold, by their code: {body, item}
+let last = null; // the last results: {key, query, item, answer}
+const uploaded = new Map(); // queries that are too long for a URL, by their code: {body, item}
 
-/** Run something that asks the service; what goes wrong is told to the person. */
+/** Run a function that sends requests, and show its error. */
 async function attempt(work) {
-  $("alert").hidden = true; // at the start: one attempt may be made within another
+  $("alert").hidden = true; // first, because attempts may be nested
   try {
     await work();
   } catch (error) {
@@ -36,7 +37,7 @@ async function attempt(work) {
 
 // The query
 
-/** What is asked, and the item that it is called after. */
+/** Return the request body of the query, and the item that names it. */
 async function queryOf() {
   if (state.id) {
     const item = await itemOf(state.id);
@@ -46,14 +47,14 @@ async function queryOf() {
   return uploaded.get(state.code) ?? { body: { code: state.code }, item: { name: `the code ${cut(state.code, 24)}` } };
 }
 
-/** Numbers beyond 2⁵³ are not exact here: such an item is searched by its code. */
+/** Ids beyond 2⁵³ are not exact in JavaScript: such an item is searched by its code. */
 function searchItem(item) {
   if (Number.isSafeInteger(item.id)) return goQuery({ id: `${item.id}` });
   uploaded.set(item.code, { body: { code: item.code }, item });
   return goQuery({ code: item.code });
 }
 
-/** Search by what is too long for an address: that has its code, and this page remembers the rest. */
+/** Search by a query that is too long for a URL: the URL has its code, the page keeps the rest. */
 async function searchByCode(asked, body, item) {
   const { codes: [code] } = await ask("v1/encode", asked);
   uploaded.set(code, { body, item });
@@ -64,8 +65,8 @@ function parseVector(text) {
   const parts = text.trim().replace(/^\[|\]$/g, "").split(/[\s,;]+/).filter(Boolean);
   const vector = parts.map(Number);
   const bad = vector.findIndex((x) => !Number.isFinite(x));
-  if (bad >= 0) throw new Problem(`A vector is numbers with commas between: number ${bad + 1} is “${parts[bad].slice(0, 40)}”.`);
-  if (!vector.length) throw new Problem("Paste a vector first: numbers with commas between.");
+  if (bad >= 0) throw new Problem(`A vector must be numbers separated by commas: value ${bad + 1} is “${parts[bad].slice(0, 40)}”.`);
+  if (!vector.length) throw new Problem("Enter a vector: numbers separated by commas.");
   return vector;
 }
 
@@ -76,18 +77,23 @@ async function searchVector() {
   else await searchByCode({ vectors: [vector] }, { vector }, { name: "a pasted vector" });
 }
 
+/** Search by an image. One that is too large for JSON is sent as a file, and cannot be rescored. */
 async function searchImage(file) {
   const url = await new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(new Problem(`${file.name} cannot be read.`));
+    reader.onerror = () => reject(new Problem(`Cannot read ${file.name}.`));
     reader.readAsDataURL(file);
   });
   const image = url.split(",")[1] ?? "";
-  await searchByCode({ images: [image] }, { image }, { name: file.name, metadata: { thumbnail: url } });
+  const item = { name: file.name, metadata: { thumbnail: url } };
+  if (image.length < LONGEST_IMAGE) return searchByCode({ images: [image] }, { image }, item);
+  const { codes: [code] } = await ask("v1/encode", file);
+  uploaded.set(code, { body: { code }, item });
+  return goQuery({ code });
 }
 
-// Items to begin with
+// Items to start from
 
 function drawSample(items, said) {
   $("sample").className = store.hasPictures ? "sample" : "sample texts";
@@ -100,14 +106,14 @@ function drawSample(items, said) {
 
 async function showSample() {
   const { items } = await ask(`v1/items?limit=${store.hasPictures ? 24 : 7}&seed=${seed}`);
-  drawSample(items, "Some of the items:");
+  drawSample(items, "A sample of the items:");
   return items;
 }
 
-/** Items by their words, or the one with this id. */
+/** Find items by words, or by id. */
 async function findItems() {
   const text = $("words").value.trim();
-  if (!text) throw new Problem("Type some words of an item, or its id; or pick one below.");
+  if (!text) throw new Problem("Enter words or the id of an item, or choose one below.");
   if (/^-?\d+$/.test(text)) {
     try {
       return await searchItem(await itemOf(text));
@@ -123,7 +129,7 @@ async function findItems() {
 
 // Searching
 
-/** Ask for what the state says, unless that is what was asked last. */
+/** Send the search of the current state, unless it was the last one. */
 async function search() {
   const { k, page, radius, rescore } = state;
   const key = JSON.stringify([state.id, state.code, state.vector, k, page, radius, state.where, rescore]);
@@ -165,7 +171,7 @@ async function search() {
   return last;
 }
 
-/** Draw what the state says. */
+/** Draw the current state. */
 async function render() {
   for (const tab of document.querySelectorAll("nav [name=view]")) tab.checked = tab.value === state.view;
   drawFilter();
@@ -187,7 +193,7 @@ async function render() {
     for (const choice of document.querySelectorAll("[name=layout]")) choice.checked = choice.value === layout();
     $("rescore").checked = state.rescore && isReal;
     $("rescore").disabled = !isReal;
-    $("rescore-why").textContent = isReal ? "" : "(for vectors and images: the store keeps an item's code alone)";
+    $("rescore-why").textContent = isReal ? "" : "(for vectors and images only: the store has no vectors of its items)";
     drawHistogram(answer.histogram, Number($("radius").value));
     $("status").textContent = status(answer, query.item, all);
     drawResults({ answer, n_bits: model.n_bits, before: found.before, pick });
@@ -199,7 +205,7 @@ async function render() {
     await drawMap({ found: answer.results.map(({ id }) => id), queryId: state.id, pick });
   }
   drawDetail(state.item ? await itemOf(state.item) : null, { code: answer.code, n_bits: model.n_bits, queryName: nameOf(query.item) });
-  if (among && before && before.key !== found.key) { // what was picked is gone: keep the keyboard's place
+  if (among && before && before.key !== found.key) { // the focused item was replaced: keep the keyboard position
     $("status").focus({ preventScroll: true });
     $("found").scrollIntoView();
   }
@@ -214,13 +220,13 @@ function drawQuery(item, code) {
       ...(text && text !== nameOf(item) ? [el("span", { class: "text" }, cut(text, 240))] : []),
       strip(code, "", model.n_bits), el("code", {}, code),
       ...(uploaded.get(code)?.body.code === undefined && state.code && uploaded.has(code)
-        ? [el("small", {}, "Too long for an address: a link to this page has its code, which finds the same items, but cannot be rescored.")] : [])),
+        ? [el("small", {}, "This query is too long for a URL. A link to this page contains its code: the results are the same, but cannot be rescored.")] : [])),
   );
 }
 
 $("ask").addEventListener("submit", (event) => {
   event.preventDefault();
-  if ($("filter").contains(document.activeElement)) document.activeElement.dispatchEvent(new Event("change")); // Enter there
+  if ($("filter").contains(document.activeElement)) document.activeElement.dispatchEvent(new Event("change")); // Enter in the filter
   else attempt($("ask").elements.by.value === "vector" ? searchVector : findItems);
 });
 $("ask").addEventListener("change", (event) => {
@@ -228,7 +234,7 @@ $("ask").addEventListener("change", (event) => {
   for (const part of document.querySelectorAll("[data-by]")) part.hidden = part.dataset.by !== event.target.value;
 });
 $("image").addEventListener("click", () => {
-  $("image").value = ""; // so that the same file can be chosen again
+  $("image").value = ""; // allows choosing the same file again
 });
 $("image").addEventListener("change", () => {
   const [file] = $("image").files;
@@ -239,7 +245,7 @@ $("others").addEventListener("click", () => {
   attempt(showSample);
 });
 $("radius").addEventListener("input", () => drawHistogram(last?.answer.histogram, Number($("radius").value)));
-// A slider that is let go where it was taken up sends no "change".
+// A slider released at its old position sends no "change".
 for (const release of ["change", "pointerup"]) {
   $("radius").addEventListener(release, () => {
     if (state.radius !== Number($("radius").value)) go({ radius: Number($("radius").value), page: 1, rescore: false });
@@ -263,7 +269,7 @@ attempt(async () => {
   [model] = await Promise.all([ask("v1/model"), learnFields()]);
   drawCard(model);
   const [first] = await showSample();
-  if (!first) throw new Problem("The store is empty: PUT items to /v1/items first.");
+  if (!first) throw new Problem("The store is empty. Add items with PUT /v1/items.");
   if (!state.id && !state.code && !state.vector) go(Number.isSafeInteger(first.id) ? { id: `${first.id}` } : { code: first.code }, { replace: true });
   else await render();
 });

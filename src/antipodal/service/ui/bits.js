@@ -10,17 +10,17 @@ export function bitsOf(hex, n) {
   return bits.slice(0, n);
 }
 
-/** Which bits differ, counted from 1. */
+/** Return the differing bits, counted from 1. */
 export function different(hex, query, n) {
   const asked = bitsOf(query, n);
   return bitsOf(hex, n).flatMap((bit, i) => (bit === asked[i] ? [] : [i + 1]));
 }
 
 function says(off) {
-  return off.length ? `Differs in bit${off.length === 1 ? "" : "s"} ${off.join(", ")}` : "The same code";
+  return off.length ? `Differs in bit${off.length === 1 ? "" : "s"} ${off.join(", ")}` : "Identical code";
 }
 
-/** A code, 64 bits a line; below each bit that differs from the query's, a red mark. */
+/** Draw a code, 64 bits per line, with a red mark below each bit that differs from the query. */
 export function strip(hex, query, n) {
   const bits = bitsOf(hex, n);
   const asked = query ? bitsOf(query, n) : bits;
@@ -41,7 +41,7 @@ export function strip(hex, query, n) {
   }, svg("path", { class: "one", d: one }), svg("path", { class: "gap", d: gap }), svg("path", { class: "off", d: off }));
 }
 
-/** Two codes, one above the other, bit by bit, with the bits that differ marked and numbered. */
+/** Draw two codes above each other, with the differing bits marked. */
 export function bitTable(hex, query, n) {
   const item = bitsOf(hex, n), asked = bitsOf(query, n), off = different(hex, query, n);
   const wide = n <= 24 ? n : n % 24 === 0 && n % 32 ? 24 : 32;
@@ -64,6 +64,6 @@ export function bitTable(hex, query, n) {
       viewBox: `0 0 ${left + wide * size} ${lines * high}`, role: "img", "aria-label": says(off),
     }, ...cells),
     el("figcaption", {}, off.length
-      ? `Above the query's bits, below the item's. ${off.length} of ${n} differ: ${off.join(", ")}.`
-      : `All ${n} bits are those of the query.`));
+      ? `Query above, item below. ${off.length} of ${n} bits differ: ${off.join(", ")}.`
+      : `All ${n} bits are equal.`));
 }

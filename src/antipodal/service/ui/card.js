@@ -1,4 +1,4 @@
-// The model card: what makes the codes, and how healthy they are.
+// The model card: method, parameters, scores and bit statistics.
 
 import { $, count, definitions, el, number } from "./dom.js";
 
@@ -18,17 +18,17 @@ export function drawCard(model) {
   })];
   const health = model.bit_health;
   if (health) {
-    card.push(el("h3", {}, "Bit health of stored codes"), list({
+    card.push(el("h3", {}, "Bit statistics of the stored codes"), list({
       "balance (50 is best)": `${health.bit_balance.toFixed(1)} %`,
       "correlation (0 is best)": `${health.bit_correlation.toFixed(1)} %`,
-      [health.sample < model.items ? `distinct codes of a sample of ${number(health.sample)}` : "distinct codes"]: number(health.distinct_codes),
+      [health.sample < model.items ? `distinct codes in a sample of ${number(health.sample)}` : "distinct codes"]: number(health.distinct_codes),
     }));
   }
   if (model.scores) card.push(el("h3", {}, "Scores"), list(model.scores));
   card.push(el("details", {}, el("summary", {}, "Parameters"), list(model.parameters)));
   $("model").replaceChildren(...card);
   $("summary").textContent = `${model.method} · ${count(model.n_bits, "bit")} · ${count(model.items)}`;
-  $("width").textContent = `(${model.n_features} of them)`;
+  $("width").textContent = `(${model.n_features} values)`;
   $("by-image").hidden = !model.images;
   $("radius").max = model.n_bits;
 }

@@ -1,4 +1,4 @@
-// Two ways to answer the same query, side by side: lengths of this code, or other models' stores.
+// Comparison of two searches: code prefixes of this model, or other mounts.
 
 import { ask, otherMounts, Problem } from "./api.js";
 import { $, count, el } from "./dom.js";
@@ -6,10 +6,10 @@ import { nameOf, pictureOf, readable } from "./items.js";
 import { go, state } from "./state.js";
 
 const NEIGHBOURS = 12;
-let ways = null; // by their name in the address: {label, base, prefix, n_bits}
+let ways = null; // by name in the URL: {label, base, prefix, n_bits}
 let shownFor = "";
 
-/** All that can be compared: this model whole, other mounts, and prefixes of its code. */
+/** Return all alternatives: the whole code, other mounts, and prefixes of the code. */
 async function findWays(model) {
   const found = new Map([["", { label: `all ${count(model.n_bits, "bit")}`, base: "", n_bits: model.n_bits }]]);
   for (const { name, base, method, n_bits } of await otherMounts()) {
@@ -26,12 +26,12 @@ async function sideOf(way, body, where) {
   if (where) query.where = where;
   if (way.prefix) query.prefix = way.prefix;
   if (way.base && body.code) {
-    throw new Problem("A code means nothing to another model: search by an item or a vector to compare models.");
+    throw new Problem("Codes of different models cannot be compared. Search by an item or a vector instead.");
   }
   try {
     return await ask("v1/search", query, { base: way.base });
   } catch (error) {
-    if (!/a histogram is counted/.test(error.message)) throw error;
+    if (!/histogram/.test(error.message)) throw error;
     return ask("v1/search", { ...query, histogram: false }, { base: way.base });
   }
 }
@@ -42,9 +42,9 @@ function drawSide(node, way, answer, other, label, pick) {
   const there = new Map(other.results.map(({ id }, i) => [id, i + 1]));
   const { results, histogram } = answer;
   const said = [];
-  if (readable(label)) said.push(`${results.filter((item) => item.metadata?.label === label).length} of ${results.length} have the label ${label}.`);
+  if (readable(label)) said.push(`${results.filter((item) => item.metadata?.label === label).length} of ${results.length} have label ${label}.`);
   const last = results.at(-1)?.distance, tied = histogram?.[last];
-  if (tied > 1) said.push(`The last are of ${count(tied)} at distance ${last}, in order of id.`);
+  if (tied > 1) said.push(`${count(tied)} are tied at distance ${last}, ordered by id.`);
   node.replaceChildren(
     el("p", { class: "said" }, said.join(" ")),
     el("ol", {}, ...results.map((item) => {
@@ -52,8 +52,8 @@ function drawSide(node, way, answer, other, label, pick) {
       return el("li", { class: at ? "both" : "alone" }, el("button", {
         type: "button", class: "item", title: `Search by item ${item.id}`, onclick: () => pick(item),
       }, ...(image ? [image] : []), el("span", { class: "words" }, el("b", {}, nameOf(item)),
-        el("small", {}, `#${item.id} · ${item.distance} of ${count(way.n_bits, "bit")} off`),
-        el("small", { class: "mark" }, at ? `● both, ${place(at)} there` : "○ only here"))));
+        el("small", {}, `#${item.id} · ${item.distance} of ${count(way.n_bits, "bit")} differ`),
+        el("small", { class: "mark" }, at ? `● in both, ${place(at)} in the other` : "○ only here"))));
     })),
   );
 }

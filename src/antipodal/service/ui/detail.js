@@ -1,4 +1,4 @@
-// One item with all its metadata, and its bits beside the query's.
+// Details of one item: its metadata, and its bits compared with the query.
 
 import { bitTable, different, strip } from "./bits.js";
 import { $, count, definitions, el } from "./dom.js";
@@ -10,7 +10,7 @@ function written(value) {
   return typeof value === "object" && value !== null ? JSON.stringify(value, null, 1) : String(value);
 }
 
-/** Open the details of an item, or close them. */
+/** Open or close the details of an item. */
 export function drawDetail(item, { code, n_bits: n, queryName }) {
   const dialog = $("detail");
   if (!item) {
@@ -23,7 +23,7 @@ export function drawDetail(item, { code, n_bits: n, queryName }) {
   $("detail-title").textContent = nameOf(item);
   $("detail-body").replaceChildren(
     ...(image ? [image] : []),
-    el("p", {}, `#${item.id}`, code ? ` · ${count(off, "bit")} off ${queryName}` : ""),
+    el("p", {}, `#${item.id}`, code ? ` · distance ${off} from ${queryName}` : ""),
     el("h3", {}, "Metadata"),
     metadata.length ? definitions(metadata.map(([name, value]) => [name, written(value)])) : el("p", {}, "None."),
     el("h3", {}, "Code"),
@@ -42,6 +42,6 @@ $("detail").addEventListener("cancel", (event) => { // Escape
   event.preventDefault();
   go({ item: "" });
 });
-$("detail").addEventListener("click", (event) => { // beside it
+$("detail").addEventListener("click", (event) => { // on the backdrop
   if (event.target === $("detail") && state.item) go({ item: "" });
 });

@@ -1,4 +1,4 @@
-// Draws openapi.json: routes, what they take and what they answer. Only ever as text.
+// Draws openapi.json: routes with their requests and responses, as text only.
 
 const $ = (id) => document.getElementById(id);
 
@@ -11,13 +11,13 @@ function el(name, attributes = {}, ...children) {
 
 let described;
 
-/** Follow a reference within the document. */
+/** Resolve a reference within the document. */
 function resolve(schema) {
   if (!schema?.$ref) return schema ?? {};
   return schema.$ref.slice(2).split("/").reduce((part, name) => part[name], described);
 }
 
-/** Name the type of a schema in a few words. */
+/** Return a short name of the type of a schema. */
 function kind(schema) {
   if (schema.$ref) return schema.$ref.split("/").pop();
   const either = schema.anyOf ?? schema.oneOf;
@@ -28,12 +28,12 @@ function kind(schema) {
   return schema.type ?? "anything";
 }
 
-/** Return what is said of a schema, or of one of those it may be. */
+/** Return the description of a schema, or of its first described alternative. */
 function words(schema) {
   return schema.description ?? schema.anyOf?.map(words).find(Boolean) ?? "";
 }
 
-/** List the fields of a schema, and those of the schemas it names, each schema once. */
+/** List the fields of a schema and of the schemas it refers to, each once. */
 function fields(schema, seen = new Set()) {
   const list = [];
   for (const part of schema.anyOf ?? schema.oneOf ?? [schema]) {
@@ -48,7 +48,7 @@ function fields(schema, seen = new Set()) {
         "tr",
         {},
         el("th", { scope: "row" }, el("code", {}, field)),
-        el("td", {}, kind(of), whole.required?.includes(field) ? "" : " (may be left out)"),
+        el("td", {}, kind(of), whole.required?.includes(field) ? "" : " (optional)"),
         el("td", {}, words(of)),
       ),
     );
@@ -78,7 +78,7 @@ function route(path, method, operation) {
   $("contents").append(el("a", { href: `#${id}` }, name));
   const section = el("section", { id }, el("h2", {}, el("code", {}, name)));
   section.append(el("p", {}, operation.description ?? operation.summary ?? ""));
-  if (operation.security) section.append(el("p", { class: "quiet" }, "Needs a key, if the service has keys."));
+  if (operation.security) section.append(el("p", { class: "quiet" }, "Requires an API key if the service has keys."));
   const parameters = (operation.parameters ?? []).map((one) =>
     el(
       "tr",
@@ -89,12 +89,12 @@ function route(path, method, operation) {
     ),
   );
   if (parameters.length) section.append(el("table", {}, el("tbody", {}, ...parameters)));
-  section.append(...bodies("Takes", operation.requestBody?.content));
+  section.append(...bodies("Request", operation.requestBody?.content));
   for (const [status, answer] of Object.entries(operation.responses)) {
-    if (status === "200") section.append(...bodies("Answers", answer.content));
+    if (status === "200") section.append(...bodies("Response", answer.content));
   }
   const refusals = Object.keys(operation.responses).filter((status) => status !== "200");
-  if (refusals.length) section.append(el("p", { class: "quiet" }, `Problems: ${refusals.join(", ")}.`));
+  if (refusals.length) section.append(el("p", { class: "quiet" }, `Errors: ${refusals.join(", ")}.`));
   $("routes").append(section);
 }
 
@@ -102,7 +102,7 @@ try {
   described = await (await fetch("openapi.json")).json();
   $("about").replaceChildren(
     `antipodal ${described.info.version}. ${described.info.description} `,
-    "The same for programs: ",
+    "Machine-readable: ",
     el("a", { href: "openapi.json" }, "openapi.json"),
     ".",
   );
@@ -111,5 +111,5 @@ try {
   }
   if (location.hash) document.querySelector(location.hash)?.scrollIntoView();
 } catch {
-  $("about").textContent = "The service does not answer. Is it still running?";
+  $("about").textContent = "The service does not respond. Is it running?";
 }

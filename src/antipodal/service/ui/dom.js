@@ -1,5 +1,5 @@
-// Elements and numbers as the page writes them. Metadata is not ours, so it only ever becomes
-// text (textContent) or, if it is a small picture in a data: URL, the src of an img.
+// DOM helpers. Metadata is untrusted: it becomes text (textContent) or, if it is a picture in a
+// data: URL, the src of an img.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -8,7 +8,7 @@ export const $ = (id) => document.getElementById(id);
 export const number = (n) => n.toLocaleString("en");
 export const count = (n, one = "item") => `${number(n)} ${one}${n === 1 ? "" : "s"}`;
 
-/** Make an element; strings among the children become text. */
+/** Create an element; strings among the children become text nodes. */
 export function el(name, attributes = {}, ...children) {
   const node = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -26,12 +26,12 @@ export function svg(name, attributes, ...children) {
   return node;
 }
 
-/** A list of names and values. */
+/** Return a list of names and values. */
 export function definitions(pairs) {
   return el("dl", {}, ...pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 }
 
-/** The first letters of a text, cut at a blank. */
+/** Shorten a text at a space. */
 export function cut(text, most) {
   if (text.length <= most) return text;
   const part = text.slice(0, most);

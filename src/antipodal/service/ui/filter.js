@@ -1,4 +1,4 @@
-// The filter: rows of field, relation and value, and the JSON that they mean. Each follows the other.
+// The filter: rows of field, relation and value, kept in sync with its JSON.
 
 import { $, el } from "./dom.js";
 import { store } from "./items.js";
@@ -6,7 +6,7 @@ import { go, state } from "./state.js";
 
 const RELATIONS = {
   is: "is", not: "is not", in: "is one of", gte: "at least", lte: "at most", gt: "more than", lt: "less than",
-  exists: "is there", missing: "is missing",
+  exists: "exists", missing: "does not exist",
 };
 const WITHOUT_VALUE = ["exists", "missing"];
 
@@ -14,19 +14,19 @@ class Wrong extends Error {}
 
 const kindOf = (name) => store.fields.find((field) => field.name === name)?.kind;
 
-/** A value as it was typed, of the kind that the field has. */
+/** Convert typed text to the type of the field. */
 function parsed(text, kind) {
   const plain = text.trim();
   if (kind === "number") {
-    if (plain === "" || !Number.isFinite(Number(plain))) throw new Wrong(`A number is needed: got “${plain}”.`);
+    if (plain === "" || !Number.isFinite(Number(plain))) throw new Wrong(`Expected a number, got “${plain}”.`);
     return Number(plain);
   }
   if (kind === "boolean") {
-    if (!["true", "false"].includes(plain)) throw new Wrong("true or false is needed.");
+    if (!["true", "false"].includes(plain)) throw new Wrong("Expected true or false.");
     return plain === "true";
   }
   if (kind === "string") return text;
-  try { // of several kinds: as JSON has it, or else text
+  try { // mixed types: JSON, or else text
     const value = JSON.parse(plain);
     if (value === null || typeof value !== "object") return value;
   } catch { /* text */ }
@@ -39,22 +39,22 @@ function condition({ name, relation, value }) {
   if (relation === "missing") return { [name]: { exists: false } };
   if (relation === "in") {
     const values = value.split(",").filter((part) => part.trim()).map((part) => parsed(part.trim(), kind));
-    if (!values.length) throw new Wrong("Values are needed, with commas between.");
+    if (!values.length) throw new Wrong("Expected values separated by commas.");
     return { [name]: { in: values } };
   }
-  if (value.trim() === "") throw new Wrong("A value is needed.");
+  if (value.trim() === "") throw new Wrong("Expected a value.");
   const one = parsed(value, kind);
   if (relation === "is") return { [name]: one };
   return relation === "not" ? { not: { [name]: one } } : { [name]: { [relation]: one } };
 }
 
-/** Rows as one filter: an object of theirs, or an "and" where a field has several. */
+/** Combine rows into one filter; an "and" if a field occurs several times. */
 function joined(conditions) {
   const names = conditions.map((one) => Object.keys(one)[0]);
   return new Set(names).size === names.length ? Object.assign({}, ...conditions) : { and: conditions };
 }
 
-/** The rows that a filter is made of, or null if it says more than rows can. */
+/** Return the rows of a filter, or null if rows cannot express it. */
 function rowsOf(where) {
   const parts = Array.isArray(where.and) && Object.keys(where).length === 1 ? where.and : [where];
   const rows = [];
@@ -80,7 +80,7 @@ function rowsOf(where) {
   return rows;
 }
 
-/** Read a filter; an Error says what is wrong with it. */
+/** Parse a filter, or throw an error. */
 export function readWhere(text) {
   if (!text.trim()) return null;
   let where;
@@ -95,7 +95,7 @@ export function readWhere(text) {
   return where;
 }
 
-/** Say what is wrong: at the row that has the field, or else at the JSON. */
+/** Show an error at the row of its field, or else at the JSON. */
 export function sayWrong(message) {
   for (const node of $("rows").querySelectorAll(".row-wrong")) node.textContent = "";
   for (const node of $("filter").querySelectorAll("[aria-invalid]")) node.setAttribute("aria-invalid", "false");
@@ -156,7 +156,7 @@ function drawRow({ name, relation, value }) {
   return node;
 }
 
-/** Turn the rows into the filter, unless one of them is wrong, which then says so. */
+/** Apply the rows as filter, or show the errors of invalid rows. */
 function applyRows() {
   sayWrong("");
   const conditions = [];
@@ -174,13 +174,13 @@ function applyRows() {
   if (good) go({ where: conditions.length ? JSON.stringify(joined(conditions)) : "", page: 1 });
 }
 
-/** Show the filter of the state in both forms. */
+/** Draw the filter of the state, as rows and as JSON. */
 export function drawFilter() {
   $("where").value = state.where;
   let rows = null;
   try {
     rows = rowsOf(readWhere(state.where) ?? {});
-  } catch { /* it is wrong, and the search says so */ }
+  } catch { /* invalid: the search shows the error */ }
   $("too-rich").hidden = rows !== null;
   $("add-row").hidden = rows === null || !store.fields.length;
   $("filter-on").textContent = state.where.trim() ? "on" : "";

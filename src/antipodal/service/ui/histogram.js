@@ -1,10 +1,10 @@
-// How many items are at which distance, and which of them a radius takes in.
+// Histogram of distances, with the items within the radius highlighted.
 
 import { $, count, number, svg } from "./dom.js";
 
 const HIGH = 100, LEFT = 46, BOTTOM = 34, TOP = 8;
 
-/** Return the largest of 1, 2, 5, 10, 20 … that is at most n. */
+/** Return the largest of 1, 2, 5, 10, 20, … up to n. */
 function round(n) {
   const ten = 10 ** Math.floor(Math.log10(Math.max(n, 1)));
   return [5, 2, 1].map((m) => m * ten).find((value) => value <= n) ?? 1;
@@ -20,7 +20,7 @@ export function drawHistogram(histogram, r) {
   const width = Math.max(240, $("histogram").clientWidth), wide = width - LEFT - 6;
   const step = wide / histogram.length, most = Math.max(...histogram, 1), floor = TOP + HIGH;
   const bars = histogram.map((n, d) => {
-    const tall = n && Math.max(1.5, (HIGH * n) / most); // one item in a million is still seen
+    const tall = n && Math.max(1.5, (HIGH * n) / most); // a single item stays visible
     const bar = svg("rect", { x: LEFT + d * step, width: Math.max(step - 1, 0.5), y: floor - tall, height: tall, ...(d <= r && { class: "in" }) });
     bar.append(svg("title", {}, `${count(n)} at distance ${d}`));
     return bar;

@@ -1,4 +1,4 @@
-// Items as people see them: what is their picture, their title, their text.
+// Display of items: their picture, title and text.
 
 import { ask, Problem } from "./api.js";
 import { cut, el } from "./dom.js";
@@ -6,12 +6,12 @@ import { cut, el } from "./dom.js";
 const PICTURE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
 const TITLES = ["title", "name", "headline", "subject"];
 const TEXTS = ["text", "abstract", "body", "content", "summary", "description", "caption", "sentence", "question"];
-const LONG = 30; // characters in the mean, of a field that is a text by itself
+const LONG = 30; // mean characters of a text field
 
-/** What the fields of this store are for; `fields` as the service has seen them. */
+/** The roles of the metadata fields, inferred from a sample by the service. */
 export const store = { fields: [], title: "", text: "", hasPictures: false, sample: 0 };
 
-const known = new Map(); // items that were seen, by id
+const known = new Map(); // items received so far, by id
 
 export async function learnFields() {
   const { fields, sample } = await ask("v1/fields");
@@ -26,7 +26,7 @@ export async function learnFields() {
   });
 }
 
-/** Fields that results show if nobody chose others: the label, and a few that are short. */
+/** Return the fields shown by default: the label and a few short ones. */
 export function usualFields() {
   const short = store.fields.filter(({ name, kind, length }) => ["number", "string", "boolean"].includes(kind)
     && ![store.title, store.text].includes(name) && !(length > LONG));
@@ -46,7 +46,7 @@ export function readable(value) {
   return ["string", "number"].includes(typeof value) && value !== "" ? `${value}` : "";
 }
 
-/** What an item is called: its title and label, or how its text begins, or its id. */
+/** Return the name of an item: title and label, the start of its text, or its id. */
 export function nameOf(item) {
   if (item.name !== undefined) return item.name;
   const title = readable(valueOf(item, store.title || "title")), label = readable(item.metadata?.label);
@@ -67,7 +67,7 @@ export function pictureOf(item) {
   return typeof source === "string" && PICTURE.test(source) ? el("img", { class: "pic", src: source, alt: "" }) : null;
 }
 
-/** A picture, or in its place the id. */
+/** Return the picture of an item, or its id. */
 export function face(item) {
   return pictureOf(item) ?? el("span", { class: "pic", "aria-hidden": "true" }, item.id === undefined ? "?" : `${item.id}`);
 }
@@ -82,7 +82,7 @@ export function remember(items) {
 
 export async function itemOf(id) {
   if (known.has(id)) return known.get(id);
-  if (!/^-?\d+$/.test(id)) throw new Problem("An id is a whole number.");
+  if (!/^-?\d+$/.test(id)) throw new Problem("An id must be an integer.");
   const item = await ask(`v1/items/${id}`);
   remember([item]);
   return item;

@@ -1,4 +1,4 @@
-// The map: a sample of items, near where their codes are near, coloured by a field.
+// The projection map: a sample of items placed by their codes, coloured by a field.
 
 import { ask } from "./api.js";
 import { $, count, el, number, svg } from "./dom.js";
@@ -9,10 +9,10 @@ const COLOURS = 9;
 const SIDE = 1000;
 const at = (x) => ((x + 1.03) / 2.06) * SIDE;
 let points = [];
-let current = -1; // the point that the keyboard is at
+let current = -1; // the point selected with the keyboard
 let shownFor = "";
 
-/** Fields that tell groups of items apart, those of few values first. */
+/** Return the fields that can colour the map. */
 function colourable() {
   return store.fields.filter(({ kind, distinct, name }) => ["number", "string", "boolean", "mixed"].includes(kind) && distinct > 1
     && ![store.title, store.text].includes(name));
@@ -24,7 +24,7 @@ function usual() {
   return (fields.find(({ name }) => name === "label") ?? few[0] ?? fields[0])?.name ?? "";
 }
 
-/** A class for each point, and what the classes are called: values, or ranges of numbers. */
+/** Return the class of each value, and the names of the classes: values or ranges. */
 function classes(values) {
   const numbers = values.filter((value) => typeof value === "number");
   const distinct = new Set(numbers);
@@ -50,13 +50,13 @@ export async function drawMap({ found, queryId, pick }) {
   $("colour").replaceChildren(...fields.map(({ name }) => el("option", { selected: name === field }, name)));
   $("colour-row").hidden = !fields.length;
   if (shownFor !== field) {
-    $("map-said").textContent = "Laying items out by their codes: this takes some seconds …";
+    $("map-said").textContent = "Computing the map. This takes some seconds …";
     const answer = await ask(`v1/map?field=${encodeURIComponent(field)}`);
     ({ points } = answer);
     shownFor = field;
     current = -1;
-    $("map-said").textContent = `${number(points.length)} of ${count(answer.total)}, ${count(answer.distinct, "different code")}. `
-      + "Points are near where codes are near; the axes mean nothing. Items of one code are spread around its place.";
+    $("map-said").textContent = `${number(points.length)} of ${count(answer.total)}, ${count(answer.distinct, "distinct code")}. `
+      + "Items with similar codes are close; the axes have no meaning. Items with the same code are arranged around one point.";
     const { of, names } = classes(points.map(({ value }) => value));
     const dots = points.map((point, i) => {
       const dot = svg("circle", { class: `dot ${of(point.value)}`, cx: at(point.x), cy: at(-point.y), r: 6, "data-id": point.id });
@@ -66,7 +66,7 @@ export async function drawMap({ found, queryId, pick }) {
       return dot;
     });
     $("map").replaceChildren(svg("g", { id: "dots" }, ...dots), svg("circle", { id: "here", r: 13, visibility: "hidden" }));
-    $("map").setAttribute("aria-label", `Map of ${count(points.length)}. Arrow keys go from item to item, Enter searches by one.`);
+    $("map").setAttribute("aria-label", `Map of ${count(points.length)}. Arrow keys move between items, Enter searches by the selected one.`);
     $("legend").replaceChildren(...names.map(([name, label]) => el("li", {}, el("button", {
       type: "button", class: `key ${name}`, "aria-pressed": "false", onclick: (event) => only(name, event.currentTarget),
     }, label))));
@@ -87,7 +87,7 @@ export async function drawMap({ found, queryId, pick }) {
 
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
 
-/** Go to the nearest point in a direction. */
+/** Select the nearest point in a direction. */
 function move(dx, dy) {
   const from = points[current] ?? { x: 0, y: 0 };
   let best = -1, least = Infinity;
@@ -111,7 +111,7 @@ function say(i) {
   $("map-item").textContent = `${point.name ?? `item ${point.id}`}${point.value === null ? "" : ` · ${point.value}`} · #${point.id}`;
 }
 
-/** Show one colour alone, or all again. */
+/** Highlight one colour, or show all. */
 function only(name, button) {
   const on = button.getAttribute("aria-pressed") !== "true";
   for (const one of $("legend").querySelectorAll("button")) one.setAttribute("aria-pressed", "false");

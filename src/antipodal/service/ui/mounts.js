@@ -1,7 +1,7 @@
-// Lists the models of a service that has several: those that the key may read.
+// List of the mounts that the key may read.
 
 const $ = (id) => document.getElementById(id);
-const KEY = "antipodal-key"; // where the pages of the models look for it
+const KEY = "antipodal-key"; // read by the pages of the mounts
 
 async function show() {
   const key = sessionStorage.getItem(KEY);
@@ -10,15 +10,15 @@ async function show() {
   $("mounts").replaceChildren();
   $("ask").hidden = response?.status !== 401;
   if (response?.status === 401) {
-    $("said").textContent = key ? "The service refused that key." : "This service wants a key.";
+    $("said").textContent = key ? "The service rejected this key." : "This service requires an API key.";
     return;
   }
   if (!response?.ok) {
-    $("said").textContent = "The service does not answer. Is it still running?";
+    $("said").textContent = "The service does not respond. Is it running?";
     return;
   }
   const { mounts } = await response.json();
-  $("said").textContent = mounts.length ? "The models of this service:" : "There are no models yet.";
+  $("said").textContent = mounts.length ? "Models of this service:" : "No mounts.";
   for (const { name, n_bits, method } of mounts) {
     const link = document.createElement("a");
     link.href = `${name}/`;

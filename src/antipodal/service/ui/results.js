@@ -1,12 +1,12 @@
-// What a search found: as a grid of pictures or a list of texts, ties said, page by page.
+// Search results: a grid of pictures or a list of texts, with ties and pages.
 
 import { strip } from "./bits.js";
 import { $, count, cut, el, number } from "./dom.js";
 import { face, nameOf, pictureOf, readable, store, textOf, titleOf, usualFields, valueOf } from "./items.js";
 import { go, state } from "./state.js";
 
-export const MOST_NEAREST = 1000; // that are paged through without a radius
-export const RESCORED = 240; // of the finer order, whatever page is looked at
+export const MOST_NEAREST = 1000; // results available without a radius
+export const RESCORED = 240; // candidates that are reranked, on every page
 
 export const layout = () => state.layout || (store.hasPictures ? "grid" : "list");
 
@@ -18,7 +18,7 @@ function fields(item) {
 }
 
 function result(item, code, n, moved, pick) {
-  const said = [`#${item.id}`, `${count(item.distance, "bit")} off`];
+  const said = [`#${item.id}`, `distance ${count(item.distance, "bit")}`];
   if (item.score !== undefined && item.score !== null) said.push(`score ${Number(item.score.toPrecision(4))}`);
   if (moved) said.push(moved);
   const label = readable(item.metadata?.label), title = titleOf(item), text = textOf(item);
@@ -40,7 +40,7 @@ function result(item, code, n, moved, pick) {
       }, "Details")));
 }
 
-/** Which of the results are at one distance with others, and how these are ordered. */
+/** Describe ties between the results. */
 function ties({ results, histogram }) {
   const distances = [...new Set(results.map(({ distance }) => distance))];
   const tied = distances.map((d) => [d, histogram?.[d] ?? results.filter(({ distance }) => distance === d).length])
@@ -48,11 +48,11 @@ function ties({ results, histogram }) {
   if (!tied.length || state.rescore) return "";
   const at = tied.slice(0, 6).map(([d, n], i) => `${i ? number(n) : count(n)} at ${i ? "" : "distance "}${d}`);
   if (tied.length > at.length) at.push("…");
-  if (!histogram) return "Items at the same distance are in order of id.";
-  return `${at.join(", ")}${at.length > 1 ? ": each" : ","} in order of id.`;
+  if (!histogram) return "Items at the same distance are ordered by id.";
+  return `${at.join(", ")}${at.length > 1 ? ": each" : ","} ordered by id.`;
 }
 
-/** Draw the results; `before` has the places that they had in another order. */
+/** Draw the results; `before` has their ranks before rescoring. */
 export function drawResults({ answer, n_bits: n, before, pick }) {
   const list = $("results"), old = places();
   const { results, code } = answer;
@@ -70,7 +70,7 @@ function places() {
   return new Map([...$("results").querySelectorAll(".result")].map((node) => [node.dataset.id, node.getBoundingClientRect()]));
 }
 
-/** Let items that were in view move to where they are now. */
+/** Animate items to their new positions. */
 function slide(old) {
   if (!state.rescore || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
   for (const node of $("results").querySelectorAll(".result")) {
@@ -81,7 +81,7 @@ function slide(old) {
   }
 }
 
-/** What is shown, in a sentence; and how many of it have the query's label. */
+/** Summarise the results, and count those with the label of the query. */
 export function status(answer, item, all) {
   const { results, total } = answer, first = (state.page - 1) * state.k;
   const range = `${number(first + 1)} to ${number(first + results.length)}`;
@@ -89,13 +89,13 @@ export function status(answer, item, all) {
   let said;
   if (state.radius !== null) {
     said = `${count(total)} within ${count(state.radius, "bit")}` + (results.length && some ? `: ${range} shown` : "");
-  } else if (!results.length) said = "Nothing here";
-  else if (state.rescore) said = `${first ? `${range} of the nearest` : `The ${results.length} nearest`}, by the query's real values`;
+  } else if (!results.length) said = "No results";
+  else if (state.rescore) said = `${first ? `${range} of the nearest` : `The ${results.length} nearest`}, rescored`;
   else said = first ? `${range} of the nearest` : `The ${results.length} nearest${all ? ` of ${number(all)}` : ""}`;
   const label = item.metadata?.label;
   if (readable(label) && results.length) {
     const same = results.filter((found) => found.metadata?.label === label).length;
-    said += `: ${same} of ${results.length} have the label ${label}`;
+    said += `: ${same} of ${results.length} have label ${label}`;
   }
   return said;
 }
@@ -108,10 +108,10 @@ export function drawPager(answer, all) {
   $("next").disabled = state.page >= pages;
   $("place").textContent = `Page ${number(state.page)} of ${number(pages)}`;
   const ends = state.page >= pages && state.radius === null && !state.rescore && (all ?? Infinity) > MOST_NEAREST;
-  $("end").textContent = ends ? `The nearest ${number(MOST_NEAREST)} are shown here: set a radius to go further.` : "";
+  $("end").textContent = ends ? `Only the nearest ${number(MOST_NEAREST)} items are listed. Set a radius to see more.` : "";
 }
 
-/** Check boxes for the fields that results show. */
+/** Draw check boxes for the fields shown with results. */
 export function drawChoice() {
   const chosen = state.show ?? usualFields();
   const others = store.fields.filter(({ name, kind }) => kind !== "picture" && ![store.title, store.text].includes(name));

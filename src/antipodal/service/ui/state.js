@@ -1,17 +1,17 @@
-// What is shown, as the address of the page says it: Back works, and an address can be sent.
-// It is in the part after #, which a browser does not send to the service.
+// The state of the page, kept in the fragment of its URL: history and links work, and the service
+// does not receive it.
 
 const DEFAULTS = {
   view: "near", // near, compare or map
-  id: "", code: "", vector: "", // the query: one of them
+  id: "", code: "", vector: "", // the query: one of these
   k: 24, radius: null, where: "", page: 1, rescore: false,
-  layout: "", // grid or list; by itself what suits the items
-  show: null, // fields of metadata in the results
-  item: "", // whose details are open
-  a: "", b: "", // what is compared
-  colour: "", // the field that colours the map
+  layout: "", // grid or list; empty: chosen by the items
+  show: null, // metadata fields shown with the results
+  item: "", // the item with open details
+  a: "", b: "", // the alternatives compared
+  colour: "", // field that colours the map
 };
-export const LONGEST_VECTOR = 1500; // characters, in an address
+export const LONGEST_VECTOR = 1500; // characters in a URL
 
 function written(state) {
   const parameters = new URLSearchParams();
@@ -39,7 +39,7 @@ function read() {
 export let state = read();
 let render = () => {};
 
-/** Call this with the state now, and whenever Back or a link changes it. */
+/** Set the function that draws the state; it is called when history changes the state. */
 export function whenChanged(draw) {
   render = draw;
   const again = () => {
@@ -49,7 +49,7 @@ export function whenChanged(draw) {
   addEventListener("popstate", again);
 }
 
-/** Change what is shown; a new entry of the history, unless it only completes the last. */
+/** Change the state, as a new history entry unless `replace`. */
 export function go(changes, { replace = false } = {}) {
   state = { ...state, ...changes };
   const address = written(state);
@@ -58,7 +58,7 @@ export function go(changes, { replace = false } = {}) {
   return render();
 }
 
-/** Change to another query: from its first page, with nothing open. */
+/** Change to another query, on its first page, with details closed. */
 export const goQuery = (query) => go({
   id: "", code: "", vector: "", page: 1, item: "", view: state.view === "map" ? "near" : state.view, ...query,
 });
