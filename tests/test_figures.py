@@ -1,4 +1,4 @@
-"""The figures show the numbers they should: what is drawn is compared with what is computed."""
+"""Figures: the values drawn are compared with values computed independently."""
 
 import json
 import re
@@ -17,17 +17,16 @@ from typer.testing import CliRunner
 
 from antipodal import DeepLinf, datasets
 from antipodal.bench import figures as drawing
-from antipodal.bench.figures import draw_figures, loss_curves
-from antipodal.bench.plots import (
-    NETWORKS,
+from antipodal.bench.figure_style import NETWORKS, looks, save_figure
+from antipodal.bench.figures import (
     Values,
     antipodality,
+    draw_figures,
     initialisation,
-    looks,
+    loss_curves,
     neurons,
     one_image,
     radius_lookup,
-    save_figure,
     trade_off,
 )
 from antipodal.bench.runner import Benchmark
@@ -48,7 +47,7 @@ N_BITS = 12
 NAMES = ["neurons", "initialisation", "radius_lookup", "one_image", "antipodality"]
 
 
-def unheard(line):
+def ignore(line):
     pass
 
 
@@ -61,7 +60,7 @@ def hashers():
 
 @pytest.fixture(scope="module")
 def fitted():
-    return drawing.representations(BENCHMARK, METHODS, N_BITS, 0, unheard)
+    return drawing.representations(BENCHMARK, METHODS, N_BITS, 0, ignore)
 
 
 @pytest.fixture
@@ -144,7 +143,7 @@ def test_losses_are_drawn_seed_by_seed_and_as_their_mean():
     ])  # fmt: skip
 
 
-def test_lookups_are_means_and_deviations_over_seeds_of_the_three_networks():
+def test_radius_lookup_draws_means_and_deviations_of_the_three_networks():
     for axes, key in zip(radius_lookup(records()).axes, ("precision", "recall"), strict=True):
         drawn = [c for c in axes.containers if isinstance(c, ErrorbarContainer)]
         assert [container.get_label() for container in drawn] == list(NETWORKS)
@@ -165,7 +164,7 @@ def test_lookups_are_means_and_deviations_over_seeds_of_the_three_networks():
             np.testing.assert_allclose(heights, [stdev(v) for v in found.values()])
 
 
-def test_lookups_need_two_lengths_of_one_of_the_three():
+def test_radius_lookup_requires_two_code_lengths():
     others = [r for r in records() if r["method"] == "LSH"]
     one_length = [r for r in records() if r["bits"] == 16]
     for few, count in ((others, 0), (one_length, 1), ([], 0)):
@@ -173,7 +172,7 @@ def test_lookups_need_two_lengths_of_one_of_the_three():
             radius_lookup(few)
 
 
-def test_the_trade_off_is_a_curve_a_length_of_means_over_seeds_by_weight():
+def test_the_trade_off_has_one_curve_per_length_of_means_by_weight():
     runs = [
         {"dataset": "toy", "method": f"DeepLinf:similar_weight={w}", "bits": bits, "seed": seed,
          "recall_r2": 10 * w + seed, "precision_r2": 40 + bits + seed, "map": 50 - w * bits - seed}
@@ -190,7 +189,7 @@ def test_the_trade_off_is_a_curve_a_length_of_means_over_seeds_by_weight():
         trade_off([run for run in runs if "=2" in run["method"]])
 
 
-def test_figures_of_data_name_it_and_the_trade_off_says_what_its_numbers_are(fitted):
+def test_figures_name_the_dataset_and_the_trade_off_its_labels(fitted):
     def said(figure):
         titles = [legend.get_title().get_text() for legend in figure.legends]
         titles += [
@@ -210,7 +209,7 @@ def test_figures_of_data_name_it_and_the_trade_off_says_what_its_numbers_are(fit
     assert {line.get_color() for axes in figures[-1].axes for line in axes.lines} == {blue}
 
 
-def test_methods_have_the_colours_that_they_have_in_reports():
+def test_methods_have_the_same_colours_as_in_reports():
     names = ["DeepLinf:n_stages=4", "NNHash", "LinfHash.quick", "ITQ", "Mine"]
     colours = [look.colour for look in looks(names).values()]
     assert colours == [
@@ -236,10 +235,10 @@ def test_settings_of_one_network_share_its_colour_and_differ_in_their_lines():
 def test_the_networks_colours_are_three_greys_in_print():
     greys = [np.dot(to_rgb(look.colour), [0.299, 0.587, 0.114]) for look in NETWORKS.values()]
     assert np.diff(sorted(greys)).min() > 0.15
-    assert max(greys) < 0.8  # seen on white
+    assert max(greys) < 0.8  # visible on white
 
 
-def test_one_image_shows_a_querys_values_bits_and_quantisation_error(hashers, fitted):
+def test_one_image_shows_values_bits_and_quantisation_error_of_a_query(hashers, fitted):
     row = DIGITS.split("paper", 0, **SMALL).query[0]
     picture, *panels = one_image(fitted[0], DIGITS.images[row], dataset="toy").axes
     np.testing.assert_array_equal(picture.images[0].get_array(), DIGITS.images[row])
@@ -276,9 +275,9 @@ def test_histograms_count_every_value_of_the_database_once(hashers, fitted):
         assert axes.texts[0].get_text() == f"{100 * (ratio >= 0.95).mean():.0f} % ≥ 0.95"
 
 
-def test_of_a_large_database_some_rows_are_drawn(monkeypatch, hashers):
-    monkeypatch.setattr(drawing, "MOST_ROWS", 30)
-    _, database = drawing.representations(BENCHMARK, METHODS[:1], N_BITS, 0, unheard)
+def test_rows_of_a_large_database_are_sampled(monkeypatch, hashers):
+    monkeypatch.setattr(drawing, "MAX_ROWS", 30)
+    _, database = drawing.representations(BENCHMARK, METHODS[:1], N_BITS, 0, ignore)
     (values,) = database.values()
     rows = BENCHMARK.draw(0).database
     everything = hashers[METHODS[0]].project(DIGITS.features[rows])
@@ -291,7 +290,7 @@ def test_of_a_large_database_some_rows_are_drawn(monkeypatch, hashers):
 def test_mirrored_runs_show_the_mean_of_both_views():
     data = DIGITS.with_gist(orientations=(4,), grid=2)
     benchmark = Benchmark(data, **SMALL, mirrored=True)
-    query, _ = drawing.representations(benchmark, METHODS[:1], N_BITS, 0, unheard)
+    query, _ = drawing.representations(benchmark, METHODS[:1], N_BITS, 0, ignore)
     rows, X = benchmark.draw(0), data.features
     both = np.concatenate([X[rows.train], X[rows.train][:, data.mirror]])
     hasher = make_hasher(METHODS[0], N_BITS, 0).fit(both, np.tile(data.labels[rows.train], 2))
@@ -310,7 +309,7 @@ def draw_all(fitted):
     ]  # fmt: skip
 
 
-def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings(tmp_path, fitted):
+def test_files_are_reproducible_and_independent_of_user_settings(tmp_path, fitted):
     folders = [tmp_path / "once", tmp_path / "again"]
     for folder, width in zip(folders, (1.5, 9.0), strict=True):
         folder.mkdir()
@@ -327,7 +326,7 @@ def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings(tmp_pa
         assert png.info["dpi"] == pytest.approx((200, 200), abs=0.1)
 
 
-def test_no_window_and_no_global_list_knows_of_a_figure():
+def test_figures_are_not_registered_with_pyplot():
     assert neurons().canvas.manager is None
 
 
@@ -355,8 +354,8 @@ def test_the_command_writes_ten_files_and_prints_records_only(tmp_path, short_tr
         assert len(re.findall(line, done.stderr, re.MULTILINE)) == 1, line
 
 
-def test_what_cannot_be_drawn_is_said_and_the_rest_is_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawing, "NETWORKS", {"NNHash:n_epochs=2": None})
+def test_figures_that_cannot_be_drawn_are_logged_and_skipped(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawing, "DEFAULT_METHODS", ["NNHash:n_epochs=2"])
     wild = "DeepLinf:optimizer=sgd:learning_rate=1e20"
     said = []
     draw_figures(
@@ -391,7 +390,7 @@ def test_without_matplotlib_nothing_is_run(tmp_path, monkeypatch):
     assert bench("--methods", "LSH", "--bits", 8, "--out", records).exit_code == 0
 
 
-def test_a_folder_that_cannot_be_made_is_said_before_anything_runs(tmp_path):
+def test_an_invalid_folder_is_reported_before_the_run(tmp_path):
     (tmp_path / "file").write_text("mine")
     done = bench("--methods", "LSH", "--out", tmp_path / "r", "--figures", tmp_path / "file")
     assert isinstance(done.exception, AntipodalError)
@@ -399,7 +398,7 @@ def test_a_folder_that_cannot_be_made_is_said_before_anything_runs(tmp_path):
     assert not (tmp_path / "r").exists()
 
 
-def test_values_are_within_their_bounds_whatever_the_rounding():
+def test_scaled_values_are_within_1_despite_rounding():
     bound = np.float32([0.1, 0.3, 0.7])
     values = Values(np.float32([[0.1, -0.3, 0.7000001]]), bound)
     assert np.abs(values.scaled).max() <= 1

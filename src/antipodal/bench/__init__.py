@@ -1,1 +1,1 @@
-"""Benchmarks: methods × code lengths × seeds."""
+"""Benchmarks: runs, records, tables, figures and the demonstration."""

@@ -23,7 +23,7 @@ from antipodal.io.jsonl import read_objects
 
 Kind = Literal["bench", "audit", "evaluation", "neighbours"]
 
-# The fields that every record of a kind has; the first kind that fits is meant.
+# Fields of every record of a kind; the first kind that fits is chosen.
 _FIELDS: dict[Kind, set[str]] = {
     "bench": {"dataset", "method", "bits", "seed", "map"},
     "audit": {"method", "bits", "bytes", "search", "recall"},
@@ -47,21 +47,21 @@ class Run(NamedTuple):
 
 
 def read_run(path: str | os.PathLike[str]) -> Run:
-    """Read the records of a run, or say what is wrong with the file."""
+    """Read and check the records of a run."""
     records = [line.fields for line in read_objects(path)]
     if not records:
         raise AntipodalError(f"{path} has no records: did the run fail?")
     kind = _kind(records[0])
     if kind is None:
         raise AntipodalError(
-            f"{path} does not hold what evaluate, audit or bench print with --json: its first "
-            f"record has {', '.join(list(records[0])[:5]) or 'nothing'}"
+            f"{path} must contain the output of evaluate, audit or bench with --json: the fields "
+            f"of its first record are {', '.join(list(records[0])[:5]) or 'missing'}"
         )
     odd = next((i for i, record in enumerate(records) if _kind(record) != kind), None)
     if odd is not None:
         raise AntipodalError(
-            f"{path} must hold the records of one run: record {odd + 1} is not of "
-            f"`{COMMANDS[kind]}` as the first is"
+            f"{path} must contain the records of one run: record {odd + 1} is not from "
+            f"`{COMMANDS[kind]}`, but the first one is"
         )
     return Run(Path(path).stem, kind, records)
 
@@ -70,7 +70,7 @@ def _kind(record: Record) -> Kind | None:
     return next((kind for kind, names in _FIELDS.items() if names <= record.keys()), None)
 
 
-# Measures for which less is better; of those that are in neither list none is best.
+# Prefixes of measures for which less, or more, is better. Others are not ranked.
 _LESS = ("empty_", "bit_correlation", "quantisation_error", "candidates_for", "recall_error")
 _MORE = ("map", "mp_at", "precision_", "recall", "f1_", "ndcg", "judged_recall")
 _BENCHED = {
@@ -81,7 +81,7 @@ _BENCHED = {
 
 
 class Compared(NamedTuple):
-    """A value, as it is shown, and as it is compared: greater is better, None is not compared."""
+    """A cell: text, value, and rank, where greater is better and None is not ranked."""
 
     shown: str
     value: float | int | str | None = None
@@ -89,7 +89,7 @@ class Compared(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A table with a column for each run; `headings` are those of the columns before them."""
+    """A table with one column per run after the columns of `headings`."""
 
     title: str
     headings: list[str]
@@ -97,17 +97,17 @@ class Comparison(NamedTuple):
 
 
 def check_alike(runs: Sequence[Run]) -> None:
-    """Refuse runs of different commands: they measure different things."""
+    """Raise an error if the runs are from different commands."""
     for run in runs[1:]:
         if run.kind != runs[0].kind:
             raise AntipodalError(
-                f"runs side by side must be of one command: {runs[0].name} is of "
-                f"`{COMMANDS[runs[0].kind]}`, {run.name} of `{COMMANDS[run.kind]}`"
+                f"all runs must be from the same command: {runs[0].name} is from "
+                f"`{COMMANDS[runs[0].kind]}`, {run.name} from `{COMMANDS[run.kind]}`"
             )
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:
-    """Return what to call each run: by its file, numbered where two files have one name."""
+    """Return the name of each run: its file name, numbered if several files share it."""
     names = [run.name for run in runs]
     return [
         name if names.count(name) == 1 else f"{name} ({place})"
@@ -116,7 +116,7 @@ def names_of(runs: Sequence[Run]) -> list[str]:
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
-    """Put runs of one command side by side."""
+    """Compare runs of one command."""
     check_alike(runs)
     if runs[0].kind == "audit":
         return [_settings(runs)]
@@ -126,16 +126,16 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
 
 
 def _measures(runs: Sequence[Run]) -> Comparison:
-    """Compare runs of one record each, a row a measure."""
+    """Compare runs of one record each, one row per measure."""
     for run in runs:
         if len(run.records) > 1:
             raise AntipodalError(
-                f"{run.name} holds {len(run.records)} evaluations: a run is one, in its own file"
+                f"{run.name} must contain one evaluation per file: got {len(run.records)}"
             )
     records = [run.records[0] for run in runs]
     measures = dict.fromkeys(name for record in records for name in record)
     rows = [([name], [_cell(record, name) for record in records]) for name in measures]
-    return Comparison("percent, counts where whole", ["measure"], rows)
+    return Comparison("percentages and counts", ["measure"], rows)
 
 
 def _cell(record: Record, name: str) -> Compared:
@@ -149,7 +149,7 @@ def _cell(record: Record, name: str) -> Compared:
 
 
 def _settings(runs: Sequence[Run]) -> Comparison:
-    """Compare audits, a row a code and a way to search it."""
+    """Compare audits, one row per code and search."""
 
     def key(record: Record) -> tuple[int, str, str]:
         return record["bytes"], record["method"], record["search"]
@@ -167,12 +167,12 @@ def _settings(runs: Sequence[Run]) -> Comparison:
                 recall = record["recall"]
                 cells.append(Compared(f"{recall:.3f} ± {error:.3f}", recall, recall))
         rows.append(([each[1], str(each[0]), each[2]], cells))
-    title = "share of the true neighbours that is found, ± 1.96 standard errors"
+    title = "recall ± 1.96 standard errors"
     return Comparison(title, ["code", "bytes", "search"], rows)
 
 
 def _cells(runs: Sequence[Run], key: str, name: str) -> Comparison:
-    """Compare benchmarks, a row a method and length: means over seeds."""
+    """Compare benchmarks, one row per dataset, method and length: means over seeds."""
     groups = [grouped(run.records) for run in runs]
     rows = []
     for dataset, method, bits in sorted({cell for group in groups for cell in group}):
@@ -187,7 +187,7 @@ def _cells(runs: Sequence[Run], key: str, name: str) -> Comparison:
 
 
 def grouped(records: Sequence[Record]) -> dict[tuple[str, str, int], list[Record]]:
-    """Gather the seeds of each dataset, method and length."""
+    """Group records by dataset, method and length."""
     groups: dict[tuple[str, str, int], list[Record]] = {}
     for record in records:
         groups.setdefault((record["dataset"], record["method"], record["bits"]), []).append(record)
@@ -195,7 +195,7 @@ def grouped(records: Sequence[Record]) -> dict[tuple[str, str, int], list[Record
 
 
 def best_of(cells: Sequence[Compared]) -> set[int]:
-    """Return the places of the best; of none where there is nothing to compare."""
+    """Return the positions of the best cells; none if all ranked cells are equal."""
     ranks = [cell.rank for cell in cells if cell.rank is not None]
     if len(ranks) < 2 or min(ranks) == max(ranks):
         return set()
@@ -203,7 +203,7 @@ def best_of(cells: Sequence[Compared]) -> set[int]:
 
 
 def text_rows(comparison: Comparison) -> list[list[str]]:
-    """Return the rows as text, a mark at what is best."""
+    """Return the rows as text, with a star at the best cells."""
     return [
         [*names, *(f"{'* ' if i in best_of(cells) else ''}{c.shown}" for i, c in enumerate(cells))]
         for names, cells in comparison.rows

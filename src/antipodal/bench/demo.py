@@ -1,4 +1,4 @@
-"""The demonstration: learn codes of handwritten digits, score them, look at neighbours."""
+"""Demonstration: learn codes of handwritten digits, evaluate them and show neighbours."""
 
 import base64
 import io
@@ -31,7 +31,7 @@ SHADES = " ░▒▓█"
 
 @dataclass(frozen=True)
 class Score:
-    """One line of the table."""
+    """Evaluation of one method."""
 
     method: str
     uses_labels: bool
@@ -49,7 +49,7 @@ class NearestImages:
 
 
 class Demo:
-    """Scikit-learn's 1,797 images of digits, 50 labelled per class, 20 queries per class."""
+    """Demonstration on the digits of scikit-learn: 50 labelled rows and 20 queries per class."""
 
     def __init__(self, n_bits: int, n_epochs: int | None, seed: int) -> None:
         data = digits()
@@ -64,14 +64,14 @@ class Demo:
         self.deep: NetworkHasher = self.hashers["DeepLinf"]
 
     def scores(self) -> Iterator[Score]:
-        """Fit and score one method after the other."""
+        """Fit and evaluate each method."""
         for name, hasher in self.hashers.items():
             began = time.perf_counter()
             self.rows.fit(hasher)
             yield self._score(name, time.perf_counter() - began)
 
     def score_deep(self, progress: "Progress | None" = None) -> Score:
-        """Fit and score the deep network alone."""
+        """Fit and evaluate DeepLinf."""
         began = time.perf_counter()
         self.rows.fit(self.deep, progress=progress)
         return self._score("DeepLinf", time.perf_counter() - began)
@@ -83,7 +83,7 @@ class Demo:
         return Score(name, hasher.uses_labels, seconds, result)
 
     def save(self, directory: Path) -> tuple[Path, Path]:
-        """Write model and database codes; return their paths."""
+        """Write the model and the codes of the database; return their paths."""
         directory.mkdir(parents=True, exist_ok=True)
         model, codes = directory / "digits.antipodal", directory / "digits-codes.npy"
         self.deep.save(model)
@@ -92,9 +92,9 @@ class Demo:
         return model, codes
 
     def fill_store(self, directory: Path, model: Path) -> str:
-        """Keep the database in a new store, each item with label and picture; return its address.
+        """Create a store of the database with labels and thumbnails; return its URL.
 
-        The store of an earlier demonstration goes: it keeps the codes of another model.
+        The store of an earlier demonstration is deleted, since its codes are of another model.
         """
         path = directory / "digits.db"
         for suffix in ("", "-wal", "-shm"):
@@ -111,7 +111,7 @@ class Demo:
         return url
 
     def write_queries(self, directory: Path) -> Path:
-        """Write an image of each digit that the network has not seen; return their folder."""
+        """Write an image of each digit that is not in the training set; return their folder."""
         folder = directory / "unseen"
         folder.mkdir(parents=True, exist_ok=True)
         queries = self.split.query
@@ -122,22 +122,22 @@ class Demo:
         return folder
 
     def neighbours(self, n_queries: int, k: int) -> list[NearestImages]:
-        """Ask the first query of each of some classes for its k nearest database items."""
+        """Return the k nearest items of the first query of some classes."""
         queries = self.split.query
         classes = np.linspace(0, 9, n_queries, dtype=int)
-        asked = [queries[self.labels[queries] == label][0] for label in classes]
+        chosen = [queries[self.labels[queries] == label][0] for label in classes]
         database = self.split.database
         distances = hamming_distances(
-            self.deep.encode(self.images[asked]), self.deep.encode(self.images[database])
+            self.deep.encode(self.images[chosen]), self.deep.encode(self.images[database])
         )
         found = []
-        for query, row in zip(asked, distances, strict=True):
+        for query, row in zip(chosen, distances, strict=True):
             order = np.argsort(row, kind="stable")[:k]
             found.append(NearestImages(int(query), database[order], row[order]))
         return found
 
     def picture(self, rows: list[int], captions: list[str]) -> list[str]:
-        """Images side by side as lines of text, two characters per pixel."""
+        """Return images in a row as lines of text, two characters per pixel."""
         lines = ["   ".join(caption.ljust(16) for caption in captions)]
         for y in range(8):
             cells = []
@@ -149,7 +149,7 @@ class Demo:
 
 
 def png(image: NDArray[np.uint8]) -> bytes:
-    """Write a grey image (height, width) as a PNG file. Pillow comes with the extra `serve`."""
+    """Return a grey image (height, width) as PNG. Requires Pillow, of the extra `serve`."""
     from PIL import Image
 
     file = io.BytesIO()
@@ -158,5 +158,5 @@ def png(image: NDArray[np.uint8]) -> bytes:
 
 
 def data_url(image: NDArray[np.uint8]) -> str:
-    """Return a grey image as the address of a picture that a page can show as it is."""
+    """Return a grey image as a data URL."""
     return "data:image/png;base64," + base64.b64encode(png(image)).decode()

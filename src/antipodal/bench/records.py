@@ -1,4 +1,4 @@
-"""A file of JSON records, one per line, that a stopped run finds again when it goes on."""
+"""JSON Lines files of benchmark records, from which interrupted runs resume."""
 
 import json
 import os
@@ -23,9 +23,9 @@ Record = dict[str, Any]
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """Read all whole records; a last line without its end, of a run that was killed, is left out.
+    """Return all complete records; an incomplete last line of a killed run is ignored.
 
-    A file that does not exist holds none.
+    A missing file has no records.
     """
     try:
         return _parse(path, Path(path).read_bytes())
@@ -46,19 +46,21 @@ def _parse(path: str | os.PathLike[str], data: bytes) -> list[Record]:
         if not isinstance(record, dict):
             raise _foreign(path, number)
         records.append(record)
-    if rest and not rest.startswith(b"{"):  # not the beginning of a record either
+    if rest and not rest.startswith(b"{"):  # nor the start of a record
         raise _foreign(path, len(lines) + 1)
     return records
 
 
 def _foreign(path: str | os.PathLike[str], line: int) -> AntipodalError:
-    return AntipodalError(f"{path}, line {line} is not a JSON object: is this a file of records?")
+    return AntipodalError(
+        f"{path}, line {line} must be a JSON object: is this a file of benchmark records?"
+    )
 
 
 class RecordWriter:
-    """Appends records; each is on the disk when `append` returns, if it is a disk.
+    """Appends records; a record is synced to disk when `append` returns, if the file is regular.
 
-    `found` are the records that the file had when it was opened.
+    `found` is the list of records that the file had when it was opened.
     """
 
     def __init__(self, path: Path, file: FileIO, found: list[Record]) -> None:
@@ -67,38 +69,38 @@ class RecordWriter:
         self._file = file
 
     def append(self, record: Record) -> None:
-        """Write one record, whole or not at all."""
+        """Write one record, completely or not at all."""
         line = json.dumps(record, allow_nan=False).encode() + b"\n"
-        kept = _is_regular(self._file)
-        end = self._file.seek(0, os.SEEK_END) if kept else 0
+        regular = _is_regular(self._file)
+        end = self._file.seek(0, os.SEEK_END) if regular else 0
         try:
-            while line:  # a disk that fills up may take a part of it
+            while line:  # a full disk may accept only a part
                 line = line[self._file.write(line) :]
-            if kept:
+            if regular:
                 os.fsync(self._file.fileno())
         except OSError as error:
-            if kept:
-                with suppress(OSError):  # then the next run cuts off what is half a line
+            if regular:
+                with suppress(OSError):  # if it fails, the next run removes the incomplete line
                     self._file.truncate(end)
             raise AntipodalError(
-                f"cannot write {self._path}: {error.strerror or error}. The records before are "
-                "kept; run the same command again to go on"
+                f"cannot write {self._path}: {error.strerror or error}. Earlier records are "
+                "stored; run the same command again to resume"
             ) from error
 
 
 @contextmanager
 def appending(path: str | os.PathLike[str]) -> Iterator[RecordWriter]:
-    """Open a file of records to read and append to, for one process at a time.
+    """Open a file of records for reading and appending, with an exclusive lock.
 
-    A half-written last line is cut off: its run was killed before the record was complete. A file
-    of something else is left as it is. A device or a pipe is written to, and never read.
+    The incomplete last line of a killed run is removed. A file with other contents raises an error
+    and is not changed. A device or pipe is written to, but not read.
     """
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Made if it is missing, and never emptied: another run may have made it a moment ago.
+        # Never truncated on opening, since another run may have created it in the meantime.
         mode = "r+" if not target.exists() or target.is_file() else "w"
-        file = FileIO(os.fspath(target), mode, opener=_open_or_make)
+        file = FileIO(os.fspath(target), mode, opener=_open_or_create)
     except OSError as error:
         raise AntipodalError(f"cannot write {target}: {error.strerror or error}") from error
     with file:
@@ -110,18 +112,18 @@ def appending(path: str | os.PathLike[str]) -> Iterator[RecordWriter]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise AntipodalError(
-                    f"{target} is being written by another run: wait for it, or choose another file"
+                    f"{target} is locked by another run: wait for it or choose another file"
                 ) from error
         try:
-            sync_directory(target.parent)  # the name of a new file, too, is on the disk
+            sync_directory(target.parent)  # syncs the name of a new file
         except OSError as error:
             raise AntipodalError(f"cannot write {target}: {error.strerror or error}") from error
-        # Read only now: until a moment ago another run may have written.
+        # Read after locking, since another run may have written before.
         data = file.read()
         found = _parse(target, data)
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            file.truncate(whole)
+        complete = data.rfind(b"\n") + 1
+        if complete < len(data):
+            file.truncate(complete)
         yield RecordWriter(target, file, found)
 
 
@@ -129,5 +131,5 @@ def _is_regular(file: FileIO) -> bool:
     return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
 
 
-def _open_or_make(path: str, flags: int) -> int:
+def _open_or_create(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CREAT, 0o666)

@@ -1,4 +1,4 @@
-"""Benchmark runs: fit and score methods × code lengths × seeds."""
+"""Benchmarks: fit and evaluate methods across code lengths and seeds."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ from antipodal.hashers.base import BaseHasher
 from antipodal.hashers.classifierlsh import ClassifierLSH
 from antipodal.hashers.registry import make_hasher
 
-FILES = ("multilabel", "arrays")  # read from one file; the others from a directory, or from none
+FILES = ("multilabel", "arrays")  # read from one file; others from a directory or built in
 NAMES = ("cifar10", "nuswide", "idx", "digits", *FILES)
 
 
@@ -37,20 +37,20 @@ def load_dataset(
     skip_concepts: int = 0,
     labels: str | None = None,
 ) -> Dataset:
-    """Read a dataset; its own name then also says what was made of it.
+    """Read a dataset with features; its name includes the kind of features.
 
     Parameters
     ----------
     name : "cifar10", "nuswide", "idx", "digits", "multilabel" or "arrays"
     path : path, optional
-        The file of the last two, as `antipodal.open_vectors` takes it; of the first three the
-        directory, by default where the loader looks.
+        File of the last two, in any format of `antipodal.open_vectors`; directory of the first
+        three, by default that of the loader.
     features : "gist" or "pixels", optional
-        Of images: by default GIST for CIFAR-10, pixels otherwise.
+        Features of images: GIST for CIFAR-10 and pixels otherwise by default.
     skip_concepts : int
-        Leave out as many of the most frequent concepts.
+        Number of the most frequent concepts to leave out.
     labels : str, optional
-        Column of the labels in that file, or the file of them, as `datasets.arrays` takes it.
+        Column of the labels in the file, or their file, as in `datasets.arrays`.
 
     Examples
     --------
@@ -62,10 +62,10 @@ def load_dataset(
     if features not in (None, "gist", "pixels"):
         raise ValueError(f"features must be 'gist' or 'pixels': got {features!r}")
     if labels is not None and name not in FILES:
-        raise ValueError(f"labels are a column of a file, and {name} has its own")
+        raise ValueError(f"labels is only for datasets read from a file: {name} has its own labels")
     dataset = _read(name, path, labels)
     if features is not None and dataset.images is None:
-        raise ValueError(f"features of images are asked for, and {dataset.name} has no images")
+        raise ValueError(f"features={features!r} needs images: {dataset.name} has no images")
     if features == "gist" or (features is None and name == "cifar10"):
         dataset = replace(dataset.with_gist(), name=f"{dataset.name}-gist")
     elif dataset.features is None and dataset.images is not None:
@@ -83,7 +83,7 @@ def _read(name: str, path: str | os.PathLike[str] | None, labels: str | None) ->
         }  # fmt: skip
         return loaders[name](path)
     if path is None:
-        raise ValueError(f"{name} is read from a file: pass its path")
+        raise ValueError(f"{name} is read from a file: pass path")
     dataset = datasets.arrays(path, labels=labels)
     if name == "multilabel" and dataset.labels.ndim == 1:
         raise ValueError(f"{path} has one label per row: use `antipodal bench arrays {path}`")
@@ -94,8 +94,8 @@ def _without_top_concepts(dataset: Dataset, n_concepts: int) -> Dataset:
     labels = dataset.labels
     if labels.ndim == 1 or n_concepts >= labels.shape[1]:
         raise ValueError(
-            f"the {n_concepts} most frequent concepts cannot be left out: {dataset.name} has no "
-            "more concepts"
+            f"skip_concepts must be less than the number of concepts of {dataset.name}: got "
+            f"{n_concepts}"
         )
     rare = np.sort(np.argsort(-labels.sum(axis=0), kind="stable")[n_concepts:])
     return replace(dataset, labels=labels[:, rare], name=f"{dataset.name}-without-top-{n_concepts}")
@@ -104,18 +104,18 @@ def _without_top_concepts(dataset: Dataset, n_concepts: int) -> Dataset:
 Array = NDArray[Any]
 
 
-class Uncoded(Protocol):
-    """A method whose values are ranked by their inner products."""
+class UncompressedMethod(Protocol):
+    """A reference without codes: float values ranked by inner product."""
 
     uses_labels: bool
     uses_unlabelled: bool
 
     def fit(self, X: Array, y: Array | None = None) -> object:
-        """Learn from the database, or from training rows and their labels."""
+        """Fit to the database, or to training rows and their labels."""
         ...
 
     def values(self, X: Array) -> Array:
-        """Return what to rank rows by."""
+        """Return the values to rank by."""
         ...
 
     def get_params(self, deep: bool = False) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Uncoded(Protocol):
 
 @dataclass
 class Cosine:
-    """Rows as they are, or less the mean of the database, at length 1; a row of zeros stays."""
+    """Cosine similarity of the vectors, optionally mean-centred."""
 
     uses_labels = False
     uses_unlabelled = False
@@ -134,24 +134,24 @@ class Cosine:
     mean: Array | float = field(init=False, default=0.0)
 
     def fit(self, X: Array, y: Array | None = None) -> None:
-        """Learn the mean, where it is taken off."""
+        """Compute the mean if vectors are centred."""
         if self.centred:
             self.mean = X.mean(axis=0, dtype=np.float64).astype(np.float32)
 
     def values(self, X: Array) -> Array:
-        """Return rows of length 1, whose inner product is the cosine."""
+        """Return rows of length 1, whose inner product is the cosine; zero rows stay zero."""
         rows = X.astype(np.float32) - self.mean
         lengths = np.linalg.norm(rows, axis=1, keepdims=True)
         unit: Array = rows / np.where(lengths > 0, lengths, 1)
         return unit
 
     def get_params(self, deep: bool = False) -> dict[str, Any]:
-        """Return whether the mean is taken off."""
+        """Return whether vectors are centred."""
         return {"centred": self.centred}
 
 
 class Ceiling:
-    """The class probabilities of `ClassifierLSH`, before any bit is made of them."""
+    """Upper bound: the uncompressed class probabilities of `ClassifierLSH`."""
 
     uses_labels = True
     uses_unlabelled = False
@@ -175,18 +175,18 @@ class Ceiling:
         return settings
 
 
-UNCODED: dict[str, Callable[[int], Uncoded]] = {
+UNCOMPRESSED: dict[str, Callable[[int], UncompressedMethod]] = {
     "Ceiling": Ceiling,
     "Cosine": lambda seed: Cosine(centred=False),
     "CentredCosine": lambda seed: Cosine(centred=True),
 }
 
 
-_MOST_CONCEPT_ROWS = 5000  # training rows of a multi-label set, unless told otherwise
+_MAX_MULTILABEL_TRAIN = 5000  # default number of training rows
 
 
 class Cell(NamedTuple):
-    """One fit and its scores. A method that ranks by floats has 0 bits."""
+    """One fit of the grid; uncompressed methods have 0 bits."""
 
     method: str
     bits: int
@@ -195,18 +195,18 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """A dataset's features and labels, split; and what its images become in the mirror, if used."""
+    """Features and labels of a split dataset, and the feature order of mirror images, if used."""
 
     X: Array
     y: Array
     split: Split
     mirror: Array | None = None
 
-    def fit(self, hasher: BaseHasher | Uncoded, **options: Any) -> None:
-        """Fit to the training rows, with labels, where a method uses them; else to the database.
+    def fit(self, hasher: BaseHasher | UncompressedMethod, **options: Any) -> None:
+        """Fit to the labelled training rows if the method uses labels, else to the database.
 
-        A method that can use both learns from the rest of the database as well, without its
-        labels. The options are those of the hasher's own `fit`.
+        A method that also uses unlabelled rows gets the rest of the database. Options are passed
+        to `fit`.
         """
         if not hasher.uses_labels:
             hasher.fit(self._features(self.split.database), None, **options)
@@ -221,12 +221,12 @@ class Rows:
         hasher.fit(self._features(self.split.train), y, **options)
 
     def _features(self, chosen: Array) -> Array:
-        """Return the features of some rows, with those of their mirror images where these count."""
+        """Return the features of some rows, followed by those of their mirror images, if used."""
         X = self.X[chosen]
         return X if self.mirror is None else np.concatenate([X, X[:, self.mirror]])
 
     def values(self, function: Callable[[Array], Array], chosen: Array) -> Array:
-        """Return the function of chosen rows, or its mean with that of their mirror images."""
+        """Return the function of chosen rows, averaged over mirror images if they are used."""
         X = self.X[chosen]
         if self.mirror is None:
             return function(X)
@@ -235,24 +235,24 @@ class Rows:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A dataset and the protocol it is split by.
+    """A dataset and its evaluation protocol.
 
     Parameters
     ----------
     dataset : Dataset
-        With features.
+        Dataset with features.
     protocol : str
-        As `Dataset.split` takes it.
+        Protocol of `Dataset.split`.
     n_train, n_query : int, optional
-        Training rows (default 200) and queries a class. In sets with several labels a row:
-        training rows in all, by default the database or 5,000 rows of it, and queries a concept.
+        Training rows (default 200) and queries per class. For multi-label datasets: training rows
+        in total, by default the database or 5,000 rows of it, and queries per concept.
     n_concepts : int
-        How many of the most frequent concepts count, where rows have several.
+        Number of the most frequent concepts to evaluate, for multi-label datasets.
     split : Split, optional
-        Taken for every seed, in place of those that the protocol draws.
+        Split to use for every seed instead of drawing one.
     mirrored : bool
-        Whether methods learn from images and their mirror images, and the bits of an image are
-        the signs of the mean projection of both; for features whose `Dataset.mirror` is known.
+        Whether to fit to images and their mirror images and to average their projections. Requires
+        features with a known `Dataset.mirror`.
     """
 
     dataset: Dataset
@@ -267,12 +267,12 @@ class Benchmark:
     def __post_init__(self) -> None:
         if self.dataset.features is None:
             raise ValueError(f"{self.dataset.name} has no features: compute them first")
-        # Workers get a copy of all this, and need no images.
+        # Worker processes get a copy and need no images.
         object.__setattr__(self, "dataset", replace(self.dataset, images=None))
         if self.mirrored and self.dataset.mirror is None:
             raise ValueError(
-                f"{self.dataset.name} does not say what becomes of its features in the mirror: "
-                "GIST does"
+                f"{self.dataset.name} has no mirror order of its features, which mirrored=True "
+                "needs: use GIST"
             )
         if self.n_train is None and not self.multilabel:
             object.__setattr__(self, "n_train", 200)
@@ -292,19 +292,18 @@ class Benchmark:
 
     @property
     def multilabel(self) -> bool:
-        """Whether rows have several labels."""
+        """Whether a row may have several labels."""
         return self.dataset.labels.ndim == 2
 
     def identify(self, cell: Cell) -> Record:
-        """Return what tells the record of a cell from all others.
+        """Return the fields that identify the record of a cell.
 
-        All parameters of the method are in it, also those that `cell.method` does not name: a
-        default may be another one in time.
+        They include all parameters of the method, since defaults may change between versions.
         """
         return self.identity | cell._asdict() | {"parameters": parameters(method_of(cell))}
 
     def matching(self, cells: Iterable[Cell], records: Sequence[Record]) -> dict[Cell, Record]:
-        """Return the records that are there already, by cell; of several the last."""
+        """Return the existing record of each cell; the last one if there are several."""
         known = {_key(record): record for record in records}
         found = ((cell, known.get(_key(self.identify(cell)))) for cell in cells)
         return {cell: record for cell, record in found if record is not None}
@@ -315,12 +314,14 @@ class Benchmark:
             return self.split
         options = {"n_query": self.n_query, "n_concepts": self.n_concepts, "n_pairs": 0}
         split = self.dataset.split(self.protocol, seed, n_train=self.n_train, **options)
-        if self.n_train is None and len(split.train) > _MOST_CONCEPT_ROWS:
-            split = self.dataset.split(self.protocol, seed, n_train=_MOST_CONCEPT_ROWS, **options)
+        if self.n_train is None and len(split.train) > _MAX_MULTILABEL_TRAIN:
+            split = self.dataset.split(
+                self.protocol, seed, n_train=_MAX_MULTILABEL_TRAIN, **options
+            )
         return split
 
     def rows(self, seed: int) -> Rows:
-        """Return the data as the split of a seed has it; of concepts, those that count."""
+        """Return features and labels with the split of a seed; only evaluated concepts."""
         split, y = self.draw(seed), self.dataset.labels
         return Rows(
             np.asarray(self.dataset.features),
@@ -331,27 +332,27 @@ class Benchmark:
 
 
 def _key(record: Record) -> tuple[Any, ...]:
-    """Return what tells records apart; what a record does not name, it has not."""
+    """Return the identifying fields of a record as a hashable key; missing fields are None."""
     names = ("protocol", "n_train", "n_query", "n_concepts", "mirrored", "antipodal")
     values = (record.get(name) for name in ("dataset", "data", *names, *Cell._fields))
     return (*values, json.dumps(record.get("parameters"), sort_keys=True))
 
 
-def method_of(cell: Cell) -> BaseHasher | Uncoded:
-    """Return what to fit: a hasher, or a method that ranks by floats."""
-    if cell.method in UNCODED:
-        return UNCODED[cell.method](cell.seed)
+def method_of(cell: Cell) -> BaseHasher | UncompressedMethod:
+    """Return the hasher or uncompressed method of a cell."""
+    if cell.method in UNCOMPRESSED:
+        return UNCOMPRESSED[cell.method](cell.seed)
     return make_hasher(cell.method, cell.bits, cell.seed)
 
 
-def parameters(hasher: BaseHasher | Uncoded) -> Record:
-    """Return all parameters but length and seed, as JSON holds them."""
+def parameters(hasher: BaseHasher | UncompressedMethod) -> Record:
+    """Return all parameters except code length and seed, as JSON values."""
     values = hasher.get_params(deep=False).items()
-    return {name: _written(v) for name, v in values if name not in ("n_bits", "random_state")}
+    return {name: _json_value(v) for name, v in values if name not in ("n_bits", "random_state")}
 
 
-def _written(value: Any) -> Any:
-    """Return a value as it is read back from JSON; functions and classes by their names."""
+def _json_value(value: Any) -> Any:
+    """Return a value as it is read back from JSON; functions and classes by name."""
     if isinstance(value, np.ndarray):
         return f"array {_digest_arrays([value])}"
     if isinstance(value, np.generic):
@@ -364,8 +365,8 @@ def _written(value: Any) -> Any:
         return repr(value)
 
 
-def learned_from(hasher: BaseHasher | Uncoded) -> str:
-    """Return what a method is fitted to: "labels", "labels and database", "database", "nothing"."""
+def learned_from(hasher: BaseHasher | UncompressedMethod) -> str:
+    """Return the data of a fit: "labels", "labels and database", "database" or "nothing"."""
     if isinstance(hasher, Cosine) and not hasher.centred:
         return "nothing"
     if not hasher.uses_labels:
@@ -374,10 +375,10 @@ def learned_from(hasher: BaseHasher | Uncoded) -> str:
 
 
 def grid(methods: Sequence[str], bits: Sequence[int], seeds: Sequence[int]) -> list[Cell]:
-    """Return all cells, after checking that every method can be made."""
+    """Return all cells; raise an error for a method or setting that does not exist."""
     cells: list[Cell] = []
     for method in methods:
-        lengths = [0] if method in UNCODED else bits
+        lengths = [0] if method in UNCOMPRESSED else bits
         cells += [Cell(method, *rest) for rest in product(lengths, seeds)]
         method_of(cells[-1])
     return cells
@@ -386,15 +387,15 @@ def grid(methods: Sequence[str], bits: Sequence[int], seeds: Sequence[int]) -> l
 def run_cells(
     benchmark: Benchmark, cells: Iterable[Cell], n_processes: int = 1
 ) -> Iterator[tuple[Cell, Record | Exception]]:
-    """Yield the record of each cell, or why it has none, as they are done."""
+    """Yield each cell with its record, or with the error that it raised, as they finish."""
     yield from run_jobs(run_cell, benchmark, cells, n_processes)
 
 
 def run_cell(benchmark: Benchmark, cell: Cell) -> Record:
-    """Fit a method, encode queries and database, and score them: values in percent, seconds, MB.
+    """Fit a method, encode queries and database, and return the record of its evaluation.
 
-    `map_without_training` is mAP over the database without the training rows in it; there is
-    none if all of the database was trained on.
+    Scores are in percent. `map_without_training` is mAP over the database without training rows;
+    it is missing if there are no other rows.
     """
     rows = benchmark.rows(cell.seed)
     split, y = rows.split, rows.y
@@ -439,7 +440,7 @@ def run_cell(benchmark: Benchmark, cell: Cell) -> Record:
 
 
 def _peak_mb() -> int | None:
-    """Return the most memory this process has held so far, where the system tells."""
+    """Return the peak memory of this process, or None if the system does not report it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -453,7 +454,7 @@ def _digest(dataset: Dataset) -> str:
 
 
 def _digest_arrays(arrays: Iterable[np.ndarray[Any, Any]]) -> str:
-    """Return a short name for the contents of some arrays."""
+    """Return a short hash of some arrays."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())

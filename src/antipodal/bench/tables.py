@@ -1,4 +1,4 @@
-"""Benchmark tables: mean ± standard deviation, with the paper's figures."""
+"""Benchmark tables: mean ± standard deviation over seeds, next to the values of the paper."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
@@ -62,11 +62,11 @@ PUBLISHED: Mapping[str, Mapping[tuple[str, int], Scores]] = {
 }
 
 
-Column = tuple[str, str]  # the record's key, the heading
+Column = tuple[str, str]  # key of the record, heading
 
-_RANKED: list[Column] = [("map", "mAP"), ("map_without_training", "mAP, new items")]
+_RANKING: list[Column] = [("map", "mAP"), ("map_without_training", "mAP, without training rows")]
 _TOP: list[Column] = [("map_at_10", "mAP@10"), ("mp_at_5000", "MP@5000")]
-_BALLS: list[Column] = [
+_RADIUS: list[Column] = [
     ("precision_r2", "P r≤2"),
     ("recall_r2", "R r≤2"),
     ("precision_r0", "P r=0"),
@@ -77,28 +77,28 @@ _COST: list[Column] = [("chance", "chance"), ("fit_seconds", "fit, s")]
 
 
 def columns(records: Sequence[Record]) -> list[Column]:
-    """Return the columns that some record has a value for."""
-    wanted = [*_RANKED, *_TOP, *_BALLS, *_COST]
+    """Return the columns for which some record has a value."""
+    wanted = [*_RANKING, *_TOP, *_RADIUS, *_COST]
     return [column for column in wanted if any(column[0] in record for record in records)]
 
 
 def table(records: Sequence[Record]) -> list[list[str]]:
-    """Return headings, then a row for each method and length, in the order they first come.
+    """Return headings, then a row for each method and length in the order of the records.
 
-    Where the paper has a figure for the same data and protocol, it follows ours in brackets.
+    The value of the paper for the same data and protocol follows in brackets, if there is one.
     """
     shown = columns(records)
     rows = [["method", "bits", "seeds", *(heading for _, heading in shown)]]
     for method, bits in dict.fromkeys((r["method"], r["bits"]) for r in records):
-        mine = [r for r in records if (r["method"], r["bits"]) == (method, bits)]
-        paper = published_scores(mine[0])
-        cells = [spread([r[key] for r in mine if key in r], paper.get(key)) for key, _ in shown]
-        rows.append([method, str(bits or "–"), str(len(mine)), *cells])
+        group = [r for r in records if (r["method"], r["bits"]) == (method, bits)]
+        paper = published_scores(group[0])
+        cells = [spread([r[key] for r in group if key in r], paper.get(key)) for key, _ in shown]
+        rows.append([method, str(bits or "–"), str(len(group)), *cells])
     return rows
 
 
 def spread(values: Sequence[float], paper: float | None = None) -> str:
-    """Write mean ± standard deviation, and the paper's figure in brackets."""
+    """Format mean ± standard deviation, with the value of the paper in brackets."""
     if not values:
         return "–"
     text = _number(mean(values))
@@ -108,7 +108,7 @@ def spread(values: Sequence[float], paper: float | None = None) -> str:
 
 
 def published_scores(record: Record) -> Scores:
-    """Return the paper's scores for the record's method, length, data and protocol, if any."""
+    """Return the scores of the paper for the method, length, data and protocol of a record."""
     if record.get("mirrored") or ":" in record["method"]:
         return {}
     usual = 200 if "n_concepts" not in record else None
@@ -119,10 +119,10 @@ def published_scores(record: Record) -> Scores:
 
 
 def chance(records: Iterable[Record]) -> str:
-    """Write what a random ranking would score."""
+    """Format the mAP of a random ranking."""
     return f"{mean(record['chance'] for record in records):.1f}"
 
 
 def _number(value: float) -> str:
-    """One decimal; small values keep a digit that is not zero."""
+    """Format with one decimal; small values with one significant digit."""
     return f"{value:.1f}" if value == 0 or abs(value) >= 0.05 else f"{value:.1g}"

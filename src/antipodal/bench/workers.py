@@ -1,4 +1,4 @@
-"""Run independent pieces of work side by side, each on its own share of the cores."""
+"""Process pool for independent jobs that share the cores."""
 
 import multiprocessing
 import os
@@ -19,8 +19,8 @@ Result = TypeVar("Result")
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use."""
-    with suppress(AttributeError):  # not on every system
+    """Return the number of cores that this process may use."""
+    with suppress(AttributeError):  # not available on every system
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
@@ -30,14 +30,14 @@ def run_jobs(
 ) -> Iterator[tuple[Job, Result | Exception]]:
     """Yield each job with the result of run(shared, job), or the error it raised, as they finish.
 
-    With one process everything happens in this one. Otherwise each process is started afresh,
-    gets `shared` once, and keeps to its share of the cores. A script that calls this with
-    several processes needs ``if __name__ == "__main__"``.
+    One process means the current one. Several processes are spawned, receive `shared` once and use
+    an equal number of cores each. A script that starts several processes needs
+    ``if __name__ == "__main__"``.
     """
-    waiting = list(jobs)
-    n_processes = min(n_processes, len(waiting))
+    queue = list(jobs)
+    n_processes = min(n_processes, len(queue))
     if n_processes <= 1:
-        for job in waiting:
+        for job in queue:
             yield job, _outcome(run, shared, job)
         return
     n_threads = max(1, available_cores() // n_processes)
@@ -49,26 +49,25 @@ def run_jobs(
         initargs=(run, shared, n_threads),
     )
     try:
-        with _interrupts_later():
-            futures: dict[Future[Any], Job] = {pool.submit(_work, job): job for job in waiting}
+        with _interrupts_blocked():
+            futures: dict[Future[Any], Job] = {pool.submit(_work, job): job for job in queue}
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BrokenProcessPool as error:
         raise AntipodalError(
-            "a worker process ended before its work was done, perhaps for lack of memory: "
-            "use fewer processes at a time"
+            "a worker process ended unexpectedly, possibly for lack of memory: use fewer processes"
         ) from error
-    finally:  # also when the caller stops early, or is interrupted
+    finally:  # also if the caller stops early or is interrupted
         for process in set(multiprocessing.active_children()) - others:
             process.terminate()
         pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
-def _interrupts_later() -> Iterator[None]:
-    """Hold Ctrl-C back until the block ends; processes started in it never see one.
+def _interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT until the block ends; processes started in it inherit the blocked signal.
 
-    Otherwise one that comes while they start would have each of them print where it was.
+    Otherwise Ctrl-C during their start would make each of them print a traceback.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -84,9 +83,9 @@ _task: tuple[Callable[[Any, Any], Any], Any]
 
 
 def _start(run: Callable[[Any, Any], Any], shared: Any, n_threads: int) -> None:
-    """Prepare a worker process."""
+    """Initialise a worker process."""
     global _task
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent sees it and stops the workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and stops the workers
     torch.set_num_threads(n_threads)
     threadpool_limits(n_threads)
     _task = (run, shared)
@@ -97,7 +96,7 @@ def _work(job: Any) -> Any:
 
 
 def _outcome(run: Callable[[Any, Any], Any], shared: Any, job: Any) -> Any:
-    """Return the result or the error, so that one job that fails leaves the others alone."""
+    """Return the result, or the error, so that a failing job does not stop the others."""
     try:
         return run(shared, job)
     except (AntipodalError, ValueError, TypeError, FloatingPointError, MemoryError) as error:
