@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from antipodal import LSH, HammingIndex, load
-from antipodal.cli import fit as hashing
+from antipodal.cli import models
 from antipodal.cli import main
 
 RNG = np.random.default_rng(0)
@@ -257,7 +257,7 @@ def test_an_interrupted_fit_says_where_its_state_is(
     arguments += [] if checkpoint is None else ["--checkpoint", checkpoint]
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(hashing, "training_progress", interrupting)
+        patched.setattr(models, "training_progress", interrupting)
         code, _, said = run(*arguments)
     assert code == 130
     assert said.count("\n") == 1

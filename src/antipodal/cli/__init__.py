@@ -1,7 +1,7 @@
-"""The command line: parse, call, print.
+"""Command line: each command parses its options, calls the library and prints the result.
 
-Exit codes: 0 done, 1 bad data (a file, an array, a disk), 2 bad usage, 130 interrupted. Results go
-to standard output, progress to standard error.
+Exit codes: 0 success, 1 bad data or a failed operation, 2 bad usage, 130 interrupted. Results go
+to standard output, progress and errors to standard error.
 """
 
 import os
@@ -9,102 +9,68 @@ import re
 import sys
 from typing import NoReturn
 
-from antipodal.cli import (
-    audit as auditing,
-)
-from antipodal.cli import (
+from antipodal.cli import (  # noqa: F401 - each module registers its commands
+    audit,
     bench,
-    datasets,
     demo,
+    evaluate,
+    index,
     info,
+    models,
+    search,
     serve,
     store,
     switching,
 )
-from antipodal.cli import (
-    evaluate as evaluating,
-)
-from antipodal.cli import (
-    export as exporting,
-)
-from antipodal.cli import (
-    fit as hashing,
-)
-from antipodal.cli import (
-    index as indexing,
-)
-from antipodal.cli import (
-    report as reporting,
-)
-from antipodal.cli import (
-    search as searching,
-)
 from antipodal.cli.app import app
 from antipodal.errors import AntipodalError
 
-__all__ = [
-    "app",
-    "auditing",
-    "bench",
-    "datasets",
-    "demo",
-    "evaluating",
-    "exporting",
-    "hashing",
-    "indexing",
-    "info",
-    "main",
-    "reporting",
-    "searching",
-    "serve",
-    "store",
-    "switching",
-]
+__all__ = ["app", "main"]
 
-# What the data or the machine can cause. Anything else is a fault of ours, and shows where it is.
+# Errors caused by data or by the machine. Any other error is a bug and keeps its traceback.
 _EXPECTED = (AntipodalError, OSError, ValueError, TypeError, FloatingPointError, MemoryError)
 
 
 def main() -> None:
-    """Run the command line; bad data is one line on standard error and exit code 1."""
+    """Run the command line; print an expected error as one line and exit with 1."""
     try:
         app()
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # whoever read our output has enough, as `head` has
-        _forget_output()
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
+        _discard_output()
         sys.exit(1)
     except _EXPECTED as error:
         _fail(error)
     except RuntimeError as error:
         if "allocate" not in str(error):
             raise
-        _fail(MemoryError(*error.args))  # PyTorch has no kind of its own for it
+        _fail(MemoryError(*error.args))  # PyTorch reports failed allocations as RuntimeError
 
 
 def _fail(error: Exception) -> NoReturn:
     print(f"antipodal: {_message(error)}", file=sys.stderr)
     try:
         sys.stdout.flush()
-    except OSError:  # a full disk, perhaps: without this Python would try again, and complain
-        _forget_output()
+    except OSError:  # such as a full disk: the interpreter would flush again and print a traceback
+        _discard_output()
     sys.exit(1)
 
 
 def _message(error: Exception) -> str:
-    """Return one line that says what happened."""
+    """Return the text of an error as one line."""
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         text = f"{where}{error.strerror}"
-    # The URL of a store, with its password, in the place of a file's name.
+    # A store URL given as a file name may contain a password.
     text = re.sub(r"[A-Za-z0-9+]+:/[^\s:]*:\S*@[^\s:]*", "…", text)
     if isinstance(error, MemoryError):
         return f"not enough memory{': ' if text else ''}{text}"
     return text or type(error).__name__
 
 
-def _forget_output() -> None:
-    """Leave what was not written unwritten, also when Python ends."""
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+def _discard_output() -> None:
+    """Redirect standard output to the null device, so that flushing it at exit cannot fail."""
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), sys.stdout.fileno())

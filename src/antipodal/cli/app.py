@@ -1,42 +1,196 @@
-"""Command-line application: shared options, output, progress."""
+"""Command-line application: shared options, output and progress."""
 
-import shlex
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import typer
-
-if TYPE_CHECKING:
-    from antipodal.evaluation.report import Describe
-    from antipodal.io.vectors import VectorFile
 import json
 import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import typer
 from typer.core import TyperGroup
 
 from antipodal import __version__
 from antipodal.errors import AntipodalError, NoStoreError, StoreError, missing_extra
 
 if TYPE_CHECKING:
+    from antipodal.evaluation.report import Describe
+    from antipodal.io.vectors import VectorFile
+    from antipodal.paper.training import Epoch, Progress
     from antipodal.stores import Store
 
+_UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-    from antipodal.paper.training import Epoch, Progress
+# The order of `antipodal --help`: measure, train, search, serve, evaluate, other.
+_ORDER = [
+    "audit", "fit", "encode", "index", "search", "store", "serve", "switch", "evaluate", "bench",
+    "report", "datasets", "demo", "export", "info",
+]  # fmt: skip
 
-    Bar = Callable[..., None]
+
+class _Commands(TyperGroup):
+    """The group of all commands. Usage errors never quote a store URL with its password."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands in the order of the help."""
+        return sorted(super().list_commands(ctx), key=_ORDER.index)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command named by the arguments."""
+        try:
+            return super().invoke(ctx)
+        except _UsageError as error:
+            from antipodal.stores.url import shown_url
+
+            # Up to the end of the text: a password may contain any character.
+            error.message = re.sub(
+                r"[^\s(']*(://|:\S*@).*",
+                lambda found: shown_url(found[0]),
+                error.message,
+                flags=re.DOTALL,
+            )
+            raise
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Compress embeddings to binary codes and search them.",
+    epilog="Shell completion for bash, zsh, fish and PowerShell: run "
+    "antipodal --install-completion, then open a new shell.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"antipodal {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+# Shared options
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+Bits = Annotated[int, typer.Option("--bits", min=1, help="Code length in bits.")]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+# The variable keeps passwords out of the command line, which other users of the machine can read.
+STORE_VARIABLE = "ANTIPODAL_STORE"
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar=STORE_VARIABLE,
+        help="Store URL: sqlite:///FILE, postgresql://…, milvus:///FILE or milvus+http://….",
+    ),
+]
+# Described in docs/reference/file-formats.md.
+TABLE = "FILE or FILE:COLUMN"
+TABLES = (
+    f"{TABLE} (.npy, .npz, .parquet, .feather, .csv, .jsonl), or - for a .npy array from "
+    "standard input"
+)
+
+
+def split_commas(text: str | None) -> list[str]:
+    """Return the comma-separated parts of an option; none if it is not given."""
+    return [] if text is None else [part.strip() for part in text.split(",")]
+
+
+Given = TypeVar("Given", str, Path | None)
+
+
+def check_no_url(value: Given) -> Given:
+    """Refuse a store URL in place of a file name, without quoting it: it may hold a password."""
+    # A Path has one slash where the URL had two. A single letter is a Windows drive.
+    if re.match(r"[A-Za-z0-9+]{2,}:/", str(value)):
+        raise typer.BadParameter("expected a file, got a URL. Is --store missing before it?")
+    return value
+
+
+def chosen_store(
+    context: typer.Context, store: str | None, file: Path | None, option: str
+) -> str | None:
+    """Return the store URL, or None if a file is given; exactly one of them is required.
+
+    A file takes precedence over a store URL from the environment.
+    """
+    source = context.get_parameter_source("store")
+    if file is not None and source is not None and source.name == "ENVIRONMENT":
+        return None
+    if (store is None) == (file is None):
+        raise typer.BadParameter(f"give either --store URL or {option} FILE")
+    return store
+
+
+def open_existing_store(url: str) -> "Store":
+    """Open a store, or raise StoreError if it does not exist."""
+    from antipodal.stores import open_store
+
+    try:
+        return open_store(url)
+    except NoStoreError as error:
+        raise StoreError(
+            f"no store exists at {error.place}. Is the name right? "
+            "`antipodal index CODES --store URL` creates a store"
+        ) from None
+
+
+def require_service() -> None:
+    """Raise AntipodalError naming the missing extra if the service cannot be imported."""
+    try:
+        import_module("antipodal.service.server")
+    except ImportError as error:
+        raise AntipodalError(missing_extra("the service", str(error.name), "serve")) from error
+
+
+# Output
+
+
+def print_json(record: dict[str, Any]) -> None:
+    """Print a record as one line of JSON."""
+    typer.echo(json.dumps(record))
+
+
+def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:
+    """Print a table with a left-aligned first column and right-aligned others."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    for column, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if column else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # a pipe has no width
+    console.print(table)
+
+
+def print_next(*command: str) -> None:
+    """Suggest the next command; words in capitals are placeholders."""
+    typer.echo(f"Next: {shlex.join(['antipodal', *command])}")
 
 
 @contextmanager
-def bar(title: str) -> Iterator["Bar"]:
-    """Show a bar with the time left on a terminal, and nothing elsewhere."""
+def bar(title: str) -> Iterator[Callable[..., None]]:
+    """Show a progress bar on standard error if it is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
@@ -54,13 +208,13 @@ def bar(title: str) -> Iterator["Bar"]:
 
 @contextmanager
 def training_progress(title: str) -> Iterator["Progress"]:
-    """Show epochs and loss: a bar on a terminal, about ten lines elsewhere."""
+    """Show epochs and loss: a bar on a terminal, about ten lines otherwise."""
     with bar(title) as show:
 
         def report(epoch: "Epoch") -> None:
             note = f", loss {epoch.loss:.3f}"
             if epoch.validation_loss is not None:
-                note += f", held out {epoch.validation_loss:.3f}"
+                note += f", validation loss {epoch.validation_loss:.3f}"
             show(epoch.number, epoch.n_epochs, note)
             step = max(1, epoch.n_epochs // 10)
             if not sys.stderr.isatty() and epoch.number % step == 0:
@@ -69,13 +223,16 @@ def training_progress(title: str) -> Iterator["Progress"]:
         yield report
 
 
+# Contents of HTML reports
+
+
 def command_line() -> str:
-    """Return the command that is running, as a shell would take it."""
+    """Return the running command, quoted for a shell."""
     return f"antipodal {shlex.join(sys.argv[1:])}"
 
 
-def model_text(path: Path, bits: int | None = None) -> str:
-    """Say which model a file holds; refuse one that makes codes of another length."""
+def describe_model(path: Path, bits: int | None = None) -> str:
+    """Return a description of a model file; refuse a model with another code length."""
     from antipodal.io.model_file import open_model_file
 
     found = open_model_file(path, "hasher")
@@ -84,17 +241,18 @@ def model_text(path: Path, bits: int | None = None) -> str:
     if bits not in (None, n_bits):
         raise typer.BadParameter(f"{path} makes codes of {n_bits} bits, not {bits}")
     return (
-        f"{path}: {header.get('class')}, {n_bits} bits, by antipodal {header.get('antipodal')}, "
+        f"{path}: {header.get('class')}, {n_bits} bits, antipodal {header.get('antipodal')}, "
         f"identity {found.identity}"
     )
 
 
-def describer(
+def metadata_lookup(
     metadata: Path | None, file: "VectorFile", columns: Sequence[str], title: str | None = None
 ) -> "Describe | None":
-    """Return what looks up the metadata of rows: JSON lines, or columns beside the vectors.
+    """Return a function that looks up the metadata of rows.
 
-    The column `title` stands in for a title, where there is no other.
+    Metadata come from a file of JSON lines, or from columns of the vector file. The column
+    `title` is used as the title of a row without one.
     """
     if metadata is None and not columns:
         return None
@@ -112,144 +270,8 @@ def describer(
         missing = wanted - found.keys()
         if missing:
             raise ValueError(
-                f"{metadata} must have an object for each row: there is none for row {min(missing)}"
+                f"{metadata} must have one object per row: row {min(missing)} has none"
             )
         return found
 
     return describe
-
-
-Given = TypeVar("Given", str, Path | None)
-_UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it
-
-
-class _Commands(TyperGroup):
-    """The commands. What they say of a URL in the wrong place must not show its password."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command that the arguments name."""
-        try:
-            return super().invoke(ctx)
-        except _UsageError as error:
-            from antipodal.stores.url import shown_url
-
-            # To the end: a password may hold any character. Also where a slash is missing.
-            error.message = re.sub(
-                r"[^\s(']*(://|:\S*@).*",
-                lambda found: shown_url(found[0]),
-                error.message,
-                flags=re.DOTALL,
-            )
-            raise
-
-
-app = typer.Typer(
-    cls=_Commands,
-    help="Learn binary codes that survive quantisation, and search them.",
-    epilog="For completion of commands and options by the shell (bash, zsh, fish, PowerShell): "
-    "antipodal --install-completion, then open a new shell.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
-Bits = Annotated[int, typer.Option("--bits", min=1, help="Length of the codes.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
-# A URL may hold a password, which is better not on a command line: others can see that.
-STORE_VARIABLE = "ANTIPODAL_STORE"
-StoreUrl = Annotated[
-    str | None,
-    typer.Option(
-        envvar=STORE_VARIABLE,
-        help="A store: sqlite:///FILE, postgresql://…, milvus:///FILE or milvus+http://….",
-    ),
-]
-# docs/reference/file-formats.md says more of them
-TABLE = "FILE or FILE:COLUMN, or - for a .npy in a pipe"
-TABLES = f".npy, .npz, .parquet, .feather, .csv or .jsonl, as {TABLE}"
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"antipodal {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
-
-
-def check_no_url(value: Given) -> Given:
-    """Refuse the URL of a store where a file is asked for; a message would quote it."""
-    # A Path has one slash where the URL had two. A single letter is a drive of Windows.
-    if re.match(r"[A-Za-z0-9+]{2,}:/", str(value)):
-        raise typer.BadParameter("this is a URL, not a file: is --store missing before it?")
-    return value
-
-
-def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:
-    """Print a table, its first column to the left and the others to the right."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title)
-    for column, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if column else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200  # a pipe has no width of its own
-    console.print(table)
-
-
-def print_json(record: dict[str, Any]) -> None:
-    """Print one record per line."""
-    typer.echo(json.dumps(record))
-
-
-def say_next(*command: str) -> None:
-    """Say which command may come next, to who reads it; what is in capitals is to be filled in."""
-    typer.echo(f"Next: {shlex.join(['antipodal', *command])}")
-
-
-def chosen_store(
-    context: typer.Context, store: str | None, file: Path | None, option: str
-) -> str | None:
-    """Return the URL of the store, or None if a file is named: one of them must be.
-
-    A file goes before a store that only the environment names.
-    """
-    source = context.get_parameter_source("store")
-    if file is not None and source is not None and source.name == "ENVIRONMENT":
-        return None
-    if (store is None) == (file is None):
-        raise typer.BadParameter(f"give --store URL or {option} FILE")
-    return store
-
-
-def require_service() -> None:
-    """Say what to install if the service cannot be loaded."""
-    try:
-        import_module("antipodal.service.server")
-    except ImportError as error:
-        raise AntipodalError(missing_extra("the service", str(error.name), "serve")) from error
-
-
-def open_known_store(url: str) -> "Store":
-    """Open a store that is there already, or say how to make one."""
-    from antipodal.stores import open_store
-
-    try:
-        return open_store(url)
-    except NoStoreError as error:
-        raise StoreError(
-            f"there is no store at {error.place}: is the name right? "
-            "`antipodal index CODES --store URL` makes one"
-        ) from None

@@ -1,4 +1,4 @@
-"""`antipodal audit`: what codes keep of the neighbours that vectors have."""
+"""`antipodal audit`: recall of binary codes on vectors without labels."""
 
 import sys
 from pathlib import Path
@@ -8,16 +8,18 @@ import typer
 
 from antipodal.cli.app import (
     TABLE,
+    TABLES,
     AsJson,
     Seed,
     app,
     bar,
     command_line,
-    describer,
-    model_text,
+    describe_model,
+    metadata_lookup,
     print_json,
+    print_next,
     print_table,
-    say_next,
+    split_commas,
 )
 from antipodal.cli.outputs import HTML, Force, check_output
 
@@ -27,52 +29,61 @@ if TYPE_CHECKING:
 
 @app.command(epilog="Example: antipodal audit features.npy --bits 64,128 --html audit.html")
 def audit(
-    vectors: Annotated[str, typer.Argument(help=f"Vectors: {TABLE}.")],
-    bits: Annotated[str, typer.Option(help="Lengths of the codes, by commas.")] = "64,128,256",
+    vectors: Annotated[str, typer.Argument(help=f"Vectors: {TABLES}.")],
+    bits: Annotated[str, typer.Option(help="Comma-separated code lengths.")] = "64,128,256",
     queries: Annotated[
-        str | None, typer.Option(help=f"Queries, in place of rows that are drawn: {TABLE}.")
+        str | None, typer.Option(help=f"Query vectors: {TABLE}. Default: random rows.")
     ] = None,
-    n_queries: Annotated[int, typer.Option(min=1, help="Rows to draw as queries.")] = 1000,
-    k: Annotated[int, typer.Option("-k", min=1, help="Neighbours of a query.")] = 10,
-    metric: Annotated[str, typer.Option(help="cosine, dot or euclidean.")] = "cosine",
+    n_queries: Annotated[int, typer.Option(min=1, help="Number of random queries.")] = 1000,
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of neighbours per query.")] = 10,
+    metric: Annotated[
+        str, typer.Option(help="Metric of the true neighbours: cosine, dot or euclidean.")
+    ] = "cosine",
     methods: Annotated[
-        str | None, typer.Option(help="Hashers by commas, as `bench` has them; no labels.")
+        str | None,
+        typer.Option(
+            help="Comma-separated methods, as for `bench`. Default: those without labels."
+        ),
     ] = None,
     model: Annotated[
-        list[Path] | None, typer.Option(help="A hasher of your own, saved; may be repeated.")
+        list[Path] | None, typer.Option(help="Saved model to audit as well. Repeatable.")
     ] = None,
     peers: Annotated[
-        bool, typer.Option(help="RaBitQ, TurboQuant and product quantisation of Faiss too.")
+        bool,
+        typer.Option(
+            help="Include RaBitQ, TurboQuant and product quantization of Faiss (the default).",
+            show_default=False,
+        ),
     ] = True,
     relevance: Annotated[
         str | None,
-        typer.Option(help=f"Judgements: row of the query, row of the vector, grade: {TABLE}."),
+        typer.Option(help=f"Relevance judgements: query row, vector row, grade: {TABLE}."),
     ] = None,
     id_column: Annotated[
-        str | None, typer.Option(help="Column of names, to name rows by in the report.")
+        str | None, typer.Option(help="Column with the row names shown in the report.")
     ] = None,
     metadata: Annotated[
         Path | None,
-        typer.Option(help="For the report, a JSON object per vector: title, thumbnail."),
+        typer.Option(help="Metadata for the report: JSON Lines with title, thumbnail."),
     ] = None,
     metadata_columns: Annotated[
         str | None,
-        typer.Option(help="Or columns of the file of the vectors, such as title,thumbnail."),
+        typer.Option(help="Metadata columns of the vector file, such as title,thumbnail."),
     ] = None,
     keep: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of the neighbours to be kept.")
+        float, typer.Option(min=0.0, max=1.0, help="Target recall of the recommendation.")
     ] = 0.95,
     sample: Annotated[
-        int | None, typer.Option(min=2, help="Look at so many rows alone: a first answer.")
+        int | None, typer.Option(min=2, help="Use a random sample of N rows.", metavar="N")
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Also write a report with charts, one file.")
+        Path | None, typer.Option(help="Also write a report with charts to this file.")
     ] = None,
     seed: Seed = 0,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what codes of vectors keep of their true neighbours: no labels are needed."""
+    """Measure the recall of binary codes on your vectors. No labels are needed."""
     import numpy as np
 
     from antipodal import load
@@ -82,29 +93,29 @@ def audit(
     if html is not None:
         check_output(html, HTML, force)
     elif metadata is not None or metadata_columns is not None:
-        raise typer.BadParameter("metadata are for the report: give --html too")
+        raise typer.BadParameter("--metadata and --metadata-columns need --html")
     if metadata is not None and metadata_columns is not None:
         raise typer.BadParameter("give --metadata or --metadata-columns, not both")
-    columns = [] if metadata_columns is None else [c.strip() for c in metadata_columns.split(",")]
-    lengths = _lengths(bits)
+    columns = split_commas(metadata_columns)
+    lengths = _code_lengths(bits)
     models = [load(path) for path in model or []]
     ids = [] if id_column is None else [id_column]
     file = open_vectors(vectors, leave_out=[*columns, *ids])
     options: dict[str, Any] = {"metric": metric}
     if methods is not None:
-        options["methods"] = methods.split(",")
+        options["methods"] = split_commas(methods)
     if queries is not None:
         options["queries"] = np.asarray(open_vectors(queries))
     if relevance is not None:
         options["relevance"] = read_column(relevance)
     with bar("audit") as show:
 
-        def progress(what: str, done: int, total: int) -> None:
-            show(done, total, f", {what}")
-            if not sys.stderr.isatty() and what == "codes" and done < total:
+        def progress(step: str, done: int, total: int) -> None:
+            show(done, total, f", {step}")
+            if not sys.stderr.isatty() and step == "codes" and done < total:
                 typer.echo(f"audit: code {done + 1}/{total}", err=True)
 
-        found = measure(
+        result = measure(
             file, lengths, n_queries=n_queries, k=k, models=models, peers=peers,
             sample=sample, random_state=seed, progress=progress, **options,
         )  # fmt: skip
@@ -112,42 +123,41 @@ def audit(
         from antipodal.evaluation.audit_report import write_audit_report
 
         about = {"vectors": vectors, "command": command_line()}
-        about |= {f"model {i + 1}": model_text(path) for i, path in enumerate(model or [])}
-        describe = describer(metadata, file, [*columns, *ids], title=id_column)
-        write_audit_report(html, found, keep=keep, about=about, describe=describe)
+        about |= {f"model {i + 1}": describe_model(path) for i, path in enumerate(model or [])}
+        describe = metadata_lookup(metadata, file, [*columns, *ids], title=id_column)
+        write_audit_report(html, result, keep=keep, about=about, describe=describe)
     if as_json:
-        for record in found.records():
+        for record in result.records():
             print_json(record)
         return
-    for remark in found.survey.remarks():
+    for remark in result.survey.remarks():
         typer.echo(remark)
-    headings, *rows = found.table()
-    title = f"share of the {k} nearest by {metric} that is found; {found.n_queries:,} queries"
-    print_table(title, headings, rows)
-    if found.ndcg is not None:
-        typer.echo(f"The vectors themselves: nDCG@{k} {found.ndcg:.3f}.")
-    typer.echo(found.advice(keep))
+    headings, *rows = result.table()
+    print_table(f"recall@{k}, {metric}, {result.n_queries:,} queries", headings, rows)
+    if result.ndcg is not None:
+        typer.echo(f"Uncompressed vectors: nDCG@{k} {result.ndcg:.3f}.")
+    typer.echo(result.advice(keep))
     if html is not None:
-        typer.echo(f"The report is in {html}.")
-    best = found.cheapest(keep, rescored=True)
-    if best is not None and best[0].method in _hashers(found):
-        method, bits_of_it = best[0].method, str(best[0].bits)
-        say_next(
-            "fit", vectors, "--method", method, "--bits", bits_of_it, "--out", "model.antipodal"
-        )
+        typer.echo(f"Report: {html}")
+    best = result.cheapest(keep, rescored=True)
+    if best is not None and best[0].method in _fitted_methods(result):
+        method, n_bits = best[0].method, str(best[0].bits)
+        print_next("fit", vectors, "--method", method, "--bits", n_bits, "--out", "model.antipodal")
 
 
-def _hashers(found: "Audit") -> set[str]:
-    """Return the codes that `fit` can make: no peers, and no models that are there already."""
-    counted = {each.method for each in found.settings if each.distances is not None}
-    return {method for method in counted if not method.endswith("(yours)")}
+def _fitted_methods(result: "Audit") -> set[str]:
+    """Return the audited methods that `fit` can train: no Faiss quantizers or saved models."""
+    hashers = {each.method for each in result.settings if each.distances is not None}
+    return {method for method in hashers if not method.endswith("(yours)")}
 
 
-def _lengths(text: str) -> list[int]:
+def _code_lengths(text: str) -> list[int]:
     try:
         lengths = [int(part) for part in text.split(",")]
     except ValueError:
         lengths = []
     if not lengths or min(lengths) < 1:
-        raise typer.BadParameter(f"--bits must be lengths by commas, such as 64,128: got {text!r}")
+        raise typer.BadParameter(
+            f"--bits must be comma-separated code lengths, such as 64,128: got {text!r}"
+        )
     return lengths

@@ -1,56 +1,55 @@
-"""`antipodal bench`."""
+"""`antipodal bench` and `antipodal datasets`."""
 
 import sys
 import time
+from collections.abc import Callable
 from enum import StrEnum
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from antipodal.cli.app import AsJson, app, bar, print_json, print_table, say_next
+from antipodal.cli.app import AsJson, app, bar, print_json, print_next, print_table
 from antipodal.errors import AntipodalError
 from antipodal.io.atomic import make_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from antipodal.bench.records import Record
 
-
-# What messages for Python call the options of this command.
+# Python arguments in error messages of the library, and the options that set them.
 _OPTIONS = {
     "pass `dir`": "pass --data DIR",
     "n_train": "--train",
     "n_query": "--queries",
     "n_concepts": "--concepts",
 }
+_warn = partial(typer.echo, err=True)
 
 
-def _by_options(message: object) -> str:
-    """Return a message that names options where it named arguments."""
+def _with_option_names(message: object) -> str:
+    """Return an error message with the names of Python arguments replaced by options."""
     text = str(message)
     for argument, option in _OPTIONS.items():
         text = text.replace(argument, option)
     return text
 
 
-def _naming_options(command: "Callable[..., None]") -> "Callable[..., None]":
-    """Have what a command raises name its options."""
+def _naming_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Make the errors of a command name options instead of Python arguments."""
 
     @wraps(command)
     def run(**options: Any) -> None:
         try:
             command(**options)
         except (AntipodalError, ValueError) as error:
-            raise AntipodalError(_by_options(error)) from error
+            raise AntipodalError(_with_option_names(error)) from error
 
     return run
 
 
 class DataSource(StrEnum):
-    """What can be benchmarked."""
+    """Datasets of a benchmark, and formats of custom ones."""
 
     cifar10 = "cifar10"
     nuswide = "nuswide"
@@ -64,14 +63,14 @@ _IMAGES = (DataSource.cifar10, DataSource.idx, DataSource.digits)
 
 
 class Features(StrEnum):
-    """What the rows of an image set are described by."""
+    """Image features."""
 
     gist = "gist"
     pixels = "pixels"
 
 
 class Protocol(StrEnum):
-    """How the rows are split."""
+    """Protocols that split the rows into training, query and database sets."""
 
     paper = "paper"
     unseen = "unseen"
@@ -85,65 +84,80 @@ def bench(
     source: Annotated[DataSource, typer.Argument(metavar="DATASET", help=" | ".join(DataSource))],
     file: Annotated[
         Path | None,
-        typer.Argument(help="For multilabel and arrays: FILE or FILE:COLUMN, with labels in it."),
+        typer.Argument(
+            help="FILE or FILE:COLUMN with features and labels, for multilabel, arrays."
+        ),
     ] = None,
     labels_column: Annotated[
-        str | None, typer.Option(help="Of that file; else y, Y, label or labels, if it has one.")
+        str | None,
+        typer.Option(help="Label column of FILE. Default: y, Y, label or labels."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Directory of the data; otherwise $ANTIPODAL_DATA.")
+        Path | None, typer.Option(help="Data directory. Default: $ANTIPODAL_DATA.")
     ] = None,
     methods: Annotated[
         str,
-        typer.Option(help="By commas; settings as NAME:parameter=value, your own as module:Class."),
+        typer.Option(
+            help="Comma-separated methods, with settings as NAME:parameter=value. A custom method "
+            "is module:Class."
+        ),
     ] = "DeepLinf,ITQ,LSH",
-    bits: Annotated[str, typer.Option(help="Code lengths.")] = "48,64",
-    seeds: Annotated[str, typer.Option(help="Each draws a split and its methods' choices.")] = "0",
-    protocol: Annotated[Protocol, typer.Option(help="Or classes never seen in training.")] = (
-        Protocol.paper
-    ),
+    bits: Annotated[str, typer.Option(help="Comma-separated code lengths.")] = "48,64",
+    seeds: Annotated[
+        str, typer.Option(help="Random seeds of splits and methods, such as 0,1 or 0-4.")
+    ] = "0",
+    protocol: Annotated[
+        Protocol, typer.Option(help="Split protocol. unseen: query classes have no training rows.")
+    ] = Protocol.paper,
     split: Annotated[
-        Path | None, typer.Option(help="A saved split, in place of the protocol's.")
+        Path | None, typer.Option(help="Saved split to use instead of the protocol's.")
     ] = None,
     train: Annotated[
         int | None,
-        typer.Option(min=1, help="Training rows per class [200], or in all if multi-label [5000]."),
+        typer.Option(
+            min=1, help="Training rows per class [200], or in total if multi-label [5000]."
+        ),
     ] = None,
     queries: Annotated[int, typer.Option(min=1, help="Queries per class or concept.")] = 100,
-    concepts: Annotated[int, typer.Option(min=1, help="Most frequent concepts that count.")] = 21,
+    concepts: Annotated[
+        int, typer.Option(min=1, help="Number of most frequent concepts to use.")
+    ] = 21,
     skip_concepts: Annotated[
-        int, typer.Option(min=0, help="Leave out as many of the most frequent concepts.")
+        int, typer.Option(min=0, help="Number of most frequent concepts to leave out.")
     ] = 0,
     features: Annotated[
-        Features | None, typer.Option(help="Of images: gist for cifar10, pixels otherwise.")
+        Features | None,
+        typer.Option(help="Image features. Default: gist for cifar10, otherwise pixels."),
     ] = None,
     mirrored: Annotated[
         bool,
-        typer.Option("--mirrored", help="Learn from mirror images too, and average over both."),
+        typer.Option(
+            "--mirrored", help="Also train on mirrored images, and average the outputs of both."
+        ),
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Records, one per line; cells found there are not run again."),
+        typer.Option(help="Records file, one JSON object per line. Finished cells are not rerun."),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="Cells at a time; by default one per core.")
+        int | None, typer.Option(min=1, help="Number of parallel processes. Default: one per core.")
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Draw figures too, as SVG and PNG."),
+        typer.Option(metavar="DIR", help="Also draw figures into this directory, as SVG and PNG."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit and score methods × code lengths × seeds; stop it when you like, and it goes on."""
-    lengths, chosen = _whole_numbers(bits, "--bits", 1), _whole_numbers(seeds, "--seeds", 0)
+    """Benchmark methods across code lengths and seeds. Interrupted runs resume."""
+    lengths, chosen = _parse_numbers(bits, "--bits", 1), _parse_numbers(seeds, "--seeds", 0)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
-        raise typer.BadParameter("--methods: give at least one")
+        raise typer.BadParameter("--methods: expected at least one method")
     if (file is None) == (source in (DataSource.multilabel, DataSource.arrays)):
-        wanted = "needs a FILE" if file is None else "takes no FILE"
-        raise typer.BadParameter(f"bench {source} {wanted}")
+        problem = "needs a FILE" if file is None else "takes no FILE"
+        raise typer.BadParameter(f"bench {source} {problem}")
     if labels_column is not None and file is None:
-        raise typer.BadParameter(f"--labels-column is for a FILE, and bench {source} takes none")
+        raise typer.BadParameter(f"--labels-column needs a FILE, and bench {source} takes none")
     if features is not None and source not in _IMAGES:
         raise typer.BadParameter(f"--features is for images, and {source} has none")
     from antipodal.bench.records import appending
@@ -158,69 +172,70 @@ def bench(
     if out is None or not out.exists():
         make_folder("." if out is None else out.parent)
     else:
-        with appending(out):  # nothing yet: see that it can be, and that no other run has it
+        with appending(out):  # fail now if the file is not writable or another run uses it
             pass
     if figures is not None:
         from antipodal.bench.figures import draw_figures, prepare_directory
 
-        prepare_directory(figures)  # now: what is missing should not show after hours
+        prepare_directory(figures)  # fail now, not after hours of training
     dataset = load_dataset(
         source, file or data, features=features, skip_concepts=skip_concepts, labels=labels_column
     )
-    given = None if split is None else Split.load(split, len(dataset))
-    benchmark = Benchmark(dataset, protocol, train, queries, concepts, given, mirrored)
+    saved_split = None if split is None else Split.load(split, len(dataset))
+    benchmark = Benchmark(dataset, protocol, train, queries, concepts, saved_split, mirrored)
     path = out or Path(f"antipodal-bench-{dataset.name}.jsonl")
-    began, failed = time.perf_counter(), 0
-    with appending(path) as file_of_records, bar(dataset.name) as show:
-        records = benchmark.matching(cells, file_of_records.found)
+    began, n_failed = time.perf_counter(), 0
+    with appending(path) as record_file, bar(dataset.name) as show:
+        records = benchmark.matching(cells, record_file.found)
         for record in records.values() if as_json else ():
             print_json(record)
-        waiting = [cell for cell in cells if cell not in records]
+        pending = [cell for cell in cells if cell not in records]
         if records:
-            _say(f"{len(records)} of {len(cells)} cells are in {path} already")
-        show(0, len(waiting))
-        outcomes = run_cells(benchmark, waiting, processes or available_cores())
+            _warn(f"{len(records)} of {len(cells)} cells are already in {path}")
+        show(0, len(pending))
+        outcomes = run_cells(benchmark, pending, processes or available_cores())
         for done, (cell, outcome) in enumerate(outcomes, start=1):
             name = f"{cell.method}, {cell.bits} bits, seed {cell.seed}"
-            show(done, len(waiting), f", {name}")
+            show(done, len(pending), f", {name}")
             if isinstance(outcome, Exception):
-                failed += 1
-                _say(f"{name}: {_by_options(outcome)}")
+                n_failed += 1
+                _warn(f"{name}: {_with_option_names(outcome)}")
                 continue
-            file_of_records.append(outcome)
+            record_file.append(outcome)
             records[cell] = outcome
             if as_json:
                 print_json(outcome)
             if not sys.stderr.isatty():
-                left = (time.perf_counter() - began) / done * (len(waiting) - done)
-                _say(f"{name}: mAP {outcome['map']:.2f}; {done}/{len(waiting)}, {left:.0f} s left")
-    found = [records[cell] for cell in cells if cell in records]
-    if not as_json and found:
-        _print_table(found, path)
+                left = (time.perf_counter() - began) / done * (len(pending) - done)
+                _warn(f"{name}: mAP {outcome['map']:.2f}; {done}/{len(pending)}, {left:.0f} s left")
+    finished = [records[cell] for cell in cells if cell in records]
+    if not as_json and finished:
+        _print_scores(finished, path)
     if figures is not None:
         draw_figures(
-            benchmark, figures, methods=names, lengths=lengths, seeds=chosen, records=found,
-            images=dataset.images, say=_say,
+            benchmark, figures, methods=names, lengths=lengths, seeds=chosen, records=finished,
+            images=dataset.images, say=_warn,
         )  # fmt: skip
-    if failed:
+    if n_failed:
         raise typer.Exit(1)
 
 
-def _print_table(records: "list[Record]", path: Path) -> None:
+def _print_scores(records: "list[Record]", path: Path) -> None:
     from antipodal.bench.tables import chance, table
 
-    title = (
-        f"{records[0]['dataset']}, percent, mean ± standard deviation over seeds (paper); "
-        f"a random order scores {chance(records)}"
-    )
     headings, *rows = table(records)
-    print_table(title, headings, rows)
-    typer.echo(f"The records are in {path}.")
-    say_next("report", str(path))
+    print_table(
+        f"{records[0]['dataset']}, percent, mean ± standard deviation over seeds (paper); "
+        f"random order: {chance(records)}",
+        headings,
+        rows,
+    )
+    typer.echo(f"Records: {path}")
+    print_next("report", str(path))
 
 
-def _whole_numbers(text: str, option: str, least: int) -> list[int]:
-    """Read "48,64" or "0-4"."""
+def _parse_numbers(text: str, option: str, least: int) -> list[int]:
+    """Parse "48,64" or "0-4"."""
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -230,9 +245,47 @@ def _whole_numbers(text: str, option: str, least: int) -> list[int]:
             )
         numbers += range(int(first), int(last if dash else first) + 1)
     if not numbers or min(numbers) < least:
-        raise typer.BadParameter(f"{option} {text}: expected numbers from {least}")
+        raise typer.BadParameter(f"{option} {text}: expected numbers of at least {least}")
     return list(dict.fromkeys(numbers))
 
 
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
+_DATASETS = {
+    "cifar10": "60,000 colour images, 32 × 32, 10 classes",
+    "mnist": "70,000 handwritten digits, 28 × 28, 10 classes",
+    "fashion-mnist": "70,000 greyscale images of clothes, 28 × 28, 10 classes",
+    "nuswide": "269,648 photographs as 500 visual words, 81 concepts; requires registration",
+    "digits": "1,797 handwritten digits, 8 × 8, 10 classes; included in scikit-learn",
+}
+
+
+@app.command(epilog="Example: antipodal datasets cifar10 --data data")
+def datasets(
+    name: Annotated[
+        str | None, typer.Argument(help="Dataset to download: cifar10, mnist or fashion-mnist.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Directory. Default: $ANTIPODAL_DATA, or a cache directory."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the benchmark datasets, or download one."""
+    from antipodal.datasets.download import SOURCES, download
+
+    if name is None:
+        for each, description in _DATASETS.items():
+            command = f"antipodal datasets {each}" if each in SOURCES else None
+            if as_json:
+                print_json({"dataset": each, "description": description, "download": command})
+            else:
+                typer.echo(f"{each:14} {description}" + (f"; {command}" if command else ""))
+        return
+    if name not in SOURCES:
+        raise typer.BadParameter(f"cannot download {name!r}: expected {', '.join(SOURCES)}")
+    with bar(name) as show:
+        path = download(name, data, progress=show)
+    if as_json:
+        print_json({"dataset": name, "path": str(path)})
+    else:
+        typer.echo(f"{name}: {path}")
+        print_next("bench", "cifar10" if name == "cifar10" else "idx", "--data", str(path))

@@ -1,9 +1,9 @@
-"""`antipodal index`."""
+"""`antipodal index`: add codes to a store or write an index file."""
 
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -21,7 +21,8 @@ from antipodal.cli.app import (
     check_no_url,
     chosen_store,
     print_json,
-    say_next,
+    print_next,
+    split_commas,
 )
 from antipodal.cli.outputs import INDEX, Force, check_output
 from antipodal.errors import AntipodalError, IdsTakenError, NoStoreError
@@ -40,7 +41,7 @@ _STATS_QUERIES, _STATS_K = 1000, 10
 
 
 class IndexEngine(StrEnum):
-    """How an index file is searched."""
+    """Search engines of an index file."""
 
     flat = "flat"
     ivf = "ivf"
@@ -57,72 +58,75 @@ def index(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", callback=check_no_url, help="Or an index file, without metadata."
+            "--out", "-o", callback=check_no_url, help="Index file to write instead of a store."
         ),
     ] = None,
     ids: Annotated[
         str | None,
         typer.Option(
-            help="An id per code. Without it ids continue after the largest in the store; with "
-            f"--replace or --resume they are 0, 1, …: {TABLE}."
+            help=f"Item ids, one per code: {TABLE}. Default: continue after the largest id in the "
+            "store, or 0, 1, … with --replace or --resume."
         ),
     ] = None,
-    id_column: Annotated[
-        str | None, typer.Option(help="Or a column of the file of the codes.")
-    ] = None,
+    id_column: Annotated[str | None, typer.Option(help="Id column of the code file.")] = None,
     metadata: Annotated[
-        Path | None, typer.Option(help="A JSON object per code, one per line; for stores.")
+        Path | None,
+        typer.Option(help="Item metadata: JSON Lines, one object per code. Stores only."),
     ] = None,
     metadata_columns: Annotated[
         str | None,
-        typer.Option(help="Or columns of the file of the codes, with commas between."),
+        typer.Option(help="Comma-separated metadata columns of the code file. Stores only."),
     ] = None,
     model: Annotated[
         Path | None,
         typer.Option(
-            help="That made the codes: the store, or the index file, will refuse others'."
+            help="Model of the codes. The store or index file then refuses codes of other models."
         ),
     ] = None,
     bits: Annotated[
         int | None,
-        typer.Option(min=1, help="Of a code; otherwise the model's, the store's, or whole bytes."),
+        typer.Option(
+            min=1,
+            help="Code length. Default: that of the model or store, or all bits of the bytes.",
+        ),
     ] = None,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Replace items that have these ids: else that is an error."),
+        typer.Option("--replace", help="Replace existing items with the same ids."),
     ] = False,
     drop_metadata: Annotated[
         bool,
         typer.Option(
             "--drop-metadata",
-            help="Items that are replaced lose their metadata: else, without --metadata, they "
-            "keep them.",
+            help="Delete the metadata of replaced items. Default: keep them.",
         ),
     ] = False,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Pass over items that are there with the same code (and metadata, if given); "
-            "one that differs is an error without --replace.",
+            help="Skip existing items with equal code and metadata. Items that differ are an error "
+            "unless --replace is given.",
         ),
     ] = False,
     engine: Annotated[
-        IndexEngine, typer.Option(help="Of an index file: ivf and hnsw may miss items.")
+        IndexEngine, typer.Option(help="Engine of the index file. ivf and hnsw are approximate.")
     ] = IndexEngine.flat,
     prepare: Annotated[
         int | None,
-        typer.Option(min=0, help="Keep tables in the index file that answer radii up to this."),
+        typer.Option(
+            min=0, help="Build tables for radius searches up to this radius. Index files only."
+        ),
     ] = None,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Measure the recall of searches in the index file.")
+        bool, typer.Option("--stats", help="Measure the recall of the index file.")
     ] = False,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put codes into a store, batch by batch, or into an index file.
+    """Add codes to a store, or write them to an index file.
 
-    All input is checked before anything is written.
+    All input is validated before anything is written.
     """
     store = chosen_store(context, store, out, "--out")
     if ids is not None and id_column is not None:
@@ -131,11 +135,13 @@ def index(
         raise typer.BadParameter("give --metadata or --metadata-columns, not both")
     has_metadata = metadata is not None or metadata_columns is not None
     if store is None and (has_metadata or resume or replace):
-        raise typer.BadParameter("--metadata, --replace and --resume are for stores")
+        raise typer.BadParameter(
+            "--metadata, --metadata-columns, --replace and --resume are for stores"
+        )
     if store is not None and (stats or prepare is not None or engine is not IndexEngine.flat):
         raise typer.BadParameter("--engine, --prepare and --stats are for index files")
     if drop_metadata and (has_metadata or not replace):
-        raise typer.BadParameter("--drop-metadata is for --replace without --metadata")
+        raise typer.BadParameter("--drop-metadata needs --replace, without --metadata")
     if store is None:
         check_output(str(out), INDEX, force)
     import numpy as np
@@ -143,13 +149,13 @@ def index(
     from antipodal.index import HammingIndex
     from antipodal.io.vectors import open_vectors, read_column
 
-    names = [] if metadata_columns is None else _split_names(metadata_columns)
-    others = names if id_column is None else [id_column, *names]
-    file = open_vectors(codes, leave_out=others, text_dtype=np.uint8)
+    columns = split_commas(metadata_columns)
+    no_codes = columns if id_column is None else [id_column, *columns]
+    file = open_vectors(codes, leave_out=no_codes, text_dtype=np.uint8)
     if file.dtype != np.uint8:
         raise ValueError(
-            f"{codes} must hold packed codes, uint8, one per row: got {file.dtype} of shape "
-            f"{file.shape}. Features become codes by `antipodal encode`"
+            f"{codes} must contain packed codes, uint8, one per row: got {file.dtype} of shape "
+            f"{file.shape}. Run `antipodal encode` first if these are features"
         )
     rows = np.asarray(file)
     numbers = None if ids is None else read_column(ids)
@@ -157,11 +163,12 @@ def index(
         numbers = file.column(id_column)
     if numbers is not None and numbers.shape != (len(rows),):
         raise ValueError(
-            f"{ids or id_column} must hold an id for each of {len(rows)} codes: got {numbers.shape}"
+            f"{ids or id_column} must contain one id for each of {len(rows)} codes: got shape "
+            f"{numbers.shape}"
         )
     if numbers is None and (replace or resume):
         numbers = np.arange(len(rows))
-    identity, n_bits = _described(model, bits)
+    identity, n_bits = _model_identity(model, bits)
     began = time.perf_counter()
     if store is None:
         index = HammingIndex(n_bits or 8 * rows.shape[1], engine=engine.value, model=identity)
@@ -169,12 +176,12 @@ def index(
             index.prepare(prepare)
         record = _write_index(index, Path(str(out)), rows, numbers, stats)
     else:
-        how = {"replace": replace, "resume": resume}
-        how["keep_metadata"] = replace and not has_metadata and not drop_metadata
+        options = {"replace": replace, "resume": resume}
+        options["keep_metadata"] = replace and not has_metadata and not drop_metadata
         texts = None
         if has_metadata:
-            texts = _column_texts(file, names) if metadata is None else _line_texts(metadata)
-        record = _fill_store(store, codes, rows, numbers, texts, n_bits, identity, how)
+            texts = _column_texts(file, columns) if metadata is None else _line_texts(metadata)
+        record = _fill_store(store, codes, rows, numbers, texts, n_bits, identity, options)
     seconds = time.perf_counter() - began
     record["seconds"] = round(seconds, 3)
     if as_json:
@@ -189,16 +196,15 @@ def index(
     )
     if "recall" in record:
         typer.echo(
-            f"recall of the {_STATS_K} nearest, for {record['queries']} of the codes: "
-            f"{record['recall']:.2f} %"
+            f"recall@{_STATS_K} of {record['queries']} codes as queries: {record['recall']:.2f} %"
         )
     where = ["--index", place] if store is None else ["--store", place]
-    made_by = [] if model is None else ["--model", str(model)]
-    say_next("search", "QUERIES", *where, *made_by)
+    with_model = [] if model is None else ["--model", str(model)]
+    print_next("search", "QUERIES", *where, *with_model)
 
 
-def _described(model: Path | None, bits: int | None) -> tuple[str | None, int | None]:
-    """Return the identity of the model, if any, and the length of the codes, if it is known."""
+def _model_identity(model: Path | None, bits: int | None) -> tuple[str | None, int | None]:
+    """Return the identity of the model and the code length, each None if unknown."""
     if model is None:
         return None, bits
     from antipodal.io.model_file import model_bits, model_identity
@@ -217,20 +223,22 @@ def _fill_store(
     texts: "Iterator[MetadataText] | None",
     n_bits: int | None,
     identity: str | None,
-    how: dict[str, bool],
+    options: dict[str, bool],
 ) -> dict[str, Any]:
-    """Check everything, make the store if there is none, and load the items."""
+    """Validate all items, create the store if it is missing, and add the items."""
     from antipodal.stores import open_store
     from antipodal.stores.loading import check_items
     from antipodal.stores.url import shown_url
 
     with ExitStack() as stack:
-        store = _opened(url, identity, stack)
+        store: Store | None = None
+        with suppress(NoStoreError):
+            store = stack.enter_context(open_store(url, model=identity))
         if store is not None:
             if n_bits not in (None, store.n_bits):
                 raise AntipodalError(
-                    f"{store.place} keeps codes of {store.n_bits} bits, these have {n_bits}. "
-                    "Were they made by another model?"
+                    f"{store.place} contains codes of {store.n_bits} bits, {codes} has {n_bits}. "
+                    "Are these codes of another model?"
                 )
             n_bits = store.n_bits
         n_bits = n_bits or 8 * rows.shape[1]
@@ -250,12 +258,12 @@ def _fill_store(
                 typer.echo(f"{n:,} of {len(rows):,} items", err=True)
 
         try:
-            loaded = store.load(ids, rows, objects, **how, batch_size=_BATCH, progress=progress)
+            loaded = store.load(ids, rows, objects, **options, batch_size=_BATCH, progress=progress)
         except IdsTakenError as error:
-            ways = "--replace replaces them"
-            if not how["resume"]:
-                ways += ", --resume passes over those that are the same"
-            raise AntipodalError(f"{error}. {ways}") from None
+            hint = "Pass --replace to replace them"
+            if not options["resume"]:
+                hint += ", or --resume to skip equal ones"
+            raise AntipodalError(f"{error}. {hint}") from None
         record = {
             "store": shown_url(url),
             "items": store.count(),
@@ -269,32 +277,22 @@ def _fill_store(
         return record
 
 
-def _opened(url: str, identity: str | None, stack: ExitStack) -> "Store | None":
-    """Open the store that is there, if there is one."""
-    from antipodal.stores import open_store
-
-    try:
-        return stack.enter_context(open_store(url, model=identity))
-    except NoStoreError:
-        return None
-
-
 def _check_width(rows: "NDArray[Any]", codes: str, n_bits: int, place: str) -> None:
     from antipodal.codes import code_width
 
     width = code_width(n_bits)
     if rows.shape[1] != width:
         raise AntipodalError(
-            f"codes of {n_bits} bits, as for {place}, have {width} bytes per row: {codes} has "
-            f"{rows.shape[1]}. Were they made by another model?"
+            f"codes of {n_bits} bits, as in {place}, have {width} bytes per row: {codes} has "
+            f"{rows.shape[1]}. Are these codes of another model?"
         )
 
 
 class _Metadata:
-    """The metadata of all items, all checked, to be read as often as one likes.
+    """Validated metadata of all items, which can be iterated more than once.
 
-    They are copied to a temporary file in the form that stores keep: so they may come from a pipe,
-    and are read and checked once.
+    The texts are written to a temporary file, because the input may be a pipe and must not be
+    validated twice.
     """
 
     def __init__(self, texts: "Iterator[MetadataText]", copy: IO[str], n_items: int) -> None:
@@ -305,7 +303,7 @@ class _Metadata:
             n_texts += 1
         if n_texts != n_items:
             raise AntipodalError(
-                f"there must be metadata for each of {n_items} codes, a line: got {n_texts}"
+                f"metadata must have one object for each of {n_items} codes: got {n_texts}"
             )
 
     def __len__(self) -> int:
@@ -319,30 +317,26 @@ class _Metadata:
 
 
 def _line_texts(path: Path) -> "Iterator[MetadataText]":
-    """Check the metadata in a file of JSON lines."""
+    """Yield the validated metadata of a JSON Lines file."""
     from antipodal.io.jsonl import read_objects
 
     for number, fields in read_objects(path):
-        yield _checked(fields, f"{path}, line {number}")
+        yield _validated(fields, f"{path}, line {number}")
 
 
-def _column_texts(file: "VectorFile", names: list[str]) -> "Iterator[MetadataText]":
-    """Check the metadata in columns beside the codes."""
-    for row, fields in enumerate(file.records(names)):
-        yield _checked(fields, f"{file.name}, row {row}")
+def _column_texts(file: "VectorFile", columns: list[str]) -> "Iterator[MetadataText]":
+    """Yield the validated metadata in columns of the code file."""
+    for row, fields in enumerate(file.records(columns)):
+        yield _validated(fields, f"{file.name}, row {row}")
 
 
-def _checked(fields: dict[str, Any], place: str) -> "MetadataText":
+def _validated(fields: dict[str, Any], place: str) -> "MetadataText":
     from antipodal.stores.metadata import metadata_text
 
     try:
         return metadata_text(fields)
     except (TypeError, ValueError) as error:
         raise AntipodalError(f"{place}: {error}") from error
-
-
-def _split_names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
 
 
 def _write_index(

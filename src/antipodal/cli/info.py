@@ -18,10 +18,10 @@ Facts = dict[str, Any]
 
 
 def describe(path: Path) -> Facts:
-    """Return what is known of a file or folder, or raise AntipodalError saying what is wrong.
+    """Return the description of a file or folder; raise AntipodalError if it is damaged or foreign.
 
-    `kind` says what it is, `antipodal` which version wrote it, and `model` the identity of the
-    model behind it; what a file does not know is None.
+    `kind` is its kind, `antipodal` the version that wrote it, and `model` the identity of its
+    model. Values that the file does not record are None.
     """
     if path.is_dir():
         return {"file": str(path), **_folder(path)}
@@ -39,9 +39,7 @@ def _reader(path: Path, start: bytes) -> Callable[[Path], Facts]:
     try:
         return _READERS[signature_kind(path, start)]
     except KeyError:
-        raise AntipodalError(
-            f"{path} is not a file that antipodal writes, or its beginning is damaged"
-        ) from None
+        raise AntipodalError(f"{path} is not an antipodal file, or its header is damaged") from None
 
 
 def _model_file(path: Path) -> Facts:
@@ -70,7 +68,7 @@ def _model_file(path: Path) -> Facts:
             "best_epoch": history.get("best_epoch"),
             "run": header.get("run"),
         }
-    # a vocabulary of visual words, or features of images
+    # a vocabulary of visual words, or image features
     shapes = {name: list(array.shape) for name, array in arrays.items()}
     return {"kind": kind, "antipodal": None, **shapes, "parameters": header}
 
@@ -105,7 +103,7 @@ def _store(path: Path) -> Facts:
             "kind": "store",
             "antipodal": store.antipodal,
             "bits": store.n_bits,
-            "items": store.count(),  # which reads and checks them all
+            "items": store.count(),  # reads and verifies all items
             "model": store.model,
         }
 
@@ -130,7 +128,7 @@ def _split(path: Path) -> Facts:
 
 
 def _parquet(path: Path) -> Facts:
-    """Describe what `store export` wrote, or a file of a folder of codes."""
+    """Describe a file written by `store export`, or one file of a folder of codes."""
     from antipodal.io.formats import find_format
     from antipodal.stores.transfer import read_export_facts
 
@@ -160,13 +158,13 @@ def _folder(path: Path) -> Facts:
     try:
         from antipodal.bulk.manifest import read_contents
     except ImportError as error:
-        message = missing_extra("a folder of codes", str(error.name), "arrow")
+        message = missing_extra("reading a folder of codes", str(error.name), "arrow")
         raise AntipodalError(message) from error
     found = read_contents(path)
     if found is None:
         raise AntipodalError(
-            f"{path} is a folder without the manifest of codes; `antipodal store list {path}` "
-            "lists the stores in it"
+            f"{path} is a folder without a manifest of codes. `antipodal store list {path}` lists "
+            "the stores in it"
         )
     changed = [r.name for r in found.records if not _has_size(path / r.name, r.bytes)]
     return {
@@ -191,10 +189,12 @@ def _onnx(path: Path) -> Facts:
     try:
         import onnx
     except ImportError as error:
-        raise AntipodalError(missing_extra("an ONNX model", str(error.name), "onnx")) from error
+        raise AntipodalError(
+            missing_extra("reading an ONNX model", str(error.name), "onnx")
+        ) from error
     try:
         model = onnx.load(path)
-    except Exception as error:  # of protobuf, which has no types
+    except Exception as error:  # protobuf errors have no common class
         raise AntipodalError(f"{path} is truncated or damaged: {error}") from error
     about = {entry.key: entry.value for entry in model.metadata_props}
     if model.producer_name != "antipodal":
@@ -218,27 +218,27 @@ def _records(path: Path) -> Facts:
     run = read_run(path)
     facts: Facts = {
         "kind": f"records of `{COMMANDS[run.kind]}`",
-        "antipodal": _different(run.records, "antipodal"),
+        "antipodal": _distinct(run.records, "antipodal"),
         "records": len(run.records),
     }
     for name in ("dataset", "method", "bits", "seed", "search", "metric"):
         if any(name in record for record in run.records):
-            facts[name] = _different(run.records, name)
+            facts[name] = _distinct(run.records, name)
     return facts
 
 
-def _different(records: list[dict[str, Any]], name: str) -> Any:
-    """Return the value that all records have, or a list where they differ."""
+def _distinct(records: list[dict[str, Any]], name: str) -> Any:
+    """Return the common value of all records, or the list of values if they differ."""
     values = list(dict.fromkeys(record[name] for record in records if name in record))
     return values if len(values) > 1 else values[0] if values else None
 
 
 def _report(path: Path) -> Facts:
-    said = re.search(r"Written by antipodal ([\w.+]+)\.</p></body></html>\s*$", path.read_text())
+    written = re.search(r"Written by antipodal ([\w.+]+)\.</p></body></html>\s*$", path.read_text())
     title = re.search(r"<title>(.*?)</title>", path.read_text())
-    if said is None or title is None:
-        raise AntipodalError(f"{path} is HTML, but no whole report of antipodal")
-    return {"kind": "report", "antipodal": said[1], "title": title[1]}
+    if written is None or title is None:
+        raise AntipodalError(f"{path} is HTML, but not a complete antipodal report")
+    return {"kind": "report", "antipodal": written[1], "title": title[1]}
 
 
 _READERS: dict[str, Callable[[Path], Facts]] = {
@@ -254,29 +254,29 @@ _READERS: dict[str, Callable[[Path], Facts]] = {
 }
 
 
-_CALLED = {
+_LABELS = {
     "antipodal": "written by antipodal",
-    "model": "identity of the model",
-    "run": "identity of the run",
-    "data_licence": "licence of the data",
-    "table_bands": "bands of tables for small radii",
-    "missing_or_changed": "files missing or changed",
+    "model": "model identity",
+    "run": "run identity",
+    "data_licence": "data licence",
+    "table_bands": "bands of radius tables",
+    "missing_or_changed": "missing or changed files",
 }
-_UNKNOWN = "it does not say"
+_UNKNOWN = "unknown"
 
 
 @app.command(epilog="Example: antipodal info model.antipodal")
 def info(
     file: Annotated[
         Path,
-        typer.Argument(callback=check_no_url, help="Any file that antipodal wrote, or a folder."),
+        typer.Argument(callback=check_no_url, help="File or folder written by antipodal."),
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Say what a file is, which version wrote it, and from what.
+    """Describe a file written by antipodal: its kind, version, contents and model.
 
-    Models, index files, SQLite stores and backups, codes and folders of codes, exports,
-    checkpoints, records, ONNX models, splits and reports. Checksums are checked on the way.
+    Supported are models, index files, SQLite stores and backups, codes and folders of codes,
+    exports, checkpoints, records, ONNX models, splits and reports. Checksums are verified.
     """
     facts = describe(file)
     if as_json:
@@ -285,7 +285,7 @@ def info(
     name, kind = facts.pop("file"), facts.pop("kind")
     typer.echo(f"{name}: {kind}")
     parameters = facts.pop("parameters", {})
-    lines = {_CALLED.get(key, key.replace("_", " ")): _shown(value) for key, value in facts.items()}
+    lines = {_LABELS.get(key, key.replace("_", " ")): _shown(value) for key, value in facts.items()}
     lines |= {f"parameter {key}": json.dumps(value) for key, value in parameters.items()}
     width = max(map(len, lines))
     for key, text in lines.items():

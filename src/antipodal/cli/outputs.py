@@ -1,4 +1,4 @@
-"""Kinds of files, and the check that an output file does not replace one of another kind."""
+"""File kinds, and the check that an output does not replace a file of another kind."""
 
 import json
 import os
@@ -29,7 +29,7 @@ _START_BYTES = 100  # the length of a SQLite header
 _HEADER_BYTES = 2**26  # of a safetensors file: longer headers are not read
 
 Force = Annotated[
-    bool, typer.Option("--force", help="Replace an existing file of another kind, too.")
+    bool, typer.Option("--force", help="Also replace an existing file of another kind.")
 ]
 
 
@@ -56,10 +56,10 @@ def check_output(path: str | os.PathLike[str], kind: str, force: bool = False) -
 
 
 def file_kind(path: str | os.PathLike[str]) -> str | None:
-    """Return the kind of a file by its first bytes, or None if there is nothing to lose.
+    """Return the kind of a file by its first bytes, or None if it may be replaced without loss.
 
-    Nothing is lost where there is no file, an empty file, a device or a pipe. The exceptions are
-    the side files of a SQLite database. They may be missing or empty while the database is in use.
+    That is a missing or empty file, a device or a pipe. Side files of a SQLite database are an
+    exception: they may be missing or empty while the database is in use.
     """
     real = os.path.realpath(path)
     for ending in _SIDE_FILES:
@@ -67,7 +67,7 @@ def file_kind(path: str | os.PathLike[str]) -> str | None:
             return SIDE_FILE
     start = _start(real)
     if not start:
-        # a new database may still be in its log
+        # a new database may still be in its write-ahead log
         return STORE if os.path.isfile(real) and _has_log(real) else None
     kind = signature_kind(real, start)
     if kind == STORE:
@@ -108,7 +108,7 @@ def _sqlite_kind(path: str, start: bytes) -> str:
     from antipodal.stores.sqlite_file import APPLICATION_ID
 
     found = int.from_bytes(start[68:72], "big")
-    # the id of a new store may still be in its log
+    # the id of a new store may still be in its write-ahead log
     return STORE if found == APPLICATION_ID or (found == 0 and _has_log(path)) else DATABASE
 
 

@@ -1,4 +1,4 @@
-"""`antipodal search`."""
+"""`antipodal search`: nearest items in a store or index file."""
 
 import json
 from contextlib import ExitStack
@@ -15,7 +15,7 @@ from antipodal.cli.app import (
     app,
     check_no_url,
     chosen_store,
-    open_known_store,
+    open_existing_store,
     print_json,
 )
 from antipodal.errors import AntipodalError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from antipodal.stores import Store
 
 
-_QUERIES_AT_ONCE = 1024
+_BATCH_SIZE = 1024  # queries
 
 
 @app.command(
@@ -38,50 +38,57 @@ def search(
     context: typer.Context,
     queries: Annotated[
         str,
-        typer.Argument(callback=check_no_url, help=f"Features with --model, else codes: {TABLES}."),
+        typer.Argument(
+            callback=check_no_url, help=f"Features with --model, otherwise packed codes: {TABLES}."
+        ),
     ],
     store: StoreUrl = None,
     file: Annotated[
         Path | None,
         typer.Option(
-            "--index", callback=check_no_url, help="Or an index file, by `antipodal index --out`."
+            "--index",
+            callback=check_no_url,
+            help="Index file to search, written by `antipodal index --out`.",
         ),
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="That makes codes of the features.")] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Nearest items of each query.")] = 10,
+    model: Annotated[Path | None, typer.Option(help="Model that encodes the queries.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of neighbours per query.")] = 10,
     radius: Annotated[
-        int | None, typer.Option(min=0, help="All items within this distance, in place of k.")
+        int | None,
+        typer.Option(min=0, help="Return all items within this Hamming distance instead of k."),
     ] = None,
     where: Annotated[
-        str | None, typer.Option(help='Filter of a store, JSON: {"year": {"gte": 2000}}.')
+        str | None, typer.Option(help='Metadata filter as JSON, such as {"year": {"gte": 2000}}.')
     ] = None,
     rescore: Annotated[
         str | None,
         typer.Option(
-            help="Order 4k candidates by the query's real values (project, with --model), or by "
-            f"the cosine of the features with those of the items, in the row of their id: {TABLE}."
+            help="Rerank with 4× oversampling: `project` uses float queries and codes, "
+            f"{TABLE} the cosine of vectors, in the row of the item id. Needs --model."
         ),
     ] = None,
     asymmetric: Annotated[
         bool,
         typer.Option(
             "--asymmetric",
-            help="Compare the query's real values with all codes, in place of its bits: --model.",
+            help="Asymmetric search: float queries against binary codes. Needs --model.",
         ),
     ] = False,
     with_metadata: Annotated[
-        bool, typer.Option("--metadata", help="Print the items' metadata too.")
+        bool, typer.Option("--metadata", help="Print the metadata of the items.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find the nearest items of each query, or all within a radius; one line per query."""
+    """Print the nearest items of each query, or all within a radius, one line per query."""
     store = chosen_store(context, store, file, "--index")
     if file is not None and (where is not None or with_metadata):
-        raise typer.BadParameter("--where and --metadata are for stores: a file has no metadata")
+        raise typer.BadParameter(
+            "--where and --metadata are for stores: an index file has no metadata"
+        )
     if rescore is not None and (model is None or radius is not None):
-        raise typer.BadParameter("--rescore needs --model, and is for the k nearest")
+        raise typer.BadParameter("--rescore needs --model, and excludes --radius")
     if asymmetric and (model is None or radius is not None or rescore is not None):
-        raise typer.BadParameter("--asymmetric needs --model, and is for the k nearest, in order")
+        raise typer.BadParameter("--asymmetric needs --model, and excludes --radius and --rescore")
     condition = None
     if where is not None:
         try:
@@ -96,9 +103,8 @@ def search(
     rows = open_vectors(queries, text_dtype=np.uint8 if model is None else np.float64)
     hasher: BaseHasher | None = None
     if model is not None:
-        from antipodal.hashers.registry import (
-            load,
-        )  # PyTorch comes along: seconds that codes need not wait
+        # Importing PyTorch takes seconds, and is not needed to search with codes.
+        from antipodal.hashers.registry import load
 
         hasher = load(model)
     vectors = None if rescore in (None, "project") else np.asarray(open_vectors(str(rescore)))
@@ -108,12 +114,12 @@ def search(
             _check_codes(rows, queries, target.n_bits, place)
         elif hasher.n_bits != target.n_bits:
             raise AntipodalError(
-                f"{model} makes codes of {hasher.n_bits} bits, {place} keeps codes of "
-                f"{target.n_bits}"
+                f"{model} makes codes of {hasher.n_bits} bits, {place} contains codes of "
+                f"{target.n_bits} bits"
             )
         options: dict[str, Any] = {} if condition is None else {"where": condition}
         done = 0
-        for block in rows.blocks(_QUERIES_AT_ONCE):
+        for block in rows.blocks(_BATCH_SIZE):
             packed = block if hasher is None or asymmetric else hasher.encode(block)
             if radius is not None:
                 found = target.radius(packed, radius, **options)
@@ -133,43 +139,43 @@ def search(
 def _open(
     store: str | None, file: Path | None, model: Path | None, stack: ExitStack
 ) -> "tuple[Store | HammingIndex, str]":
-    """Return what is to be searched, and its name."""
+    """Open the store or index file, and return it with its name."""
     if store is None:
         from antipodal.index import HammingIndex
 
         index = HammingIndex.load(str(file))
         _check_model(index.model, str(file), model)
         return index, str(file)
-    opened = stack.enter_context(open_known_store(store))
+    opened = stack.enter_context(open_existing_store(store))
     _check_model(opened.model, opened.place, model)
     return opened, opened.place
 
 
-def _check_model(kept: str | None, place: str, model: Path | None) -> None:
-    """Refuse to compare codes of this model with those of another, where that is known."""
+def _check_model(identity: str | None, place: str, model: Path | None) -> None:
+    """Raise AntipodalError if the codes are known to be of another model."""
     from antipodal.io.model_file import model_identity
 
-    if model is not None and kept not in (None, model_identity(model)):
+    if model is not None and identity not in (None, model_identity(model)):
         raise AntipodalError(
-            f"{place} keeps codes of another model than {model}: distances between codes of "
-            "different models mean nothing"
+            f"{place} contains codes of another model than {model}. Distances between codes of "
+            "different models are meaningless"
         )
 
 
 def _check_codes(rows: "VectorFile", queries: str, n_bits: int, place: str) -> None:
-    """Refuse queries that are not codes, or not of the length that is searched."""
+    """Raise AntipodalError if the queries are not codes of this length."""
     from antipodal.codes import code_width
 
     if rows.dtype != "uint8":
         raise AntipodalError(
-            f"{queries} holds {rows.dtype}, not codes, which are uint8. If these are features, "
-            "give --model to encode them"
+            f"{queries} contains {rows.dtype}, expected codes of type uint8. "
+            "Pass --model to encode features"
         )
     width = code_width(n_bits)
     if rows.n_features != width:
         raise AntipodalError(
-            f"{place} keeps codes of {n_bits} bits, {width} bytes per row: {queries} has shape "
-            f"{rows.shape}. Are they codes of another model, or features that need --model?"
+            f"{place} contains codes of {n_bits} bits, {width} bytes per row: {queries} has shape "
+            f"{rows.shape}. Are these codes of another model, or features that need --model?"
         )
 
 
@@ -182,7 +188,9 @@ def _print_hits(row: int, hits: "SearchResult", store: Any, as_json: bool) -> No
     if as_json:
         print_json(record)
         return
-    near = ", ".join(f"{i} ({d})" for i, d in zip(record["ids"], record["distances"], strict=True))
-    typer.echo(f"{row}: {near or 'nothing'}")
+    hits_text = ", ".join(
+        f"{i} ({d})" for i, d in zip(record["ids"], record["distances"], strict=True)
+    )
+    typer.echo(f"{row}: {hits_text or 'no items'}")
     for i, value in zip(record["ids"], record.get("metadata", []), strict=False):
         typer.echo(f"    {i}: {json.dumps(value, ensure_ascii=False)}")

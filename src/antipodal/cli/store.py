@@ -1,4 +1,4 @@
-"""`antipodal store`: backups, copies, exports and lists of stores."""
+"""`antipodal store`: list, back up, restore, copy, export and vacuum stores."""
 
 import time
 from pathlib import Path
@@ -13,9 +13,10 @@ from antipodal.cli.app import (
     app,
     bar,
     check_no_url,
-    open_known_store,
+    open_existing_store,
     print_json,
     print_table,
+    split_commas,
 )
 from antipodal.cli.outputs import PARQUET, STORE, Force, check_output
 
@@ -24,27 +25,27 @@ commands = typer.Typer(
 )
 app.add_typer(commands, name="store")
 
-_NO_STORE = "give --store URL, or the variable ANTIPODAL_STORE"
-
 
 @commands.command(
     epilog="Example: antipodal store backup items-monday.db --store sqlite:///items.db"
 )
 def backup(
-    file: Annotated[Path, typer.Argument(callback=check_no_url, help="To write, replaced whole.")],
+    file: Annotated[
+        Path, typer.Argument(callback=check_no_url, help="Backup file to write or replace.")
+    ],
     store: StoreUrl = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a store into one file while others read and write it, and check the copy.
+    """Back up a store to one file while it is in use, and verify the copy.
 
-    The file is a store of SQLite, whatever engine the items come from.
+    The file is a SQLite store, whatever engine the items come from.
     """
     from antipodal.stores.transfer import back_up
     from antipodal.stores.url import shown_url
 
     began = time.monotonic()
-    with open_known_store(_given(store)) as source:
+    with open_existing_store(_required(store)) as source:
         source.check_not_own_file(file)
         check_output(file, STORE, force)
         made = back_up(source, file)
@@ -52,7 +53,7 @@ def backup(
         print_json({"file": str(file), **made._asdict(), "bytes": file.stat().st_size})
     else:
         typer.echo(
-            f"{file}: {made.items:,} items of {shown_url(_given(store))}, checked, in "
+            f"{file}: {made.items:,} items of {shown_url(_required(store))}, verified, in "
             f"{time.monotonic() - began:.1f} s\nsha256 {made.sha256}"
         )
 
@@ -63,28 +64,30 @@ def backup(
 def restore(
     file: Annotated[
         Path,
-        typer.Argument(exists=True, dir_okay=False, help="Written by `antipodal store backup`."),
+        typer.Argument(
+            exists=True, dir_okay=False, help="Backup file written by `antipodal store backup`."
+        ),
     ],
     store: StoreUrl = None,
     sha256: Annotated[
-        str | None, typer.Option(help="What the file must have, as `backup` printed it.")
+        str | None, typer.Option(help="Expected SHA-256 of the backup, as printed by `backup`.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put the items of a backup in the place of all that a store has, or make the store.
+    """Replace all items of a store with those of a backup. The store is created if missing.
 
-    Others may have the store open: they see all items before, then all items after.
+    The store may be in use: other processes see either all old or all new items.
     """
     from antipodal.stores.transfer import restore as restore_store
     from antipodal.stores.url import shown_url
 
     began = time.monotonic()
-    made = restore_store(file, _given(store), sha256=sha256)
+    made = restore_store(file, _required(store), sha256=sha256)
     if as_json:
-        print_json({"store": shown_url(_given(store)), **made._asdict()})
+        print_json({"store": shown_url(_required(store)), **made._asdict()})
     else:
         typer.echo(
-            f"{shown_url(_given(store))}: the {made.items:,} items of {file}, in "
+            f"{shown_url(_required(store))}: {made.items:,} items restored from {file}, in "
             f"{time.monotonic() - began:.1f} s"
         )
 
@@ -94,16 +97,17 @@ def list_(
     place: Annotated[
         str | None,
         typer.Argument(
-            envvar=STORE_VARIABLE, help="A folder or file of SQLite, or a URL as of --store."
+            envvar=STORE_VARIABLE, help="Folder or file of SQLite stores, or a store URL."
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List stores: files of a folder, tables of a database, collections of Milvus."""
+    """List the stores in a folder, a PostgreSQL database or a Milvus server."""
     from antipodal.stores.listing import list_stores
+    from antipodal.stores.url import shown_url
 
     if place is None:
-        raise typer.BadParameter("give a folder or a URL, or the variable ANTIPODAL_STORE")
+        raise typer.BadParameter(f"give a folder or a store URL, or set {STORE_VARIABLE}")
     found = list_stores(place)
     if as_json:
         for each in found:
@@ -115,7 +119,7 @@ def list_(
         ]
         print_table(f"{len(found)} stores", ["store", "bits", "items", "model"], rows)
     else:
-        typer.echo("There are no stores.")
+        typer.echo(f"no stores in {shown_url(place)}")
     problems = [each.problem for each in found if each.problem is not None]
     for problem in problems:
         typer.echo(f"antipodal: {problem}", err=True)
@@ -126,29 +130,34 @@ def list_(
 @commands.command(epilog="Example: antipodal store export items.parquet --store sqlite:///items.db")
 def export(
     file: Annotated[
-        Path, typer.Argument(callback=check_no_url, help="To write, .parquet, replaced whole.")
+        Path,
+        typer.Argument(callback=check_no_url, help="Parquet file to write or replace."),
     ],
     store: StoreUrl = None,
     metadata_columns: Annotated[
         str | None,
-        typer.Option(help="Fields of the metadata that become columns, with commas between."),
+        typer.Option(help="Comma-separated metadata fields to write as columns."),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the items of a store to a parquet file: ids, codes and metadata, of one moment.
+    """Export a snapshot of a store to a parquet file of ids, codes and metadata.
 
-    The same items make the same file, whatever engine they come from.
+    Equal items give the same file, whatever engine they come from.
     """
     from antipodal.stores.transfer import export_items
 
     began = time.monotonic()
-    columns = [] if metadata_columns is None else [c.strip() for c in metadata_columns.split(",")]
-    with open_known_store(_given(store)) as source, bar("items") as show:
+    with open_existing_store(_required(store)) as source, bar("items") as show:
         source.check_not_own_file(file)
         check_output(file, PARQUET, force)
         total = source.item_count()
-        made = export_items(source, file, columns=columns, progress=lambda n: show(n, total))
+        made = export_items(
+            source,
+            file,
+            columns=split_commas(metadata_columns),
+            progress=lambda n: show(n, total),
+        )
     if as_json:
         print_json({"file": str(file), **made._asdict(), "bytes": file.stat().st_size})
     else:
@@ -166,53 +175,54 @@ def copy(
         str,
         typer.Option(
             envvar="ANTIPODAL_STORE_TO",
-            help="The store to copy to, made if there is none: a URL as of --store.",
+            help="URL of the target store. Created if missing.",
         ),
     ],
     store: StoreUrl = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="In the place of all that is there.")
+        bool, typer.Option("--replace", help="Replace all items of the target.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a store into another, of any engine, and check the copy by count and checksum.
+    """Copy a store to another of any engine, and verify the copy by count and checksum.
 
-    The other must be new, or have a part of the same items: a copy that was interrupted goes on.
+    Without --replace the target must be new or hold a part of the same items, as after an
+    interrupted copy, which resumes.
     """
     from antipodal.stores.transfer import copy_store
     from antipodal.stores.url import shown_url
 
     began = time.monotonic()
-    with open_known_store(_given(store)) as source, bar("items") as show:
+    with open_existing_store(_required(store)) as source, bar("items") as show:
         total = source.item_count()
         made = copy_store(source, to, replace=replace, progress=lambda n: show(n, total))
     if as_json:
         print_json({"store": shown_url(to), **made._asdict()})
     else:
-        before = f", {made.there_before:,} of them there before" if made.there_before else ""
+        before = f", {made.there_before:,} of them already copied" if made.there_before else ""
         typer.echo(
-            f"{shown_url(to)}: {made.items:,} items of {shown_url(_given(store))}{before}, "
-            f"checked, in {time.monotonic() - began:.1f} s\nsha256 of the items {made.sha256}"
+            f"{shown_url(to)}: {made.items:,} items of {shown_url(_required(store))}{before}, "
+            f"verified, in {time.monotonic() - began:.1f} s\nsha256 of the items {made.sha256}"
         )
 
 
 @commands.command(epilog="Example: antipodal store vacuum --store sqlite:///items.db")
 def vacuum(store: StoreUrl = None, as_json: AsJson = False) -> None:
-    """Give back the room of deleted and replaced items, where the engine does not by itself."""
-    with open_known_store(_given(store)) as opened:
+    """Reclaim the disk space of deleted and replaced items."""
+    with open_existing_store(_required(store)) as opened:
         before, after = opened.vacuum()
         place = opened.place
     if as_json:
         print_json({"store": place, "bytes_before": before, "bytes_after": after})
     else:
-        typer.echo(f"{place}: {before:,} bytes before, {after:,} now")
+        typer.echo(f"{place}: {before:,} bytes before, {after:,} after")
 
 
 def _number(value: int | None) -> str:
     return "–" if value is None else f"{value:,}"
 
 
-def _given(store: str | None) -> str:
+def _required(store: str | None) -> str:
     if store is None:
-        raise typer.BadParameter(_NO_STORE)
+        raise typer.BadParameter(f"give --store URL, or set {STORE_VARIABLE}")
     return store

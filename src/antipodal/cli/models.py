@@ -1,4 +1,4 @@
-"""`antipodal fit` and `encode`."""
+"""`antipodal fit`, `encode` and `export`."""
 
 import os
 import time
@@ -18,16 +18,17 @@ from antipodal.cli.app import (
     app,
     bar,
     print_json,
-    say_next,
+    print_next,
+    split_commas,
     training_progress,
 )
-from antipodal.cli.outputs import ARRAY, MODEL, Force, check_output
+from antipodal.cli.outputs import ARRAY, MODEL, ONNX, Force, check_output
 from antipodal.errors import AntipodalError, missing_extra
 from antipodal.io.atomic import check_writable
 
 
 class BulkEngine(Enum):
-    """What encodes a folder."""
+    """Engines that encode folders of parquet files."""
 
     local = "local"
     ray = "ray"
@@ -37,38 +38,42 @@ class BulkEngine(Enum):
     epilog="Example: antipodal fit features.npy --labels labels.npy --bits 64 --out model.antipodal"
 )
 def fit(
-    features: Annotated[str, typer.Argument(help=f"Training rows: {TABLES}.")],
-    model: Annotated[Path, typer.Option("--out", "-o", help="Where the model goes.")],
+    features: Annotated[str, typer.Argument(help=f"Training features: {TABLES}.")],
+    model: Annotated[Path, typer.Option("--out", "-o", help="Model file to write.")],
     labels: Annotated[
-        str | None, typer.Option(help=f"A class per row, or multi-hot concepts: {TABLE}.")
+        str | None, typer.Option(help=f"Class labels, or multi-hot concepts: {TABLE}.")
     ] = None,
     labels_column: Annotated[
-        str | None, typer.Option(help="Or a column of the file of the training rows.")
+        str | None, typer.Option(help="Label column of the feature file.")
     ] = None,
     pairs: Annotated[
-        str | None, typer.Option(help=f"Rows i, j, similar (1 or 0), instead of labels: {TABLE}.")
+        str | None,
+        typer.Option(help=f"Pairs of rows instead of labels: i, j, similar (1 or 0): {TABLE}."),
     ] = None,
     unlabelled: Annotated[
         str | None,
-        typer.Option(help=f"More rows, without labels, for a network to learn from: {TABLE}."),
+        typer.Option(help=f"Additional features without labels, for networks: {TABLE}."),
     ] = None,
     method: Annotated[
-        str, typer.Option(help="Such as DeepLinf, KSH or ITQ; your own as module:Class.")
+        str,
+        typer.Option(help="Method, such as DeepLinf, KSH or ITQ. A custom method is module:Class."),
     ] = "DeepLinf",
     bits: Bits = 64,
     seed: Seed = 0,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A parameter of the method, NAME=VALUE; may be repeated."),
+        typer.Option("--set", help="Method parameter as NAME=VALUE. Repeatable."),
     ] = None,
-    paper: Annotated[bool, typer.Option(help="DeepLinf in the setting of the paper.")] = False,
+    paper: Annotated[
+        bool, typer.Option(help="Use DeepLinf with the settings of the paper.")
+    ] = False,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Keep the training's state here, and resume from it.")
+        Path | None, typer.Option(help="Checkpoint file. Interrupted training resumes from it.")
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Learn a hasher from features and labels (or pairs), and save it."""
+    """Train a model on features with labels, pairs or neither, and save it."""
     import numpy as np
     from sklearn.utils import get_tags
 
@@ -77,7 +82,7 @@ def fit(
     from antipodal.io.vectors import open_vectors, read_column
 
     if paper and method != "DeepLinf":
-        raise typer.BadParameter("--paper is a setting of DeepLinf")
+        raise typer.BadParameter(f"--paper is for DeepLinf, not {method}")
     try:
         hasher = make_hasher("DeepLinf.paper" if paper else method, bits, seed, settings or [])
     except (TypeError, ValueError) as error:
@@ -87,29 +92,27 @@ def fit(
         raise typer.BadParameter("give --labels or --labels-column, not both")
     has_labels = labels is not None or labels_column is not None
     if trained and has_labels == (pairs is not None):
-        raise typer.BadParameter(f"{method} learns from --labels or from --pairs: give one")
+        raise typer.BadParameter(f"{method} needs either --labels or --pairs")
     if unlabelled is not None and (pairs is not None or not hasher.uses_unlabelled):
-        why = f"{method} does not" if pairs is None else "pairs name no classes, so it cannot"
-        raise typer.BadParameter(f"{why} learn from rows without labels: leave --unlabelled out")
+        reason = f"{method} does not use" if pairs is None else "--pairs cannot be combined with"
+        raise typer.BadParameter(f"{reason} --unlabelled")
     if pairs is not None and not trained:
-        raise typer.BadParameter(f"{method} does not learn from pairs")
+        raise typer.BadParameter(f"{method} does not use --pairs")
     if not has_labels and not trained and get_tags(hasher).target_tags.required:
-        raise typer.BadParameter(f"{method} learns from --labels: give them")
+        raise typer.BadParameter(f"{method} needs --labels or --labels-column")
     if checkpoint is not None and not trained:
-        raise typer.BadParameter(f"{method} has no training to resume: leave --checkpoint out")
-    check_output(model, MODEL, force)  # now, not after hours of training
+        raise typer.BadParameter(f"{method} has no training to resume: remove --checkpoint")
+    check_output(model, MODEL, force)  # fail now, not after hours of training
     if checkpoint is not None:
         check_writable(checkpoint)
     if has_labels and not hasher.uses_labels:
-        typer.echo(
-            f"{method} does not learn from labels: {labels or labels_column} is not used", err=True
-        )
+        typer.echo(f"{method} does not use labels: {labels or labels_column} is ignored", err=True)
         has_labels = False
-    others = [] if labels_column is None else [labels_column]
-    file = open_vectors(features, leave_out=others)
+    label_columns = [] if labels_column is None else [labels_column]
+    file = open_vectors(features, leave_out=label_columns)
     y = None
     if has_labels:
-        y = read_column(labels) if labels is not None else file.column(others[0])
+        y = read_column(labels) if labels is not None else file.column(label_columns[0])
     rows = np.asarray(file)
     began = time.perf_counter()
     try:
@@ -120,17 +123,18 @@ def fit(
                     listed = np.asarray(open_vectors(pairs, text_dtype=np.int64))
                     if listed.shape[1] != 3:
                         raise ValueError(
-                            f"{pairs} must have three columns, i, j, similar: got {listed.shape}"
+                            f"{pairs} must have three columns, i, j, similar: got shape "
+                            f"{listed.shape}"
                         )
                     hasher.fit_pairs(rows, listed[:, :2], listed[:, 2], **options)
                 else:
                     if unlabelled is not None:
-                        options["unlabelled"] = open_vectors(unlabelled, leave_out=others)
+                        options["unlabelled"] = open_vectors(unlabelled, leave_out=label_columns)
                     hasher.fit(rows, y, **options)
             else:
                 hasher.fit(rows, y)
     except KeyboardInterrupt:
-        typer.echo(f"antipodal: interrupted, {_what_is_kept(trained, checkpoint)}", err=True)
+        typer.echo(f"antipodal: interrupted. {_interrupted_state(trained, checkpoint)}", err=True)
         raise typer.Exit(130) from None
     seconds = time.perf_counter() - began
     hasher.save(model)
@@ -147,68 +151,65 @@ def fit(
         print_json(record)
     else:
         typer.echo(
-            f"{model}: {method}, {bits} bits, from {len(rows):,} rows of {rows.shape[1]:,} "
-            f"features in {seconds:.1f} s"
+            f"{model}: {method}, {bits} bits, trained on {len(rows):,} rows of "
+            f"{rows.shape[1]:,} features in {seconds:.1f} s"
         )
-        say_next("encode", str(model), "FEATURES", "--out", "codes.npy")
+        print_next("encode", str(model), "FEATURES", "--out", "codes.npy")
 
 
-def _what_is_kept(trained: bool, checkpoint: Path | None) -> str:
-    """Say what an interrupted `fit` leaves."""
+def _interrupted_state(trained: bool, checkpoint: Path | None) -> str:
+    """Describe the files that an interrupted `fit` leaves."""
     if not trained:
-        return "and no model was written"
+        return "No model was written"
     if checkpoint is None:
-        return (
-            "and nothing was kept. With --checkpoint FILE the same command goes on where it stopped"
-        )
+        return "Nothing was saved. With --checkpoint FILE, the same command would resume"
     if not checkpoint.exists():
-        return f"before there was a state to keep in {checkpoint}"
-    return f"the state of the training is in {checkpoint}: the same command goes on from there"
+        return f"{checkpoint} was not written yet"
+    return f"Run the same command again to resume from {checkpoint}"
 
 
 @app.command(epilog="Example: antipodal encode model.antipodal features.npy --out codes.npy")
 def encode(
-    model: Annotated[Path, typer.Argument(help="Written by `antipodal fit`.")],
-    features: Annotated[str, typer.Argument(help=f"Rows to encode: {TABLES}.")],
+    model: Annotated[Path, typer.Argument(help="Model file written by `antipodal fit`.")],
+    features: Annotated[str, typer.Argument(help=f"Features to encode: {TABLES}.")],
     out: Annotated[
         str,
         typer.Option(
             "--out",
             "-o",
-            help="Where the codes go: .npy, - for a pipe, or FOLDER/ for parquet to parquet.",
+            help="Output: a .npy file, - for standard output, or FOLDER/ for parquet files.",
         ),
     ],
     columns: Annotated[
         str | None,
-        typer.Option(help="To a folder: columns to keep beside the codes, such as id,title."),
+        typer.Option(help="Folder output: comma-separated columns to copy, such as id,title."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="To a folder: go on with what an earlier run left.")
+        bool, typer.Option("--resume", help="Folder output: resume an interrupted run.")
     ] = False,
     engine: Annotated[
-        BulkEngine, typer.Option(help="To a folder: on this machine, or by Ray Data.")
+        BulkEngine, typer.Option(help="Folder output: encode on this machine or with Ray Data.")
     ] = BulkEngine.local,
     address: Annotated[
-        str | None, typer.Option(help="Of a Ray cluster that is running, such as auto.")
+        str | None, typer.Option(help="Address of a running Ray cluster, such as auto.")
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Turn features into packed binary codes, a block of rows at a time.
+    """Encode features as packed binary codes, in blocks of rows.
 
-    Codes go to one array or, from a file, folder or pattern of parquet, to a folder with a file
-    for each of these: its columns, and their codes.
+    The output is one array, or a folder. A folder gets one parquet file of columns and codes for
+    each input file, and the input is a parquet file, folder or pattern.
     """
     if out.endswith(("/", os.sep)) or os.path.isdir(out):
         if address is not None and engine is not BulkEngine.ray:
-            raise typer.BadParameter("--address is that of a Ray cluster: give --engine ray too")
-        kept = None if columns is None else [name.strip() for name in columns.split(",")]
-        _encode_folder(model, features, out, kept, resume, engine, address, as_json)
+            raise typer.BadParameter("--address needs --engine ray")
+        copied = None if columns is None else split_commas(columns)
+        _encode_folder(model, features, out, copied, resume, engine, address, as_json)
         return
     if columns is not None or resume or engine is not BulkEngine.local or address is not None:
         raise typer.BadParameter(
-            "--columns, --resume, --engine and --address are for codes that go to a folder: "
-            f"--out {out}/"
+            f"--columns, --resume, --engine and --address are for folder output: use --out {out}/"
         )
     _encode_array(model, features, Path(out), force, as_json)
 
@@ -226,7 +227,7 @@ def _encode_folder(
     try:
         from antipodal.bulk import encode as encode_folder
     except ImportError as error:
-        message = missing_extra("codes in a folder", str(error.name), "arrow")
+        message = missing_extra("folder output", str(error.name), "arrow")
         raise AntipodalError(message) from error
 
     began = time.perf_counter()
@@ -242,9 +243,9 @@ def _encode_folder(
         files = "file" if report.files == 1 else "files"
         typer.echo(
             f"{out}: {report.rows:,} rows in {report.files:,} {files}, "
-            f"{report.files_encoded:,} encoded now, in {seconds:.1f} s"
+            f"{report.files_encoded:,} of them encoded by this run, in {seconds:.1f} s"
         )
-        say_next("index", f"{out}:code", "--store", "sqlite:///items.db", "--model", str(model))
+        print_next("index", f"{out}:code", "--store", "sqlite:///items.db", "--model", str(model))
 
 
 def _encode_array(model: Path, features: str, out: Path, force: bool, as_json: bool) -> None:
@@ -259,12 +260,12 @@ def _encode_array(model: Path, features: str, out: Path, force: bool, as_json: b
     rows = open_vectors(features)
     if rows.n_features != hasher.n_features_in_:
         raise ValueError(
-            f"{features} has {rows.n_features} features per row, and {model} was learned from "
-            f"{hasher.n_features_in_}"
+            f"{features} has {rows.n_features} features per row, {model} expects "
+            f"{hasher.n_features_in_}. Was the model trained on other features?"
         )
     width = code_width(hasher.n_bits)
     began = time.perf_counter()
-    with bar("encoding") as show:
+    with bar("encode") as show:
 
         def blocks() -> Iterator[Any]:
             done = 0
@@ -289,4 +290,39 @@ def _encode_array(model: Path, features: str, out: Path, force: bool, as_json: b
         )
     else:
         typer.echo(f"{out}: {len(rows):,} codes of {hasher.n_bits} bits in {seconds:.1f} s")
-        say_next("index", str(out), "--store", "sqlite:///items.db", "--model", str(model))
+        print_next("index", str(out), "--store", "sqlite:///items.db", "--model", str(model))
+
+
+@app.command(epilog="Example: antipodal export model.antipodal --onnx model.onnx")
+def export(
+    model: Annotated[Path, typer.Argument(help="Model file written by `antipodal fit`.")],
+    onnx: Annotated[Path, typer.Option("--onnx", help="ONNX file to write.")],
+    licence: Annotated[
+        str | None, typer.Option(help="Licence of the training data, written to the metadata.")
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Export a model to ONNX: features in, packed codes out."""
+    from antipodal.hashers.registry import load
+    from antipodal.io.model_file import model_identity
+
+    check_output(onnx, ONNX, force)
+    hasher, identity = load(model), model_identity(model)
+    hasher.to_onnx(onnx, identity=identity, licence=licence)
+    if as_json:
+        print_json(
+            {
+                "onnx": str(onnx),
+                "method": type(hasher).__name__,
+                "bits": hasher.n_bits,
+                "features": hasher.n_features_in_,
+                "model": identity,
+                "bytes": onnx.stat().st_size,
+            }
+        )
+    else:
+        typer.echo(
+            f"{onnx}: {type(hasher).__name__}, {hasher.n_features_in_:,} features to "
+            f"{hasher.n_bits} bits"
+        )
