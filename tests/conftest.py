@@ -1,4 +1,4 @@
-"""Settings for all tests: one thread and the same examples, unless a test asks for others."""
+"""Settings of all tests: one thread and reproducible examples; shared fixtures."""
 
 import os
 
@@ -12,12 +12,12 @@ from effort import CAMPAIGN
 
 settings.register_profile("usual", derandomize=not CAMPAIGN, deadline=None, print_blob=True)
 settings.load_profile("usual")
-torch.set_num_threads(1)  # the problems are small, and the cores may have other work
+torch.set_num_threads(1)  # the problems are small, and tests may run in parallel
 
 
 @pytest.fixture
 def two_threads():
-    """Compute on two threads: what must not depend on their number is tried on more than one."""
+    """Compute on two threads, for results that must not depend on the number of threads."""
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(1)
@@ -25,9 +25,9 @@ def two_threads():
 
 @pytest.fixture
 def fresh_rng():
-    """Return a generator with another seed every time, which a test that fails prints.
+    """Return a generator with a new seed. pytest prints the seed if the test fails.
 
-    ANTIPODAL_TEST_SEED repeats one.
+    ANTIPODAL_TEST_SEED sets the seed.
     """
     seed = int(os.environ.get("ANTIPODAL_TEST_SEED") or np.random.SeedSequence().entropy % 2**32)
     print(f"ANTIPODAL_TEST_SEED={seed}")
@@ -36,6 +36,6 @@ def fresh_rng():
 
 @pytest.fixture(scope="module")
 def browser():
-    """Return a browser that a module's tests share."""
+    """Yield a browser that the tests of a module share."""
     with chromium() as browser:
         yield browser

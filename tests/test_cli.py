@@ -1,4 +1,4 @@
-"""The commands as a user runs them: in a process of their own, by files and exit codes."""
+"""Commands in separate processes: files, output and exit codes."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def antipodal(*arguments, cwd=None):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Features, labels, and a model that the command line made of them."""
+    """Return a folder with features, labels, and a model fitted by the command line."""
     folder = tmp_path_factory.mktemp("cli")
     np.save(folder / "X.npy", X)
     np.save(folder / "y.npy", Y)
@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_fit_saves_the_hasher_that_python_would_fit(folder):
+def test_fit_gives_the_hasher_of_the_python_api(folder):
     hasher = load(folder / "m")
     assert hasher.n_epochs == 20
     again = type(hasher)(**hasher.get_params()).fit(X, Y)
@@ -57,14 +57,14 @@ def test_fit_saves_the_hasher_that_python_would_fit(folder):
     assert (folder / "state").exists()
 
 
-def test_encode_writes_the_codes_that_python_gives(folder):
+def test_encode_gives_the_codes_of_the_python_api(folder):
     done = antipodal("encode", "m", "X.npy", "--out", "codes.npy", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["bytes"] == 1797 * 3
     np.testing.assert_array_equal(np.load(folder / "codes.npy"), load(folder / "m").encode(X))
 
 
-def test_evaluate_prints_what_python_measures(folder):
+def test_evaluate_gives_the_measures_of_the_python_api(folder):
     codes = load(folder / "m").encode(X)
     np.save(folder / "q.npy", codes[:100])
     np.save(folder / "qy.npy", Y[:100])
@@ -79,7 +79,7 @@ def test_evaluate_prints_what_python_measures(folder):
     assert "precision_r1" in table.stdout
 
 
-def test_fit_learns_from_pairs_without_labels_and_by_other_methods(folder):
+def test_fit_takes_pairs_and_other_methods(folder):
     rng = np.random.default_rng(0)
     pairs = rng.integers(0, 1797, (500, 2))
     similar = (Y[pairs[:, 0]] == Y[pairs[:, 1]]).astype(int)
@@ -98,7 +98,7 @@ def test_fit_learns_from_pairs_without_labels_and_by_other_methods(folder):
     np.testing.assert_array_equal(load(folder / "k").encode(X), again.encode(X))
 
 
-def test_demo_trains_scores_saves_and_shows_neighbours(tmp_path, monkeypatch):
+def test_demo_prints_scores_and_neighbours_and_saves_the_model(tmp_path, monkeypatch):
     done = antipodal("demo", "--epochs", 2, "--bits", 16, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for text in (*built_in_hashers(), "query: 0", "██"):
@@ -115,7 +115,7 @@ def test_demo_trains_scores_saves_and_shows_neighbours(tmp_path, monkeypatch):
     assert all({"map", "precision_r2", "fit_seconds", "seed"} <= r.keys() for r in records)
 
 
-def test_datasets_are_listed_and_one_that_is_there_is_not_downloaded_again(tmp_path):
+def test_datasets_are_listed_and_existing_ones_not_downloaded_again(tmp_path):
     done = antipodal("datasets", "--json")
     listed = {r["dataset"]: r["download"] for r in map(json.loads, done.stdout.splitlines())}
     assert listed["cifar10"] == "antipodal datasets cifar10"
@@ -125,7 +125,7 @@ def test_datasets_are_listed_and_one_that_is_there_is_not_downloaded_again(tmp_p
     folder.mkdir()
     for name in ("test_batch", *(f"data_batch_{i}" for i in range(1, 6))):
         with (folder / f"{name}.bin").open("wb") as file:
-            file.truncate(30_730_000)  # the right size, and no space on the disk
+            file.truncate(30_730_000)  # a sparse file of the right size
     done = antipodal("datasets", "cifar10", "--data", tmp_path, "--json")
     assert json.loads(done.stdout) == {"dataset": "cifar10", "path": str(folder)}
     done = antipodal("datasets", "nuswide")
@@ -133,7 +133,7 @@ def test_datasets_are_listed_and_one_that_is_there_is_not_downloaded_again(tmp_p
     assert "nuswide" in done.stderr
 
 
-def test_help_does_not_wait_for_torch():
+def test_help_does_not_import_torch_or_sklearn():
     code = (
         "import sys\nfrom typer.testing import CliRunner\nfrom antipodal.cli import app\n"
         "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
@@ -142,32 +142,36 @@ def test_help_does_not_wait_for_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_colours_are_for_terminals():
+def test_colours_are_only_used_on_terminals():
     assert "\x1b" not in antipodal("--help").stdout
-    ours, theirs = pty.openpty()
+    reader, terminal = pty.openpty()
     environment = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"}
     command = [sys.executable, "-m", "antipodal", "--help"]
-    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment):
-        os.close(theirs)
-        assert b"\x1b[" in os.read(ours, 100)
+    with subprocess.Popen(command, stdout=terminal, stderr=terminal, env=environment):
+        os.close(terminal)
+        assert b"\x1b[" in os.read(reader, 100)
         with suppress(OSError):  # the other end is closed
-            while os.read(ours, 10_000):
+            while os.read(reader, 10_000):
                 pass
-    os.close(ours)
+    os.close(reader)
 
 
-def test_the_shell_completes_commands():
-    asked = {"_ANTIPODAL_COMPLETE": "complete_bash", "COMP_WORDS": "antipodal e", "COMP_CWORD": "1"}
+def test_shell_completes_commands():
+    variables = {
+        "_ANTIPODAL_COMPLETE": "complete_bash",
+        "COMP_WORDS": "antipodal e",
+        "COMP_CWORD": "1",
+    }
     command = [str(Path(sys.executable).with_name("antipodal"))]
-    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True)
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
     assert sorted(done.stdout.split()) == ["encode", "evaluate", "export"]
 
 
-def test_the_version_is_printed():
+def test_version_is_printed():
     assert antipodal("--version").stdout.startswith("antipodal 0.")
 
 
-def test_arrays_go_through_pipes(folder):
+def test_arrays_can_be_piped(folder):
     command = f"{sys.executable} -m antipodal"
     shell = (
         f"cat X.npy | {command} encode m - --out - | "
@@ -185,23 +189,23 @@ def test_arrays_go_through_pipes(folder):
     assert not (folder / "c.npy").exists()
 
 
-def test_an_interrupted_command_leaves_no_file_behind(folder, tmp_path):
+def test_interrupted_command_leaves_no_file(folder, tmp_path):
     rows = np.lib.format.open_memmap(tmp_path / "big.npy", "w+", np.float32, (4_000_000, 64))
-    del rows  # a sparse file: nothing is written
+    del rows  # a sparse file
     command = [sys.executable, "-m", "antipodal", "encode", str(folder / "m"), "big.npy", "--out"]
     process = subprocess.Popen(
         [*command, "c.npy"],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
-        # In the background a shell has all that it starts ignore it.
+        # A shell makes background processes ignore SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 600
     while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)  # until it writes
+        time.sleep(0.05)  # until the output file exists
     assert len(list(tmp_path.iterdir())) == 2
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=600)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert b"Traceback" not in said
+    assert b"Traceback" not in errors
     assert [path.name for path in tmp_path.iterdir()] == ["big.npy"]

@@ -1,4 +1,4 @@
-"""The commands take files of all kinds, and columns of them, and give what arrays give."""
+"""Commands with files of all formats give the results of arrays."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def run(*arguments, code=0):
     return done
 
 
-def said(*arguments, code=1):
+def error_of(*arguments, code=1):
     done = run(*arguments, code=code)
     return " ".join(f"{done.exception} {done.output}".replace("│", " ").split())
 
@@ -39,7 +39,7 @@ def lists(rows):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The same rows and labels in files of all kinds, and a model learned from arrays."""
+    """Return a folder with equal rows and labels in all formats, and a model fitted to arrays."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("made"))
         make_files()
@@ -76,7 +76,7 @@ def make_files():
 
 @pytest.fixture
 def folder(made, tmp_path, monkeypatch):
-    """A copy of the files to work in; returns the codes of the rows."""
+    """Change to a copy of the files; return the codes of the rows."""
     monkeypatch.chdir(shutil.copytree(made, tmp_path / "files"))
     return np.load("c.npy")
 
@@ -93,18 +93,18 @@ def test_encode_gives_the_codes_of_the_array(folder, source):
 
 
 @pytest.mark.parametrize("source", ["X.parquet", "parts", "X.csv", "X.jsonl"])
-def test_fit_learns_from_the_labels_in_a_column_what_it_learns_from_arrays(folder, source):
+def test_fit_with_a_label_column_gives_the_hasher_of_arrays(folder, source):
     run("fit", source, "--labels-column", "digit", "-o", "n", *TINY)
     assert load("n").n_features_in_ == 64
     expected = folder
-    if source in ("X.csv", "X.jsonl"):  # numbers in text are doubles
+    if source in ("X.csv", "X.jsonl"):  # numbers in text files are read as float64
         np.save("doubles.npy", X.astype(np.float64))
         run("fit", "doubles.npy", "--labels", "y.npy", "-o", "o", *TINY)
         expected = load("o").encode(X)
     np.testing.assert_array_equal(load("n").encode(X), expected)
 
 
-def test_fit_takes_words_pairs_and_rows_without_labels_from_files(folder):
+def test_fit_reads_labels_pairs_and_unlabelled_rows_from_files(folder):
     run("fit", "X.npy", "--labels", "X.parquet:word", "-o", "n", *TINY)
     run("fit", "X.npy", "--labels", "X.jsonl:digit", "-o", "o", *TINY)
     np.testing.assert_array_equal(load("o").encode(X), folder)
@@ -119,18 +119,18 @@ def test_fit_takes_words_pairs_and_rows_without_labels_from_files(folder):
     np.testing.assert_array_equal(load("a").encode(X), load("b").encode(X))
 
 
-def test_evaluate_scores_codes_and_labels_of_columns_as_those_of_arrays(folder):
+def test_evaluate_gives_the_same_scores_for_columns_and_arrays(folder):
     labels = ("--query-labels", "y.npy", "--database-labels", "y.npy")
     expected = run("evaluate", "c.npy", "c.npy", *labels, "--bits", 16, "--json").stdout
     for column in ("digit", "word"):
-        asked = ("evaluate", "c.parquet", "c.parquet:code", "--labels-column", column)
-        assert run(*asked, "--bits", 16, "--json").stdout == expected
-    asked = ("evaluate", "c.npy", "c.parquet", "--bits", 16)
-    assert "--labels-column" in said(*asked, "--query-labels", "y.npy", code=2)
-    assert "--labels-column" in said(*asked, *labels, "--labels-column", "digit", code=2)
+        command = ("evaluate", "c.parquet", "c.parquet:code", "--labels-column", column)
+        assert run(*command, "--bits", 16, "--json").stdout == expected
+    command = ("evaluate", "c.npy", "c.parquet", "--bits", 16)
+    assert "--labels-column" in error_of(*command, "--query-labels", "y.npy", code=2)
+    assert "--labels-column" in error_of(*command, *labels, "--labels-column", "digit", code=2)
 
 
-def test_index_takes_ids_and_metadata_from_columns_and_resumes(folder):
+def test_index_reads_ids_and_metadata_from_columns_and_resumes(folder):
     url = "sqlite:///items.db"
     index = ("index", "c.parquet", "--store", url, "--id-column", "id", "--json",
              "--metadata-columns", "digit, word", "--bits", 16)  # fmt: skip
@@ -140,13 +140,13 @@ def test_index_takes_ids_and_metadata_from_columns_and_resumes(folder):
         np.testing.assert_array_equal(items.codes, folder)
         assert items.metadata == [{"digit": int(y), "word": WORDS[y]} for y in Y]
         store.delete(np.arange(100, 200) * 2)
-    assert re.search(r"\bitems\.db\b.*\b0, 2, 4\b.*--resume\b", said(*index))
+    assert re.search(r"\bitems\.db\b.*\b0, 2, 4\b.*--resume\b", error_of(*index))
     record = json.loads(run(*index, "--resume").stdout)
     assert (record["added"], record["unchanged"], record["items"]) == (100, 200, 300)
     changed = pa.table({"id": np.arange(300) * 2, "code": [c.tobytes() for c in folder],
                         "digit": Y + 1, "word": WORDS[Y]})  # fmt: skip
     parquet.write_table(changed, "c.parquet")
-    message = said(*index, "--resume")
+    message = error_of(*index, "--resume")
     assert re.search(r"\bitems\.db\b.*\b0, 2, 4\b.*--replace\b", message)
     assert "--resume" not in message
     assert json.loads(run(*index, "--resume", "--replace").stdout)["replaced"] == 300
@@ -167,55 +167,55 @@ def test_index_takes_ids_and_metadata_from_columns_and_resumes(folder):
         ),
     ],
 )
-def test_a_wrong_column_leaves_no_store(folder, options, code, message):
+def test_wrong_column_creates_no_store(folder, options, code, message):
     before = sorted(os.listdir())
     index = ("index", "c.parquet:code", "--store", "sqlite:///items.db", "--bits", 16)
-    assert re.search(message, said(*index, *options, code=code))
+    assert re.search(message, error_of(*index, *options, code=code))
     assert sorted(os.listdir()) == before
 
 
-def test_metadata_that_no_store_keeps_are_named_by_their_row(folder):
+def test_invalid_metadata_are_reported_with_their_row(folder):
     values = [*([1.0] * 299), float("inf")]
     codes = [code.tobytes() for code in folder]
     parquet.write_table(pa.table({"code": codes, "value": values}), "c.parquet", row_group_size=70)
     index = ("index", "c.parquet", "--store", "sqlite:///n.db", "--metadata-columns", "value")
-    assert re.search(r"\bc\.parquet\b.*\brow 299\b.*\binf\b", said(*index))
+    assert re.search(r"\bc\.parquet\b.*\brow 299\b.*\binf\b", error_of(*index))
     assert not os.path.exists("n.db")
 
 
-def test_search_takes_queries_and_vectors_of_any_file(folder):
+def test_search_reads_queries_and_vectors_of_all_formats(folder):
     run("index", "c.npy", "-o", "i", "--bits", 16)
     coded = run("search", "c.npy", "--index", "i", "--json").stdout
     assert run("search", "c.parquet", "--index", "i", "--json").stdout == coded
-    asked = ("--index", "i", "--model", "m", "--json", "-k", 5)
-    expected = run("search", "X.npy", *asked).stdout
-    rescored = run("search", "X.npy", *asked, "--rescore", "X.npy").stdout
+    command = ("--index", "i", "--model", "m", "--json", "-k", 5)
+    expected = run("search", "X.npy", *command).stdout
+    rescored = run("search", "X.npy", *command, "--rescore", "X.npy").stdout
     for source in FEATURES:
-        assert run("search", source, *asked).stdout == expected
-    assert run("search", "X.jsonl", *asked, "--rescore", "parts").stdout == rescored
+        assert run("search", source, *command).stdout == expected
+    assert run("search", "X.jsonl", *command, "--rescore", "parts").stdout == rescored
     with open("codes.jsonl", "w") as file:
         file.writelines(json.dumps({"code": code}) + "\n" for code in folder.tolist())
     assert run("search", "codes.jsonl", "--index", "i", "--json").stdout == coded
-    assert re.search(r"\bX\.parquet\b.*--model\b", said("search", "X.parquet", "--index", "i"))
+    assert re.search(r"\bX\.parquet\b.*--model\b", error_of("search", "X.parquet", "--index", "i"))
 
 
-def test_bench_reads_features_and_labels_of_any_file(folder):
+def test_bench_reads_features_and_labels_of_all_formats(folder):
     labelled = X.astype(int).tolist()
-    with open("mine.jsonl", "w") as file:
+    with open("custom.jsonl", "w") as file:
         for x, y in zip(labelled, Y.tolist(), strict=True):
             file.write(json.dumps({"x": x, "class": y}) + "\n")
-    np.savez("mine.npz", X=X, y=Y)
+    np.savez("custom.npz", X=X, y=Y)
     data = pa.table({"a": lists(X), "b": lists(X[:, :2]), "y": Y})
-    parquet.write_table(data, "mine.parquet")
+    parquet.write_table(data, "custom.parquet")
     options = ("--methods", "LSH", "--bits", 16, "--train", 5, "--queries", 2, "--json",
                "--processes", 1)  # fmt: skip
     scores = [
         json.loads(run("bench", "arrays", *source, *options, "--out", f"{number}.jsonl").stdout)
         for number, source in enumerate(
-            (["mine.npz"], ["mine.jsonl", "--labels-column", "class"], ["mine.parquet:a"])
+            (["custom.npz"], ["custom.jsonl", "--labels-column", "class"], ["custom.parquet:a"])
         )
     ]
-    assert {score["dataset"] for score in scores} == {"mine"}
+    assert {score["dataset"] for score in scores} == {"custom"}
     assert len({score["map"] for score in scores}) == 1
 
 
@@ -252,7 +252,7 @@ def test_bench_reads_features_and_labels_of_any_file(folder):
         (("index", "X.parquet", "-o", "n"), 1, r"\bX\.parquet\b.*\buint8\b.*\bfloat32\b"),
     ],
 )
-def test_what_cannot_be_is_said_and_nothing_is_written(folder, arguments, code, message):
+def test_invalid_input_is_reported_and_nothing_is_written(folder, arguments, code, message):
     before = sorted(os.listdir())
-    assert re.search(message, said(*arguments, code=code))
+    assert re.search(message, error_of(*arguments, code=code))
     assert sorted(os.listdir()) == before

@@ -1,4 +1,4 @@
-"""Every command has an example, which runs; shells complete; what comes next is said."""
+"""Help of the commands: examples that run, suggested next commands, shell completion."""
 
 import json
 import shlex
@@ -14,16 +14,16 @@ from typer.testing import CliRunner
 
 from antipodal.cli import app
 
-# Not run: they need the network, or last until they are stopped, or minutes.
+# Not run: they need the network, run until stopped, or take minutes.
 NOT_RUN = {"datasets", "serve", "demo"}
-# What makes an example quick; of an option that is given twice the last counts.
+# Options that make the examples fast; the last value of a repeated option counts.
 QUICK = {
     "fit": ["--set", "n_epochs=2"],
     "audit": ["--sample", "100", "--no-peers", "--n-queries", "10", "--bits", "16"],
     "bench": ["--methods", "LSH", "--bits", "8", "--seeds", "0", "--train", "5", "--queries", "5",
               "--processes", "1"],
 }  # fmt: skip
-# The order in which one makes what the next reads.
+# Later examples read files of earlier ones.
 ORDER = ["fit", "encode", "index", "switch", "search", "evaluate", "audit", "report", "bench",
          "export", "info", "store list", "store backup", "store restore", "store export",
          "store copy", "store vacuum"]  # fmt: skip
@@ -57,7 +57,7 @@ def test_every_command_has_an_example_in_its_help():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The files that the examples name."""
+    """Return a folder with the files named in the examples."""
     folder = tmp_path_factory.mktemp("examples")
     X, y = load_digits(return_X_y=True)
     X = X.astype(np.float32)
@@ -68,9 +68,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_the_examples_run_one_after_the_other(folder, monkeypatch):
+def test_examples_run_in_order_and_suggest_existing_commands(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    said = {}
+    results = {}
     for name in ORDER:
         if name == "evaluate":
             run("encode", "model.antipodal", "queries.npy", "--out", "query-codes.npy")
@@ -78,7 +78,7 @@ def test_the_examples_run_one_after_the_other(folder, monkeypatch):
             for file in ("run1.json", "run2.json"):
                 words = [*example("evaluate"), "--json"]
                 Path(file).write_text(run(*words).stdout)
-        said[name] = run(*example(name), *QUICK.get(name, []))
+        results[name] = run(*example(name), *QUICK.get(name, []))
     for file in (
         "report.html",
         "audit.html",
@@ -88,19 +88,19 @@ def test_the_examples_run_one_after_the_other(folder, monkeypatch):
         "copy.db",
     ):
         assert Path(file).exists(), file
-    # Long commands end with what to do next, and that command is there.
+    # These commands end with a suggestion for the next one.
     for name in ("fit", "encode", "index", "audit", "bench"):
         (following,) = [
-            line for line in said[name].stdout.splitlines() if line.startswith("Next: ")
+            line for line in results[name].stdout.splitlines() if line.startswith("Next: ")
         ]
         words = shlex.split(following.removeprefix("Next: antipodal "))
         assert words[0] in commands()
         known = {option for parameter in commands()[words[0]].params for option in parameter.opts}
         assert {word for word in words if word.startswith("-")} <= known
-    assert "Next:" not in said["search"].output
+    assert "Next:" not in results["search"].output
 
 
-def test_nothing_but_json_is_printed_with_json(folder, monkeypatch):
+def test_json_output_contains_nothing_else(folder, monkeypatch):
     monkeypatch.chdir(folder)
     if not Path("codes.npy").exists():
         np.save("codes.npy", np.zeros((3, 8), np.uint8))
@@ -115,9 +115,9 @@ def run(*words):
     return done
 
 
-def test_bash_gets_a_script_that_completes_commands_and_options():
+def test_bash_completes_commands_and_options():
     antipodal = str(Path(sys.executable).with_name("antipodal"))
-    # By a shell, which is what it looks for; `:` keeps the shell from being replaced.
+    # typer detects the parent shell; `:` prevents bash from replacing itself by the command.
     shown = subprocess.run(
         ["bash", "-c", f"{antipodal} --show-completion; :"], capture_output=True, text=True
     )
@@ -133,7 +133,7 @@ def test_bash_gets_a_script_that_completes_commands_and_options():
     assert done.stdout.split() == ["export", "--unlabelled"], done.stderr
 
 
-def test_the_help_tells_of_completion_and_of_every_command():
+def test_help_mentions_shell_completion():
     shown = " ".join(CliRunner().invoke(app, ["--help"]).stdout.split())
     assert "antipodal --install-completion" in shown
     assert "--show-completion" in shown

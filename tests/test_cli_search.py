@@ -1,4 +1,4 @@
-"""`antipodal index` and `search`: what was put in is found, as brute force finds it."""
+"""`antipodal index` and `search`, compared with brute force."""
 
 import json
 import os
@@ -12,8 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from antipodal import LSH, open_store, unpack
-from antipodal.cli import app
-from antipodal.cli import index as indexing
+from antipodal.cli import app, index
 from antipodal.errors import AntipodalError, StoreError
 from antipodal.index import HammingIndex
 from antipodal.io.model_file import model_identity
@@ -34,7 +33,7 @@ def lines(done):
 
 
 def brute_force(queries, codes, n_bits):
-    """Distances by comparing bits one by one, and for each query the order (distance, row)."""
+    """Return distances bit by bit, and the rows of each query ordered by (distance, row)."""
     bits, others = unpack(queries, n_bits), unpack(codes, n_bits)
     distances = (bits[:, None] != others[None]).sum(axis=2)
     return distances, np.argsort(distances, axis=1, kind="stable")
@@ -67,7 +66,7 @@ def store(files):
     return url
 
 
-def test_neighbours_are_those_of_brute_force(files, store):
+def test_neighbours_match_brute_force(files, store):
     folder, codes = files
     done = run("search", folder / "X.npy", "--store", store, "--model", folder / "model",
                "-k", 7, "--json")  # fmt: skip
@@ -79,7 +78,7 @@ def test_neighbours_are_those_of_brute_force(files, store):
         assert record["distances"] == distances[row, order[row, :7]].tolist()
 
 
-def test_radius_and_filter_are_those_of_brute_force(files, store):
+def test_filtered_radius_search_matches_brute_force(files, store):
     folder, codes = files
     done = run("search", folder / "codes.npy", "--store", store, "--radius", 2, "--json",
                "--where", '{"parity": 1}', "--metadata")  # fmt: skip
@@ -90,21 +89,21 @@ def test_radius_and_filter_are_those_of_brute_force(files, store):
         assert record["metadata"] == [{"parity": 1, "name": f"item {i}"} for i in expected]
 
 
-def test_an_index_file_gives_what_the_store_gives(files, store):
+def test_index_file_and_store_give_the_same_results(files, store):
     folder, _ = files
     (record,) = lines(run("index", folder / "codes.npy", "--out", folder / "items.index", "--bits",
                           12, "--ids", folder / "ids.npy", "--stats", "--json"))  # fmt: skip
     assert (record["engine"], record["recall"]) == ("flat", 100.0)
     assert len(HammingIndex.load(folder / "items.index")) == 300
-    asked = ("search", folder / "X.npy", "--model", folder / "model", "--json")
+    command = ("search", folder / "X.npy", "--model", folder / "model", "--json")
     assert (
-        run(*asked, "--index", folder / "items.index").stdout
-        == run(*asked, "--store", store).stdout
+        run(*command, "--index", folder / "items.index").stdout
+        == run(*command, "--store", store).stdout
     )
 
 
 @pytest.mark.parametrize("rescore", ["project", "vectors"])
-def test_rescored_results_are_the_best_of_four_times_as_many(files, rescore):
+def test_reranking_uses_four_times_oversampling(files, rescore):
     folder, codes = files
     url = f"sqlite:///{folder}/rows.db"
     run("index", folder / "codes.npy", "--store", url, "--model", folder / "model")
@@ -124,21 +123,21 @@ def test_rescored_results_are_the_best_of_four_times_as_many(files, rescore):
         np.testing.assert_allclose(record["scores"], scores[row, best], atol=2e-6)
 
 
-def test_real_queries_are_compared_with_all_codes(files):
+def test_asymmetric_search_matches_brute_force(files):
     folder, codes = files
-    url = f"sqlite:///{folder}/real.db"
+    url = f"sqlite:///{folder}/asymmetric.db"
     run("index", folder / "codes.npy", "--store", url, "--model", folder / "model")
-    asked = ("search", folder / "X.npy", "--store", url, "--model", folder / "model", "-k", 5)
+    command = ("search", folder / "X.npy", "--store", url, "--model", folder / "model", "-k", 5)
     Z = LSH(12, random_state=0).fit(X).project(X).astype(np.float64)
     scores = -np.sort(-(Z @ np.where(unpack(codes, 12) > 0, 1.0, -1.0).T), axis=1)[:, :5]
-    found = [record["scores"] for record in lines(run(*asked, "--asymmetric", "--json"))]
+    found = [record["scores"] for record in lines(run(*command, "--asymmetric", "--json"))]
     np.testing.assert_allclose(found, scores, atol=1e-4)
-    wrong = run(*asked, "--asymmetric", "--radius", 2, code=2)
+    wrong = run(*command, "--asymmetric", "--radius", 2, code=2)
     assert "--asymmetric" in wrong.stderr
 
 
 def items_of(url):
-    """Return what a store holds, as a dictionary."""
+    """Return the items of a store: id to code and metadata."""
     with open_store(url) as store:
         items = store.get(np.arange(2000))
         assert len(items.ids) == store.count()
@@ -151,28 +150,28 @@ def items_of(url):
 
 
 def failed(*arguments):
-    """Run what must fail with a message, and return it."""
+    """Run a command that must fail, and return its message."""
     done = CliRunner().invoke(app, list(map(str, arguments)))
     assert done.exit_code == 1
     assert isinstance(done.exception, (AntipodalError, ValueError, TypeError)), done.exception
     return str(done.exception)
 
 
-def test_a_second_file_gets_ids_after_the_largest(files, store):
+def test_ids_continue_after_the_largest(files, store):
     folder, codes = files
     before = items_of(store)
     np.save(folder / "more.npy", codes[:200])
     (record,) = lines(run("index", folder / "more.npy", "--store", store, "--json"))
     assert (record["items"], record["added"], record["replaced"]) == (500, 200, 0)
-    assert (record["first_id"], record["bits"]) == (903, 12)  # the store knows its bits
+    assert (record["first_id"], record["bits"]) == (903, 12)  # the length of the store
     after = items_of(store)
     assert {number: after[number] for number in before} == before
     assert [after[903 + row][0] for row in range(200)] == [bytes(code) for code in codes[:200]]
 
 
-def test_an_id_that_is_there_is_an_error_that_changes_nothing(files, store, monkeypatch):
+def test_existing_id_is_an_error_that_changes_nothing(files, store, monkeypatch):
     folder, _ = files
-    monkeypatch.setattr(indexing, "_BATCH", 100)
+    monkeypatch.setattr(index, "_BATCH", 100)
     before = items_of(store)
     ids = np.arange(300) + 1000
     ids[299] = 5  # in the last of three batches
@@ -182,12 +181,12 @@ def test_an_id_that_is_there_is_an_error_that_changes_nothing(files, store, monk
     assert items_of(store) == before
 
 
-def test_replacing_is_asked_for_by_name_and_keeps_metadata_unless_told_otherwise(files, store):
+def test_replace_keeps_metadata_unless_dropped(files, store):
     folder, codes = files
     np.save(folder / "other.npy", codes[:100][::-1])
     ids = np.arange(100) * 6 + 5
     np.save(folder / "ids2.npy", ids)
-    there = {number: fields for number, (_, fields) in items_of(store).items()}
+    before = {number: fields for number, (_, fields) in items_of(store).items()}
     options = ("index", folder / "other.npy", "--store", store, "--ids", folder / "ids2.npy",
                "--replace", "--json")  # fmt: skip
     (record,) = lines(run(*options))
@@ -196,19 +195,19 @@ def test_replacing_is_asked_for_by_name_and_keeps_metadata_unless_told_otherwise
     (record,) = lines(run(*options))
     assert (record["items"], record["added"], record["replaced"]) == (350, 50, 50)
     after = items_of(store)
-    assert all(after[number][1] == fields for number, fields in there.items())
+    assert all(after[number][1] == fields for number, fields in before.items())
     assert after[911][1] == {}
     assert after[5][0] == bytes(codes[99])
     run(*options, "--drop-metadata")
     assert items_of(store)[5] == (bytes(codes[99]), {})
 
 
-def test_resuming_compares_item_by_item(files, monkeypatch):
+def test_resume_compares_single_items(files, monkeypatch):
     folder, codes = files
-    monkeypatch.setattr(indexing, "_BATCH", 100)
+    monkeypatch.setattr(index, "_BATCH", 100)
     url = f"sqlite:///{folder}/items.db"
     fields = [json.loads(line) for line in (folder / "meta.jsonl").read_text().splitlines()]
-    with open_store(url, n_bits=12) as store:  # the last of a batch does not speak for it
+    with open_store(url, n_bits=12) as store:  # the last item of a batch, but not the others
         store.upsert([99, 150], codes[[99, 150]], [fields[99], fields[150]])
     options = ("index", folder / "codes.npy", "--store", url, "--bits", 12,
                "--metadata", folder / "meta.jsonl", "--json")  # fmt: skip
@@ -217,14 +216,14 @@ def test_resuming_compares_item_by_item(files, monkeypatch):
     assert items_of(url) == {row: (bytes(codes[row]), fields[row]) for row in range(300)}
 
 
-def test_resuming_over_items_that_differ_is_an_error_unless_they_are_to_be_replaced(files):
+def test_resume_refuses_different_items_without_replace(files):
     folder, codes = files
     url = f"sqlite:///{folder}/items.db"
     with open_store(url, n_bits=12) as store:
         store.upsert([7, 8], codes[[7, 9]], [{"parity": True, "name": "item 7"}, {}])
     options = ("index", folder / "codes.npy", "--store", url, "--bits", 12, "--json")
     assert re.search(r"\bids 8\b.*--replace\b", failed(*options, "--resume"))
-    metadata = ("--metadata", folder / "meta.jsonl")  # in which 1 stands, which is not true
+    metadata = ("--metadata", folder / "meta.jsonl")  # contain 1 instead of true
     assert re.search(r"\bids 7, 8\b.*--replace\b", failed(*options, *metadata, "--resume"))
     assert len(items_of(url)) == 2
     (record,) = lines(run(*options, "--resume", "--replace"))
@@ -250,7 +249,7 @@ def test_resuming_over_items_that_differ_is_an_error_unless_they_are_to_be_repla
         ({"model": "no model"}, r"/model\b.*\bbytes\b"),
     ],
 )
-def test_a_failed_index_leaves_no_store(files, change, problem):
+def test_failed_index_creates_no_store(files, change, problem):
     folder, _ = files
     for name, content in change.items():
         (folder / name).unlink()
@@ -266,7 +265,7 @@ def test_a_failed_index_leaves_no_store(files, change, problem):
     assert sorted(os.listdir(folder)) == before
 
 
-def test_metadata_may_come_through_a_pipe(files):
+def test_metadata_can_be_piped(files):
     folder, _ = files
     os.mkfifo(folder / "pipe")
     text = (folder / "meta.jsonl").read_text()
@@ -278,7 +277,7 @@ def test_metadata_may_come_through_a_pipe(files):
     assert items_of(url)[299][1] == {"parity": 1, "name": "item 299"}
 
 
-def test_the_store_may_be_named_by_the_environment_and_its_value_is_not_printed(files):
+def test_store_url_of_the_environment_is_used_and_not_printed(files):
     folder, _ = files
     url = f"sqlite:///{folder}/environment.db"
     runner = CliRunner(env={"ANTIPODAL_STORE": url})
@@ -286,7 +285,7 @@ def test_the_store_may_be_named_by_the_environment_and_its_value_is_not_printed(
     assert done.exit_code == 0, done.exception
     done = runner.invoke(app, ["search", f"{folder}/codes.npy", "-k", "1", "--json"])
     assert len(lines(done)) == 300
-    # A file that is named goes before it.
+    # An index file takes precedence.
     file = f"{folder}/items.index"
     assert runner.invoke(app, ["index", f"{folder}/codes.npy", "--out", file]).exit_code == 0
     assert runner.invoke(app, ["search", f"{folder}/codes.npy", "--index", file]).exit_code == 0
@@ -308,7 +307,7 @@ def test_the_store_may_be_named_by_the_environment_and_its_value_is_not_printed(
         (("codes.npy", "--store", "sqlit:///no.db"), r"\bsqlite://"),
     ],
 )
-def test_a_search_that_cannot_be_says_what_to_do(files, store, monkeypatch, arguments, problem):
+def test_failed_search_suggests_a_fix(files, store, monkeypatch, arguments, problem):
     folder, _ = files
     monkeypatch.chdir(folder)
     np.save("wide.npy", np.zeros((4, 3), np.uint8))
@@ -319,7 +318,7 @@ def test_a_search_that_cannot_be_says_what_to_do(files, store, monkeypatch, argu
     assert not os.path.exists("no.db")
 
 
-def test_codes_of_another_width_are_not_put_into_a_store(files, store):
+def test_codes_of_another_width_are_refused(files, store):
     folder, _ = files
     np.save(folder / "wide.npy", np.zeros((4, 3), np.uint8))
     before = items_of(store)
@@ -330,7 +329,7 @@ def test_codes_of_another_width_are_not_put_into_a_store(files, store):
     assert items_of(store) == before
 
 
-def test_indexing_with_a_model_does_not_wait_for_pytorch(files):
+def test_index_with_a_model_does_not_import_pytorch(files):
     folder, _ = files
     code = (
         "import sys; from antipodal.cli import app; app(sys.argv[1:], standalone_mode=False); "
@@ -381,13 +380,13 @@ def test_codes_of_another_model_are_refused(files, store):
         ),
     ],
 )
-def test_bad_usage_is_said_and_exits_with_2(arguments, problem):
+def test_bad_usage_exits_with_2(arguments, problem):
     done = run(*arguments, code=2)
     assert re.search(problem, " ".join(done.stderr.replace("│", " ").split()))
 
 
 @pytest.mark.parametrize(("line", "problem"), [("[1]", r"\bJSON\b.*\[1\]"), ("{", r"\bJSON\b")])
-def test_a_bad_line_of_metadata_is_named_and_nothing_is_stored(files, line, problem):
+def test_bad_line_of_metadata_is_named_and_no_store_created(files, line, problem):
     folder, _ = files
     good = (folder / "meta.jsonl").read_text().splitlines()
     (folder / "meta.jsonl").write_text("\n".join([*good[:250], line, *good[251:]]))
@@ -402,26 +401,28 @@ def test_a_bad_line_of_metadata_is_named_and_nothing_is_stored(files, line, prob
     assert not (folder / "items.db").exists()
 
 
-def test_an_index_file_refuses_queries_of_another_model(files):
+def test_index_file_refuses_queries_of_another_model(files):
     folder, _ = files
     index = folder / "items.index"
     run("index", folder / "codes.npy", "--out", index, "--model", folder / "model")
     run("search", folder / "X.npy", "--index", index, "--model", folder / "model")
     LSH(12, random_state=1).fit(X).save(folder / "other")
-    asked = ("search", folder / "X.npy", "--index", index, "--model", folder / "other")
-    done = run(*asked, code=1)
+    command = ("search", folder / "X.npy", "--index", index, "--model", folder / "other")
+    done = run(*command, code=1)
     assert isinstance(done.exception, AntipodalError)
     assert re.search(r"\bitems\.index\b.*\bmodel\b.*/other\b", str(done.exception))
-    assert run("search", folder / "codes.npy", "--index", index).stdout  # codes have no model
+    assert run(
+        "search", folder / "codes.npy", "--index", index
+    ).stdout  # queries given as codes have no model
     HammingIndex(12).save(index)
-    run(*asked)  # an index that does not say
+    run(*command)  # an index without a model identity
     np.save(folder / "long.npy", RNG.integers(0, 256, (5_000, 8), dtype=np.uint8))
     run("index", folder / "long.npy", "--out", index, "--prepare", 2)
     assert HammingIndex.load(index).nbytes > 5_000 * 20  # codes and tables
     run("index", folder / "codes.npy", "--out", index, "--prepare", 9, code=1)
 
 
-def test_a_folder_of_parquet_goes_on_where_it_stopped(files, monkeypatch):
+def test_interrupted_index_of_a_parquet_folder_resumes(files, monkeypatch):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     folder, codes = files
     (folder / "codes").mkdir()
@@ -434,9 +435,9 @@ def test_a_folder_of_parquet_goes_on_where_it_stopped(files, monkeypatch):
         }
         parquet.write_table(pa.table(columns), folder / "codes" / f"part-{part}.parquet")
     url = f"sqlite:///{folder}/parquet.db"
-    asked = ("index", folder / "codes", "--store", url, "--model", folder / "model", "--json")
-    asked += ("--id-column", "id", "--metadata-columns", "word")
-    monkeypatch.setattr(indexing, "_BATCH", 70)
+    command = ("index", folder / "codes", "--store", url, "--model", folder / "model", "--json")
+    command += ("--id-column", "id", "--metadata-columns", "word")
+    monkeypatch.setattr(index, "_BATCH", 70)
     put, n_puts = SqliteStore._put, 0
 
     def stop(*arguments, **options):
@@ -447,10 +448,10 @@ def test_a_folder_of_parquet_goes_on_where_it_stopped(files, monkeypatch):
         return put(*arguments, **options)
 
     monkeypatch.setattr(SqliteStore, "_put", stop)
-    CliRunner().invoke(app, list(map(str, asked)))
+    CliRunner().invoke(app, list(map(str, command)))
     with open_store(url) as store:
-        assert store.count() == 140  # two batches, whole
-    (record,) = lines(run(*asked, "--resume"))
+        assert store.count() == 140  # two complete batches
+    (record,) = lines(run(*command, "--resume"))
     assert (record["items"], record["added"], record["unchanged"]) == (300, 160, 140)
     with open_store(url) as store:
         items = store.get(np.arange(300) * 7)

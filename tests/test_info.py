@@ -1,4 +1,4 @@
-"""`antipodal info` says of every file that antipodal writes what it is, and refuses all others."""
+"""`antipodal info`: describes every file written by antipodal, and refuses other files."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def info(path, *options):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A file of every kind, by its name; and the identity of the model that all are of."""
+    """Return a folder with a file of every kind, and the identity of their model."""
     folder = tmp_path_factory.mktemp("made")
     hasher = NNHash(12, n_epochs=2, random_state=0).fit(X, Y, checkpoint=folder / "checkpoint")
     hasher.save(folder / "model")
@@ -87,7 +87,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_file_says_what_it_is_and_from_what(made, name):
+def test_info_describes_kind_version_and_model(made, name):
     folder, identity = made
     done = info(folder / name, "--json")
     assert done.exit_code == 0, done.exception
@@ -102,7 +102,7 @@ def test_a_file_says_what_it_is_and_from_what(made, name):
         assert facts["antipodal"] in shown
 
 
-def test_parameters_are_told_and_what_is_not_known_is_said(made):
+def test_parameters_and_unknown_values_are_printed(made):
     folder, _ = made
     facts = json.loads(info(folder / "model", "--json").stdout)
     assert facts["parameters"]["n_epochs"] == 2
@@ -115,7 +115,7 @@ def test_parameters_are_told_and_what_is_not_known_is_said(made):
     "name", ["model", "checkpoint", "index", "backup", "codes.npy", "export.parquet", "model.onnx",
              "split.npz", "words", "run.json", "records.jsonl", "report.html"]
 )  # fmt: skip
-def test_a_file_that_is_cut_off_is_one_line_and_exit_1(made, tmp_path, name):
+def test_truncated_file_is_an_error_of_one_line(made, tmp_path, name):
     whole = (made[0] / name).read_bytes()
     for share in (0.3, 0.9):
         (tmp_path / name).write_bytes(whole[: int(share * len(whole))])
@@ -126,7 +126,7 @@ def test_a_file_that_is_cut_off_is_one_line_and_exit_1(made, tmp_path, name):
         assert not done.stdout
 
 
-def test_a_changed_byte_of_what_has_a_checksum_is_found(made, tmp_path):
+def test_changed_bytes_and_missing_files_are_detected(made, tmp_path):
     for name in ("model", "checkpoint", "index", "words"):
         data = bytearray((made[0] / name).read_bytes())
         data[-3] ^= 4
@@ -138,7 +138,7 @@ def test_a_changed_byte_of_what_has_a_checksum_is_found(made, tmp_path):
     assert facts["missing_or_changed"] == ["vectors.parquet"]
 
 
-def test_other_files_are_refused_in_one_line(made, tmp_path):
+def test_foreign_files_are_refused_in_one_line(made, tmp_path):
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("hello")

@@ -1,4 +1,4 @@
-"""What commands say when something is wrong: one line, an exit code, nothing left behind."""
+"""Error messages of the commands: one line, an exit code, no files left behind."""
 
 import os
 import re
@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from antipodal import LSH, HammingIndex, load
-from antipodal.cli import models
-from antipodal.cli import main
+from antipodal.cli import main, models
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((60, 8)).astype(np.float32)
@@ -21,7 +20,7 @@ TINY = ("--bits", 8, "--set", "front=none", "--set", "n_epochs=1")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Right files, and one of each kind of wrong ones."""
+    """Return a folder with valid files and one invalid file of each kind."""
     folder = tmp_path_factory.mktemp("messages")
     hasher = LSH(8, random_state=0).fit(X)
     hasher.save(folder / "m")
@@ -54,7 +53,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def run(files, monkeypatch, capsys):
-    """Run a command in the folder of files: its exit code, output and errors."""
+    """Return a function that runs a command: exit code, output, errors."""
     monkeypatch.chdir(files)
     monkeypatch.setenv("XDG_CACHE_HOME", str(files))
     monkeypatch.setenv("COLUMNS", "200")
@@ -64,8 +63,8 @@ def run(files, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["antipodal", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
-        said = capsys.readouterr()
-        return ended.value.code or 0, said.out, said.err
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
 
     return run
 
@@ -97,7 +96,7 @@ LABELS = ("--query-labels", "y.npy", "--database-labels", "y.npy")
         ),
         (("fit", "X.npy", *ITQ, "--set", "n_iter=abc"), 2, r"\bn_iter\b.*'abc'"),
         ((*FIT, "--bits", 0), 2, r"--bits\b.*\b1\b"),
-        # what a method learns from
+        # training data
         (("fit", "X.npy", "-o", "n"), 2, r"--labels\b.*--pairs\b"),
         (("fit", "X.npy", "--method", "KSH", "-o", "n"), 2, r"\bKSH\b.*--labels\b"),
         (("fit", "X.npy", "--method", "Nothing", "-o", "n"), 2, r"'Nothing'.*\bDeepLinf\b"),
@@ -122,7 +121,7 @@ LABELS = ("--query-labels", "y.npy", "--database-labels", "y.npy")
         (("fit", "none.npy", *ITQ), 1, r"\(0, 8\).*\b2\b.*\bITQ\b"),
         (("fit", "postgresql://u:pw@h/db", *ITQ), 1, r"….*No such file"),
         (("encode", "postgresql://u:pw@h/db", "X.npy", "-o", "n"), 1, r"….*No such file"),
-        # where results go
+        # outputs
         (("fit", "X.npy", *ITQ, "-o", "postgresql://u:pw@h/db"), 1, r"….*/messages\d+/…"),
         (("fit", "X.npy", *ITQ, "-o", "no/n"), 1, r"\bno/n\b.*/no\b"),
         (("fit", "X.npy", *ITQ, "-o", "folder"), 1, r"\bfolder\b"),
@@ -150,31 +149,31 @@ LABELS = ("--query-labels", "y.npy", "--database-labels", "y.npy")
          r"\bclass 0\b.*\b2\b.*\b300\b.*\b200\b.*\b100\b.*--train\b.*--queries\b"),
         (("bench", "digits", "--methods", "LSH:n_bits=12"), 2, r"\bn_bits\b.*--bits\b"),
         (("bench", "arrays"), 2, r"\barrays\b.*\bFILE\b"),
-        # the rest
+        # usage
         (("encode", "m"), 2, "'features'"),
         (("nonsense",), 2, "'nonsense'"),
     ],
 )  # fmt: skip
 def test_bad_data_exits_with_1_and_bad_usage_with_2(run, files, arguments, code, message):
     before = set(files.iterdir())
-    got, _, said = run(*arguments)
-    assert got == code, said
-    assert re.search(message, " ".join(said.replace("│", " ").split())), said
-    assert "Traceback" not in said
+    got, _, errors = run(*arguments)
+    assert got == code, errors
+    assert re.search(message, " ".join(errors.replace("│", " ").split())), errors
+    assert "Traceback" not in errors
     if code == 1:
-        assert len(said.splitlines()) == 1
+        assert len(errors.splitlines()) == 1
     (files / "records").unlink(missing_ok=True)
     assert set(files.iterdir()) == before
 
 
 @pytest.fixture
-def slow(monkeypatch):
-    """Fail if a command begins to read or learn."""
+def no_reading(monkeypatch):
+    """Fail if a command reads an array."""
 
-    def too_late(*arguments, **options):
-        raise AssertionError("it began to work")
+    def read(*arguments, **options):
+        raise AssertionError("an array was read")
 
-    monkeypatch.setattr("antipodal.io.numpy_files.np.load", too_late)
+    monkeypatch.setattr("antipodal.io.numpy_files.np.load", read)
 
 
 @pytest.mark.parametrize(
@@ -188,48 +187,50 @@ def slow(monkeypatch):
         ("index", "codes.npy", "-o", "no/n"),
     ],
 )
-def test_what_cannot_be_written_is_said_before_anything_is_read(run, slow, arguments):
-    code, _, said = run(*arguments)
+def test_unwritable_outputs_and_bad_settings_are_reported_before_reading(
+    run, no_reading, arguments
+):
+    code, _, errors = run(*arguments)
     assert code in (1, 2)
-    assert re.search(r"\bno/[nc]\b|\bn_epochs\b", said)
+    assert re.search(r"\bno/[nc]\b|\bn_epochs\b", errors)
 
 
-def test_an_array_that_is_alone_in_its_file_needs_no_name(run, tmp_path):
-    code, _, said = run("fit", "single.npz", *ITQ, "-o", tmp_path / "m")
-    assert code == 0, said
+def test_single_array_of_an_archive_needs_no_name(run, tmp_path):
+    code, _, errors = run("fit", "single.npz", *ITQ, "-o", tmp_path / "m")
+    assert code == 0, errors
     assert load(tmp_path / "m").n_features_in_ == 8
 
 
-def test_settings_are_read_as_json_or_python_has_them(run, tmp_path):
+def test_settings_are_parsed_as_json_or_python_literals(run, tmp_path):
     settings = ("--set", "tied=True", "--set", "n_hidden=9", "--set", "margin=None")
-    code, _, said = run(*FIT, *settings, "-o", tmp_path / "m")
-    assert code == 0, said
+    code, _, errors = run(*FIT, *settings, "-o", tmp_path / "m")
+    assert code == 0, errors
     hasher = load(tmp_path / "m")
     assert (hasher.tied, hasher.n_hidden, hasher.margin) == (True, 9, None)
 
 
-def test_labels_that_a_method_does_not_use_are_said_to_be_unused(run, tmp_path):
-    code, _, said = run("fit", "X.npy", *ITQ, "--labels", "y.npy", "-o", tmp_path / "with")
+def test_unused_labels_are_reported(run, tmp_path):
+    code, _, errors = run("fit", "X.npy", *ITQ, "--labels", "y.npy", "-o", tmp_path / "with")
     assert code == 0
-    assert re.fullmatch(r".*\bITQ\b.*\by\.npy\b.*\n", said)
-    code, _, said = run("fit", "X.npy", *ITQ, "-o", tmp_path / "without")
-    assert said == ""
+    assert re.fullmatch(r".*\bITQ\b.*\by\.npy\b.*\n", errors)
+    code, _, errors = run("fit", "X.npy", *ITQ, "-o", tmp_path / "without")
+    assert errors == ""
     assert (load(tmp_path / "with").encode(X) == load(tmp_path / "without").encode(X)).all()
 
 
-def test_no_rows_have_no_codes(run, tmp_path):
-    code, said, _ = run("encode", "m", "none.npy", "-o", tmp_path / "c.npy")
+def test_empty_input_gives_empty_codes(run, tmp_path):
+    code, errors, _ = run("encode", "m", "none.npy", "-o", tmp_path / "c.npy")
     assert code == 0
-    assert re.search(r"\b0 codes\b.*\b8 bits\b", said)
+    assert re.search(r"\b0 codes\b.*\b8 bits\b", errors)
     assert np.load(tmp_path / "c.npy").shape == (0, 1)
 
 
-def test_signed_and_unsigned_labels_are_scored_alike(run, files, tmp_path):
+def test_signed_and_unsigned_labels_give_the_same_scores(run, files, tmp_path):
     np.save(tmp_path / "u.npy", Y.astype(np.uint64))
-    code, signed, said = run(*EVALUATE, *LABELS, "--json")
-    assert code == 0, said
-    code, mixed, said = run(*EVALUATE, *LABELS, "--query-labels", tmp_path / "u.npy", "--json")
-    assert code == 0, said
+    code, signed, errors = run(*EVALUATE, *LABELS, "--json")
+    assert code == 0, errors
+    code, mixed, errors = run(*EVALUATE, *LABELS, "--query-labels", tmp_path / "u.npy", "--json")
+    assert code == 0, errors
     assert signed == mixed
 
 
@@ -241,7 +242,7 @@ def test_signed_and_unsigned_labels_are_scored_alike(run, files, tmp_path):
         ("kept.state", 11, r"\bkept\.state\b"),
     ],
 )
-def test_an_interrupted_fit_says_where_its_state_is(
+def test_interrupted_fit_names_its_checkpoint(
     run, files, tmp_path, monkeypatch, checkpoint, epoch, message
 ):
     @contextmanager
@@ -258,16 +259,16 @@ def test_an_interrupted_fit_says_where_its_state_is(
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(models, "training_progress", interrupting)
-        code, _, said = run(*arguments)
+        code, _, errors = run(*arguments)
     assert code == 130
-    assert said.count("\n") == 1
-    assert re.search(message, said)
+    assert errors.count("\n") == 1
+    assert re.search(message, errors)
     assert (tmp_path / "kept.state").exists() == (epoch == 11)
     assert not (tmp_path / "m").exists()
     if epoch == 11:
-        code, _, said = run(*arguments)
+        code, _, errors = run(*arguments)
         assert code == 0
-        assert [line.split()[4] for line in said.splitlines()] == ["11/12,", "12/12,"]
+        assert [line.split()[4] for line in errors.splitlines()] == ["11/12,", "12/12,"]
 
 
 @pytest.mark.parametrize(
@@ -285,29 +286,29 @@ def test_an_interrupted_fit_says_where_its_state_is(
         (ValueError("two\n lines"), 1, r"two lines\n"),
     ],
 )
-def test_what_happens_to_a_machine_is_one_line(run, monkeypatch, error, code, message):
+def test_expected_errors_are_one_line(run, monkeypatch, error, code, message):
     def fails(*arguments, **options):
         raise error
 
     monkeypatch.setattr("antipodal.io.vectors.open_vectors", fails)
-    got, _, said = run("fit", "X.npy", *ITQ)
+    got, _, errors = run("fit", "X.npy", *ITQ)
     assert got == code
-    assert re.match(f"antipodal: .*{message}", said) if message else said == ""
-    assert said.count("\n") == bool(message)
+    assert re.match(f"antipodal: .*{message}", errors) if message else errors == ""
+    assert errors.count("\n") == bool(message)
 
 
-def test_faults_of_our_own_show_where_they_are(files, monkeypatch):
+def test_bugs_keep_their_traceback(files, monkeypatch):
     def fails(*arguments, **options):
-        raise RuntimeError("a fault")
+        raise RuntimeError("a bug")
 
     monkeypatch.chdir(files)
     monkeypatch.setattr("antipodal.io.vectors.open_vectors", fails)
     monkeypatch.setattr(sys, "argv", ["antipodal", "fit", "X.npy", *map(str, ITQ)])
-    with pytest.raises(RuntimeError, match="a fault"):
+    with pytest.raises(RuntimeError, match="a bug"):
         main()
 
 
-def test_output_that_nobody_reads_ends_in_silence(files, tmp_path):
+def test_closed_pipe_ends_silently(files, tmp_path):
     np.save(tmp_path / "c.npy", np.zeros((5000, 1), np.uint8))
     command = [sys.executable, "-m", "antipodal", "search", str(tmp_path / "c.npy")]
     index = HammingIndex(8)
@@ -318,7 +319,7 @@ def test_output_that_nobody_reads_ends_in_silence(files, tmp_path):
     )
     os.read(process.stdout.fileno(), 10)
     process.stdout.close()
-    said = process.stderr.read()
+    errors = process.stderr.read()
     process.stderr.close()
     assert process.wait() == 1
-    assert said == b""
+    assert errors == b""

@@ -29,7 +29,7 @@ def run(*arguments, code=0):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with a store, links to it, features, codes and a model."""
+    """Return a folder with a store, links to it, features, codes and a model."""
     monkeypatch.chdir(tmp_path)
     with open_store("sqlite:///items.db", n_bits=N_BITS) as store:
         store.add(CODES)
@@ -49,7 +49,7 @@ SELF = ["items.db", "./items.db", "symbolic.db", "hard.db", "items.db-wal", "ite
 
 @pytest.fixture
 def store(folder):
-    """The store, open and with a write-ahead log."""
+    """Yield the open store, with a write-ahead log."""
     with open_store("sqlite:///items.db") as opened:
         opened.upsert([7], CODES[:1])
         assert Path("items.db-wal").exists()
@@ -69,19 +69,19 @@ def test_backups_exports_and_copies_to_the_store_itself_are_refused(store, path)
         with pytest.raises(StoreError, match=r"items\.db.*itself"):
             write()
     assert {file: Path(file).read_bytes() for file in before} == before
-    store.add(CODES[:3])  # it is still the file that the store writes to
+    store.add(CODES[:3])  # the store still writes to this file
     with open_store("sqlite:///items.db") as other:
         assert other.count() == N + 3
 
 
-def test_a_store_opened_by_a_link_is_not_written_by_its_name(store):
+def test_store_opened_by_a_link_is_not_overwritten_by_its_name(store):
     with open_store("sqlite:///symbolic.db") as linked:
         for path in ("items.db", "items.db-wal"):
             with pytest.raises(StoreError, match="itself"):
                 back_up(linked, path)
 
 
-def test_a_store_is_not_restored_from_itself(folder):
+def test_store_is_not_restored_from_itself(folder):
     for path in ("items.db", "symbolic.db"):
         with pytest.raises(StoreError, match="itself"):
             restore(path, "sqlite:///items.db")
@@ -91,12 +91,12 @@ def test_a_store_is_not_restored_from_itself(folder):
 @pytest.mark.parametrize("path", SELF)
 def test_commands_refuse_to_write_to_the_store_itself(store, path, force):
     for command in ("backup", "export"):
-        said = run("store", command, path, "--store", "sqlite:///items.db", *force, code=1)
-        assert "itself" in said
+        output = run("store", command, path, "--store", "sqlite:///items.db", *force, code=1)
+        assert "itself" in output
     for replace in ((), ("--replace",)):
         to = f"sqlite:///{path}"
-        said = run("store", "copy", "--store", "sqlite:///items.db", "--to", to, *replace, code=1)
-        assert "itself" in said
+        output = run("store", "copy", "--store", "sqlite:///items.db", "--to", to, *replace, code=1)
+        assert "itself" in output
     assert store.count() == N
 
 
@@ -136,13 +136,13 @@ EXISTING = {
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("existing", EXISTING)
-def test_a_file_of_another_kind_is_replaced_only_with_force(folder, writer, existing):
+def test_file_of_another_kind_is_replaced_only_with_force(folder, writer, existing):
     EXISTING[existing]("out")
     assert file_kind("out") == existing
     before = Path("out").read_bytes()
     if existing not in (writer, None):
-        said = run(*WRITERS[writer], "out", code=1)
-        assert all(word in said for word in ("out", existing, writer, "--force"))
+        output = run(*WRITERS[writer], "out", code=1)
+        assert all(word in output for word in ("out", existing, writer, "--force"))
         assert Path("out").read_bytes() == before
         run(*WRITERS[writer], "out", "--force")
     else:
@@ -158,7 +158,7 @@ def test_side_files_of_a_store_are_not_replaced_by_other_commands(store):
     assert store.count() == N
 
 
-def test_a_new_store_is_recognised_while_it_is_open(folder):
+def test_new_store_is_recognised_while_open(folder):
     with open_store("sqlite:///new.db", n_bits=8):
         assert file_kind("new.db") == outputs.STORE
         run("index", "codes.npy", "--out", "new.db", code=1)
@@ -184,7 +184,7 @@ def test_devices_pipes_and_missing_files_have_no_kind(folder):
     run("encode", "model", "X.npy", "--out", "/dev/null")
 
 
-def test_checkpoints_and_foreign_safetensors_files_are_no_models(folder):
+def test_foreign_safetensors_files_are_not_models(folder):
     header = json.dumps({"__metadata__": {"format": "pt"}}).encode()
     Path("foreign").write_bytes(len(header).to_bytes(8, "little") + header)
     assert file_kind("foreign") == outputs.SAFETENSORS

@@ -1,4 +1,4 @@
-"""The code of README and the tutorials runs as it stands; their numbers are the records'."""
+"""Code of README and tutorials runs as printed, and measured numbers match the records."""
 
 import json
 import re
@@ -26,7 +26,7 @@ NUMBER = re.compile(r"\d+")
 
 
 def run_shell(code):
-    """Run the commands of a block, all of them `antipodal …`, and return what the last printed."""
+    """Run the `antipodal` commands of a block and return the output of the last one."""
     for line in code.replace("\\\n", " ").splitlines():
         name, *arguments = shlex.split(line, comments=True)
         assert name == "antipodal", line
@@ -36,16 +36,16 @@ def run_shell(code):
 
 
 def has_in_order(text, *numbers):
-    """Tell whether a text has these numbers in this order, not far apart."""
+    """Return whether a text contains these numbers close together, in this order."""
     each = (rf"(?<![\d.,]){re.escape(str(number))}(?![\d]|[.,]\d)" for number in numbers)
     return re.search(".{0,120}?".join(each), text) is not None
 
 
-def same_but_for_rounding(printed, promised):
-    """Compare texts. Another processor rounds differently, and training carries that on."""
-    assert NUMBER.sub("#", printed) == NUMBER.sub("#", promised)
-    expected = [int(n) for n in NUMBER.findall(promised)]
-    assert [int(n) for n in NUMBER.findall(printed)] == pytest.approx(expected, abs=3)
+def assert_equal_up_to_rounding(printed, expected):
+    """Compare texts; numbers may differ slightly, as rounding depends on the processor."""
+    assert NUMBER.sub("#", printed) == NUMBER.sub("#", expected)
+    numbers = [int(n) for n in NUMBER.findall(expected)]
+    assert [int(n) for n in NUMBER.findall(printed)] == pytest.approx(numbers, abs=3)
 
 
 PAGES = [
@@ -59,8 +59,8 @@ PAGES = [
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_blocks_of_a_page_run_in_order_and_print_what_it_says(name, tmp_path, monkeypatch):
-    """`python` and `sh` run; `text` and `json` are what they print; `console` is not run."""
+def test_code_blocks_of_a_page_run_in_order_and_print_the_shown_output(name, tmp_path, monkeypatch):
+    """`python` and `sh` blocks run, `text` and `json` are their output, `console` is not run."""
     monkeypatch.chdir(tmp_path)
     names, printed = {"__name__": "__main__"}, ""
     for kind, code in BLOCK.findall((ROOT / name).read_text()):
@@ -71,7 +71,7 @@ def test_the_blocks_of_a_page_run_in_order_and_print_what_it_says(name, tmp_path
         elif kind == "sh":
             printed = run_shell(code)
         elif kind == "text":
-            same_but_for_rounding(printed, code)
+            assert_equal_up_to_rounding(printed, code)
         elif kind == "json":
             assert json.loads(printed.splitlines()[0]).keys() == json.loads(code).keys()
         else:
@@ -86,13 +86,13 @@ def test_custom_methods_page_has_the_code_of_the_example():
         assert example[start : example.index("\n\n\n", start)] in page
 
 
-def test_tables_and_the_reference_of_commands_are_not_stale():
+def test_tables_and_command_reference_are_up_to_date():
     """`make results` writes them."""
     for page, text in current_pages().items():
         assert page.read_text() == text, page
 
 
-def test_the_scores_in_readme_are_those_of_the_records():
+def test_scores_in_readme_match_the_records():
     runs = read_records(RESULTS / "cifar10.jsonl")
 
     def scores(method):
@@ -108,7 +108,7 @@ def test_the_scores_in_readme_are_those_of_the_records():
     assert has_in_order(text, f"{paper[0]:.1f}", f"{paper[1]:.1f}", f"{recipe:.0f}")
 
 
-def test_the_speed_of_the_service_is_what_was_recorded():
+def test_service_speed_matches_the_record():
     record = json.loads((RESULTS / "service.json").read_text())
     text = (ROOT / "docs" / "guide" / "service.md").read_text()
     measured = [record, record["by_vector"], record["paced"], *record["many_in_a_request"].values()]
@@ -119,14 +119,14 @@ def test_the_speed_of_the_service_is_what_was_recorded():
     assert has_in_order(text, f"{rates['json']:,}", f"{rates['bytes']:,}")
 
 
-def test_the_memory_of_an_index_is_what_was_recorded():
+def test_index_memory_matches_the_record():
     ways = json.loads((RESULTS / "search.json").read_text())["memory"]["ways"]
     text = (ROOT / "docs" / "guide" / "search.md").read_text()
     times = (f"{ways[way]['times_codes']:.2f}" for way in ("at once", "in parts", "loaded"))
     assert has_in_order(" ".join(text.split()), *times)
 
 
-def test_the_table_of_speed_is_what_was_recorded():
+def test_speed_table_matches_the_records():
     text = (ROOT / "docs" / "research" / "results-appendix.md").read_text()
     solvers = json.loads((RESULTS / "solver.json").read_text())["solvers"]
     encode = json.loads((RESULTS / "encode.json").read_text())
@@ -148,7 +148,7 @@ def test_the_table_of_speed_is_what_was_recorded():
         assert any(words in row and has_in_order(row, number) for row in rows), (words, number)
 
 
-def test_the_numbers_of_which_method_are_those_of_the_records():
+def test_numbers_for_choosing_a_method_match_the_records():
     rows = (ROOT / "docs" / "guide" / "choosing.md").read_text().splitlines()
     alone = "DeepLinf:n_unlabelled=0"
     for name, methods, bits, keys in (
@@ -168,12 +168,17 @@ def test_the_numbers_of_which_method_are_those_of_the_records():
         records = read_records(RESULTS / f"{name}.jsonl")
         numbers = []
         for method in methods:
-            mine = [r for r in records if (r["method"], r["bits"]) == (method, bits)]
+            cells = [r for r in records if (r["method"], r["bits"]) == (method, bits)]
             for key in keys:
                 if key == "speed":
-                    numbers.append(f"{round(encoding_speed(mine), -3):,.0f}")
+                    numbers.append(f"{round(encoding_speed(cells), -3):,.0f}")
                 else:
-                    numbers.append(f"{mean(r[key] for r in mine):.1f}")
-        found = [row for row in rows if all(has_in_order(row, number) for number in numbers)]
-        named = [row for row in found if all(method.split(":")[0] in row for method in methods)]
-        assert any(row.startswith("|") for row in named), (name, methods, keys, numbers)
+                    numbers.append(f"{mean(r[key] for r in cells):.1f}")
+        matching = [
+            row
+            for row in rows
+            if row.startswith("|")
+            and all(has_in_order(row, number) for number in numbers)
+            and all(method.split(":")[0] in row for method in methods)
+        ]
+        assert matching, (name, methods, keys, numbers)

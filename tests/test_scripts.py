@@ -1,4 +1,4 @@
-"""Every script outside the package still finds what it imports from the package."""
+"""Scripts outside the package compile, and their imports from the package exist."""
 
 import ast
 from importlib import import_module, util
@@ -15,7 +15,7 @@ SCRIPTS = sorted(
 
 
 def imported(tree):
-    """Yield module and name of every import from the package, anywhere in a script."""
+    """Yield module and name of every import from the package in a script."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "antipodal":
             yield from ((node.module, alias.name) for alias in node.names)
@@ -26,7 +26,7 @@ def imported(tree):
 
 
 def attributes(tree):
-    """Yield the dotted names that a script reads from modules of the package: datasets.digits."""
+    """Yield the attributes of package modules used in a script, such as datasets.digits."""
     modules = {}
     for module, name in imported(tree):
         if name is not None and util.find_spec(module) and _is_module(f"{module}.{name}"):
@@ -47,12 +47,12 @@ def _is_module(name):
         return False
 
 
-def test_there_are_scripts():
+def test_scripts_are_collected():
     assert {"render.py", "supervised_codes.py"} <= {path.name for path in SCRIPTS}
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_a_script_compiles_and_what_it_imports_is_there(path):
+def test_script_compiles_and_its_imports_exist(path):
     source = path.read_text()
     compile(source, str(path), "exec")
     tree = ast.parse(source)

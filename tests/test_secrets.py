@@ -1,4 +1,4 @@
-"""A password or token in the address of a store is never shown, however wrong the address is."""
+"""Passwords and tokens in store URLs are never shown, even if the URL is invalid."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ from antipodal.stores import open_store
 from antipodal.stores.url import parse_url, shown_url
 from engines import engines  # noqa: F401
 
-# Whatever is secret here is made of these words, so that a part of it is noticed too.
+# All secrets consist of these words, so that parts of a secret are detected too.
 WORDS = ("SEC", "RET")
 URLS = [
     "postgress://u:SECRET@host/db",
@@ -56,8 +56,8 @@ URLS = [
 ]
 
 
-def told(error):
-    """Return all that a traceback would show of an error."""
+def traceback_of(error):
+    """Return the full traceback and representation of an error."""
     return "".join(traceback.format_exception(error)) + repr(error)
 
 
@@ -66,19 +66,19 @@ def assert_hidden(text):
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_no_error_about_an_address_holds_its_secret(url, caplog, monkeypatch, tmp_path):
+def test_errors_about_a_url_hide_its_secret(url, caplog, monkeypatch, tmp_path):
     caplog.set_level(logging.WARNING)
     monkeypatch.chdir(tmp_path)
     assert_hidden(shown_url(url))
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is, it hides them
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - of any type
         open_store(url, n_bits=8)
-    assert_hidden(told(caught.value))
+    assert_hidden(traceback_of(caught.value))
     assert_hidden(caplog.text)
 
 
 @pytest.mark.parametrize("command", ["index", "search"])
 @pytest.mark.parametrize("from_environment", [False, True])
-def test_the_commands_hide_it_too(tmp_path, command, from_environment):
+def test_commands_hide_secrets(tmp_path, command, from_environment):
     np.save(tmp_path / "codes.npy", np.zeros((2, 1), np.uint8))
     for url in (URLS[0], URLS[2], URLS[10]):
         arguments = [command, f"{tmp_path}/codes.npy"]
@@ -86,7 +86,7 @@ def test_the_commands_hide_it_too(tmp_path, command, from_environment):
         arguments += [] if from_environment else ["--store", url]
         done = CliRunner(env=environment).invoke(app, arguments)
         assert done.exit_code == 1
-        assert_hidden(done.output + told(done.exception))
+        assert_hidden(done.output + traceback_of(done.exception))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_the_commands_hide_it_too(tmp_path, command, from_environment):
      ("index", "c.npy", "--out", "URL"), ("search", "c.npy", "--index", "URL"),
      ("serve", "--model", "m", "--store", "s", "URL"), ("URL",), ("index", "c.npy", "--stor=URL")],
 )  # fmt: skip
-def test_an_address_in_the_wrong_place_is_not_quoted_with_it(arguments):
+def test_misplaced_urls_are_not_quoted_with_their_secret(arguments):
     mistyped = ("postgresql://u:SEC)' RET@host/db", "postgresql:/u:SECRET@host/db")
     for url in (*URLS[:3], *mistyped):
         done = CliRunner().invoke(app, [word.replace("URL", url) for word in arguments])
@@ -103,7 +103,7 @@ def test_an_address_in_the_wrong_place_is_not_quoted_with_it(arguments):
         assert_hidden(done.output)
 
 
-def test_what_works_is_shown_without_it(tmp_path, engines):  # noqa: F811
+def test_secrets_are_not_shown_on_success(tmp_path, engines):  # noqa: F811
     np.save(tmp_path / "codes.npy", np.arange(2, dtype=np.uint8)[:, None])
     url = engines.url("postgresql", "hidden").replace("postgres:@", "postgres:SECRET@")
     assert "SECRET" in url
@@ -121,7 +121,7 @@ def test_what_works_is_shown_without_it(tmp_path, engines):  # noqa: F811
         assert_hidden(store.place + repr(store))
 
 
-def test_addresses_and_settings_do_not_show_it_when_printed():
+def test_repr_of_addresses_and_settings_hides_secrets():
     for url in (URLS[2], "milvus+http://u:SECRET@host?token=SECRET"):
         assert_hidden(repr(parse_url(url)) + str(parse_url(url)))
     assert_hidden(repr(Settings({"": Mount("m", URLS[2])})))
@@ -138,10 +138,10 @@ def test_addresses_and_settings_do_not_show_it_when_printed():
         ("data/codes.db", "data/codes.db"),
     ],
 )
-def test_what_is_no_secret_is_shown(url, shown):
+def test_parts_without_secrets_are_shown(url, shown):
     assert shown_url(url) == shown
 
 
-def test_a_message_of_an_engine_is_shown_without_what_is_secret_in_it():
+def test_secrets_are_removed_from_engine_messages():
     address = parse_url("postgresql://u:p%40ss@host/db?password=other&sslmode=require")
     assert address.without_secrets("p@ss, p%40ss, other, require, u") == "…, …, …, require, u"

@@ -1,4 +1,4 @@
-"""Threads are given back, whoever leaves first, and do not change what is learned."""
+"""Thread limits: restored in any order of exit, without effect on fitted hashers."""
 
 import threading
 
@@ -29,20 +29,20 @@ def blas_threads():
 
 
 def in_a_new_thread(function):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(function()))
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function()))
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]
 
 
 def set_blas_threads(n_threads):
-    # In a thread that ends: the last that set the number is the only one that may change it.
+    # In a thread that ends, as only the thread that set the number last can change it.
     in_a_new_thread(lambda: threadpool_limits(n_threads, user_api="blas"))
 
 
 @pytest.mark.parametrize("limit", [one_thread, lambda: one_thread_if_small(1)])
-def test_two_overlapping_uses_give_the_threads_back(limit):
+def test_overlapping_limits_restore_the_number_of_threads(limit):
     entered, leave = threading.Event(), threading.Event()
     inside, after = [], []
 
@@ -58,7 +58,7 @@ def test_two_overlapping_uses_give_the_threads_back(limit):
     with limit():
         thread.start()
         entered.wait()
-    leave.set()  # the first has left, the second leaves last
+    leave.set()  # the first limit has ended before the second
     thread.join()
     assert inside == [1, 1]
     assert after == [2]
@@ -66,7 +66,7 @@ def test_two_overlapping_uses_give_the_threads_back(limit):
     assert blas_threads() == {2}
 
 
-def test_a_use_within_a_use_keeps_to_one_thread_until_the_outer_ends():
+def test_nested_limits_last_until_the_outer_one_ends():
     with one_thread():
         with one_thread():
             pass
@@ -78,14 +78,14 @@ def test_a_use_within_a_use_keeps_to_one_thread_until_the_outer_ends():
     assert blas_threads() == {2}
 
 
-def test_threads_are_given_back_after_an_error():
+def test_number_of_threads_is_restored_after_an_error():
     with pytest.raises(ValueError, match=r"\brow 0\b"):
         ITQ(8).fit(X * np.nan)
     assert torch.get_num_threads() == 2
     assert blas_threads() == {2}
 
 
-def test_a_large_computation_keeps_its_threads():
+def test_large_computations_are_not_limited():
     with one_thread_if_small(2**30):
         assert torch.get_num_threads() == 2
 
@@ -100,14 +100,14 @@ def test_a_large_computation_keeps_its_threads():
         AGH(16, n_anchors=100, random_state=0),
     ],
 )
-def test_a_seed_gives_the_same_hasher_and_codes_on_one_thread_and_on_two(hasher):
-    codes, learned = [], []
+def test_fitted_hashers_and_codes_do_not_depend_on_the_number_of_threads(hasher):
+    codes, states = [], []
     for n_threads in (1, 2):
         torch.set_num_threads(n_threads)
         set_blas_threads(n_threads)
         codes.append(hasher.fit(X[:600], Y[:600]).encode(X))
-        learned.append({k: np.asarray(v) for k, v in hasher.fitted_state().items()})
+        states.append({k: np.asarray(v) for k, v in hasher.fitted_state().items()})
     np.testing.assert_array_equal(*codes)
-    assert learned[0].keys() == learned[1].keys()
-    for name, value in learned[0].items():
-        np.testing.assert_array_equal(value, learned[1][name], err_msg=name)
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[0].items():
+        np.testing.assert_array_equal(value, states[1][name], err_msg=name)
