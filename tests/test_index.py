@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from antipodal.codes import pack, unpack
-from antipodal.index import HammingIndex, radius_tables, scan, segments
+from antipodal.index import HammingIndex, SearchResult, radius_tables, scan, segments
 from antipodal.index.items import to_rows
 from antipodal.index.radius_tables import BandTables
 from effort import fresh_examples
@@ -643,3 +643,57 @@ def test_faiss_uses_one_thread_per_query_and_restores_the_setting():
     finally:
         faiss.omp_set_num_threads(before)
     assert used == [1, 2, 3, 1]
+
+
+# ------------------------------------------------------------------------ search results
+
+hit_lists = st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(-99, 99)), unique=True))
+
+
+def one_query(pairs):
+    ids, distances = np.array([i for _, i in pairs], int), np.array([d for d, _ in pairs], np.int32)
+    return SearchResult(ids, distances)
+
+
+def pairs_of(result):
+    return [
+        list(zip(one.distances.tolist(), one.ids.tolist(), strict=True))
+        for one in result.by_query()
+    ]
+
+
+@given(lists=hit_lists, first=st.integers(0, 5), size=st.integers(0, 5))
+def test_radius_results_are_joined_and_selected_by_query(lists, first, size):
+    result = SearchResult.concatenate([one_query(pairs) for pairs in lists])
+    assert pairs_of(result) == lists
+    assert pairs_of(SearchResult.concatenate([result, result])) == lists * 2
+    assert pairs_of(result.page(first, size)) == [pairs[first : first + size] for pairs in lists]
+    is_kept = np.arange(len(lists)) % 2 == 0
+    assert pairs_of(result.select_queries(is_kept)) == lists[::2]
+    near = [[pair for pair in pairs if pair[0] < 5] for pairs in lists]
+    assert pairs_of(result.select(result.distances < 5)) == near
+
+
+@given(lists=hit_lists)
+def test_results_of_different_items_are_merged_in_order(lists):
+    near = [sorted(pair for pair in pairs if pair[0] < 5) for pairs in lists]
+    far = [sorted(pair for pair in pairs if pair[0] >= 5) for pairs in lists]
+    parts = [SearchResult.concatenate([one_query(p) for p in part]) for part in (far, near)]
+    assert pairs_of(SearchResult.merge(parts)) == [sorted(pairs) for pairs in lists]
+    assert pairs_of(SearchResult.merge(parts[:1])) == far
+
+
+@given(seed=st.integers(0, 2**32 - 1), n_queries=st.integers(0, 4), k=st.integers(0, 5))
+def test_neighbours_are_stacked_flattened_and_split_by_query(seed, n_queries, k):
+    rng = np.random.default_rng(seed)
+    ids, distances = rng.integers(0, 99, (2, n_queries, k))
+    scores = rng.random((n_queries, k))
+    result = SearchResult(ids, distances.astype(np.int32), scores)
+    flat = result.flatten().page(1, 2)
+    np.testing.assert_array_equal(flat.scores, scores[:, 1:3].ravel())
+    np.testing.assert_array_equal(flat.counts, np.full(n_queries, max(0, min(k - 1, 2))))
+    for one, row in zip(result.by_query(), scores, strict=True):
+        np.testing.assert_array_equal(one.scores, row)
+    stacked = SearchResult.stack(result.by_query())
+    np.testing.assert_array_equal(stacked.ids.ravel(), ids.ravel())
+    assert len(stacked.ids) == n_queries

@@ -82,7 +82,7 @@ def test_every_store_engine_finds_words_and_returns_all_codes(any_store):
     with any_store.snapshot() as now:
         ids, codes = now.all_codes()
         assert codes.shape == (0, 3)
-        assert find_words(now, "x", 5, 5).looked_at == 0
+        assert find_words(now, "x", 5, 5).n_scanned == 0
     any_store.upsert(IDS, CODES, METADATA)
     order = np.argsort(IDS)
     with any_store.snapshot() as now:
@@ -92,13 +92,13 @@ def test_every_store_engine_finds_words_and_returns_all_codes(any_store):
         expected = sorted(int(i) for i in IDS if "7" in str(i))
         found = find_words(now, "item 7", 1_000, 1_000)
         assert found.ids.tolist() == expected
-        assert found.looked_at == N_ITEMS
+        assert found.n_scanned == N_ITEMS
 
 
 def test_a_text_search_stops_at_its_limits(engine):
     with engine.store.snapshot() as now:
-        assert find_words(now, "item", 5, 1_000).looked_at == 5
-        assert find_words(now, "nothing", 5, 70).looked_at == 70
+        assert find_words(now, "item", 5, 1_000).n_scanned == 5
+        assert find_words(now, "nothing", 5, 70).n_scanned == 70
     answer = find_items(engine, FindRequest(text="item 4", limit=3))
     assert [item["id"] for item in answer["items"]] == [
         number for number in sorted(IDS.tolist()) if "4" in str(number)

@@ -1,4 +1,4 @@
-"""Items of a SQLite store, read in blocks: what comes out is what SQLite itself says is in."""
+"""Reading items of a SQLite store in blocks, and its prepared index."""
 
 import sqlite3
 
@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from antipodal.errors import StoreError
-from antipodal.index import radius_tables as bands
-from antipodal.stores import open_store
-from antipodal.stores import sqlite_file as sqliteitems
+from antipodal.index import radius_tables
+from antipodal.stores import open_store, sqlite_file
 from antipodal.stores.sqlite_file import SqliteItems
 
-LEAST, LARGEST = -(2**63), 2**63 - 1
+SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
 
 @pytest.fixture
@@ -43,17 +42,17 @@ def read(path, n_bits=20):
     [
         np.arange(17),
         np.arange(100, 131),
-        np.array([LEAST, LEAST + 1, -5, 0, 3, 4, 5, 6, 7, 8, 2**40, LARGEST - 1, LARGEST]),
+        np.array([SMALLEST, SMALLEST + 1, -5, 0, 3, 4, 5, 6, 7, 8, 2**40, LARGEST - 1, LARGEST]),
         np.arange(LARGEST - 9, LARGEST) + 1,
         np.array([7]),
         np.random.default_rng(0).permutation(200)[:60],
     ],
-    ids=["from 0", "from 100", "all over", "the last", "one", "gaps"],
+    ids=["from 0", "from 100", "extremes", "largest", "one", "gaps"],
 )
 @pytest.mark.parametrize("block", [1, 7, 10, 5_000])
-def test_blocks_hold_every_item_once_and_in_order(path, monkeypatch, ids, block):
+def test_blocks_contain_every_item_once_and_in_order(path, monkeypatch, ids, block):
     make(path, ids)
-    monkeypatch.setattr(sqliteitems, "_BLOCK", block)
+    monkeypatch.setattr(sqlite_file, "_BLOCK", block)
     monkeypatch.setattr(SqliteItems, "_checked", lambda *_: pytest.fail("read row by row"))
     blocks, rows = read(path)
     assert [len(some.ids) for some in blocks[:-1]] == [block] * (len(blocks) - 1)
@@ -62,7 +61,7 @@ def test_blocks_hold_every_item_once_and_in_order(path, monkeypatch, ids, block)
     assert [text for some in blocks for text in some.texts] == [row[2] for row in rows]
 
 
-def test_there_are_no_blocks_of_no_items(path):
+def test_an_empty_store_has_no_blocks(path):
     open_store(f"sqlite:///{path}", n_bits=20).close()
     assert read(path) == ([], [])
 
@@ -83,7 +82,7 @@ def test_there_are_no_blocks_of_no_items(path):
         "WHERE items.id = i.id",
     ],
 )
-def test_an_item_that_was_changed_is_found_in_its_block(path, change):
+def test_a_modified_item_is_detected(path, change):
     make(path, np.arange(10))
     with sqlite3.connect(path) as connection:
         connection.execute(f"UPDATE items SET {change}")
@@ -97,13 +96,13 @@ def test_an_item_that_was_changed_is_found_in_its_block(path, change):
         store.search(np.zeros((1, 3), np.uint8), 1)
 
 
-def test_what_cannot_be_joined_is_read_row_by_row(path, monkeypatch):
-    """Metadata with a line feed, which our writer does not write but JSON has room for."""
+def test_blocks_that_cannot_be_split_are_read_row_by_row(path, monkeypatch):
+    """Metadata may contain a line feed, valid in JSON, although stores never write it."""
     make(path, np.arange(10))
     text = b'{\n"a": 1}'
     with sqlite3.connect(path) as connection:
         code = connection.execute("SELECT code FROM items WHERE id = 4").fetchone()[0]
-        (checksum,) = sqliteitems._checksums(np.array([4]), [code], [text])
+        (checksum,) = sqlite_file._checksums(np.array([4]), [code], [text])
         connection.execute(
             "UPDATE items SET metadata = ?, checksum = ? WHERE id = 4", (text.decode(), checksum)
         )
@@ -115,21 +114,21 @@ def test_what_cannot_be_joined_is_read_row_by_row(path, monkeypatch):
         assert store.search(np.zeros((1, 3), np.uint8), 10).ids.shape == (1, 10)
 
 
-def test_a_prepared_store_looks_up_single_queries_whoever_changes_it(path, monkeypatch):
+def test_a_prepared_store_uses_tables_after_changes_by_others(path, monkeypatch):
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 256, (6_000, 8), dtype=np.uint8)
     scans = []
-    scan = bands.within
+    scan = radius_tables.within
     monkeypatch.setattr(
-        bands, "within", lambda q, rows, r: scans.append(len(rows)) or scan(q, rows, r)
+        radius_tables, "within", lambda q, rows, r: scans.append(len(rows)) or scan(q, rows, r)
     )
     url = f"sqlite:///{path}"
     with open_store(url, n_bits=64) as store, open_store(url) as other:
         store.load(None, codes[:5_000])
         store.prepare()
 
-        def find(place):
-            near = codes[place : place + 1] ^ np.array([[1, 0, 0, 0, 0, 0, 0, 128]], np.uint8)
+        def find(row):
+            near = codes[row : row + 1] ^ np.array([[1, 0, 0, 0, 0, 0, 0, 128]], np.uint8)
             return store.radius(near, 2).ids.tolist()
 
         assert find(17) == [17]
@@ -138,9 +137,9 @@ def test_a_prepared_store_looks_up_single_queries_whoever_changes_it(path, monke
         other.add(codes[5_000:5_100])
         assert find(17) == []
         assert find(5_050) == [5_050]
-        assert max(scans) == 100  # what is behind the tables
+        assert max(scans) == 100  # rows after the tables
         scans.clear()
-        other.delete(np.arange(3_000))  # most of it: all is read again
+        other.delete(np.arange(3_000))  # most items: the index is rebuilt
         other.upsert(np.arange(3_000), codes[:3_000])
         assert find(18) == [18]
         assert scans == []
@@ -148,12 +147,12 @@ def test_a_prepared_store_looks_up_single_queries_whoever_changes_it(path, monke
             other.delete(np.arange(4_000, 4_500))
             assert find(4_200) == []
             scans.clear()
-            before.radius(np.tile(codes[4_200:4_201], (5_000, 1)), 2)  # worth tables of its own
+            before.radius(np.tile(codes[4_200:4_201], (5_000, 1)), 2)  # builds its own tables
         assert find(4_900) == [4_900]
         assert scans == []
 
 
-def test_a_store_that_cannot_be_prepared_says_so_and_goes_on(path):
+def test_an_invalid_radius_raises_and_the_store_remains_usable(path):
     make(path, np.arange(10))
     with open_store(f"sqlite:///{path}") as store:
         with pytest.raises(ValueError, match=r"\b20\b.*\bradius\b.*\b3\b"):

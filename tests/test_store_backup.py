@@ -1,4 +1,4 @@
-"""Backups of every engine: whole, checked, of one moment, and back into any engine."""
+"""Backups of every engine: verified snapshots, restored into any engine."""
 
 import hashlib
 import itertools
@@ -39,7 +39,7 @@ def contents(store):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_backup_is_a_store_and_comes_back_into_any_engine(tmp_path, engines, engine):  # noqa: F811
+def test_a_backup_is_a_store_and_can_be_restored_to_any_engine(tmp_path, engines, engine):  # noqa: F811
     path = tmp_path / "backup.db"
     url = engines.url(engine, next(_names))
     with open_store(url, n_bits=N_BITS, model="m") as store:
@@ -54,7 +54,7 @@ def test_a_backup_is_a_store_and_comes_back_into_any_engine(tmp_path, engines, e
         store.delete(list(expected)[:10])
         assert contents(store) != expected
         assert restore(path, url, sha256=made.sha256) == made
-        assert contents(store) == expected  # also in a store that was open
+        assert contents(store) == expected  # also in an open store
         assert store.count() == N
         query = np.zeros((1, 3), np.uint8)
         near = store.search(query, 20)
@@ -67,7 +67,7 @@ def test_a_backup_is_a_store_and_comes_back_into_any_engine(tmp_path, engines, e
     assert sorted(os.listdir(tmp_path)) == ["backup.db", "new.db"]
 
 
-def test_a_backup_is_of_one_moment_while_others_write(tmp_path):
+def test_a_backup_is_a_snapshot_during_writes(tmp_path):
     stop, failures = threading.Event(), []
 
     def write(store):
@@ -76,7 +76,7 @@ def test_a_backup_is_of_one_moment_while_others_write(tmp_path):
                 if stop.is_set():
                     return
                 store.upsert(np.arange(500), np.full((500, 1), number % 256, np.uint8))
-                time.sleep(0.01)  # others may write too
+                time.sleep(0.01)  # lets other threads write
         except BaseException as error:
             failures.append(error)
 
@@ -98,7 +98,7 @@ def test_a_backup_is_of_one_moment_while_others_write(tmp_path):
     assert not failures
 
 
-def test_a_damaged_or_other_backup_changes_nothing(tmp_path):
+def test_a_damaged_or_unexpected_backup_changes_nothing(tmp_path):
     url, path = f"sqlite:///{tmp_path}/codes.db", tmp_path / "backup.db"
     with open_store(url, n_bits=N_BITS) as store:
         fill(store)
@@ -127,7 +127,7 @@ def test_a_damaged_or_other_backup_changes_nothing(tmp_path):
         assert contents(store) == before
 
 
-def test_the_commands(tmp_path):
+def test_the_backup_and_restore_commands(tmp_path):
     url, path = f"sqlite:///{tmp_path}/codes.db", str(tmp_path / "backup.db")
     with open_store(url, n_bits=N_BITS) as store:
         fill(store)

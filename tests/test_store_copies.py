@@ -1,4 +1,4 @@
-"""Lists, exports and copies of stores: the same items in every engine, byte by byte."""
+"""Listing, export and copy of stores: equal items in every engine."""
 
 import itertools
 import json
@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from antipodal import open_vectors
 from antipodal.cli import app
 from antipodal.errors import StoreError
-from antipodal.stores import open_store
-from antipodal.stores import transfer as copying
+from antipodal.stores import open_store, transfer
 from antipodal.stores.listing import list_stores
 from antipodal.stores.snapshot import ItemBatch
 from antipodal.stores.transfer import copy_store, digest_of, export_items, resized
@@ -48,23 +47,22 @@ def invoke(*arguments, code=0, env=None):
     return done
 
 
-def test_copies_from_engine_to_engine_make_equal_exports(tmp_path, engines, url):  # noqa: F811
+def test_copies_between_engines_have_equal_exports(tmp_path, engines, url):  # noqa: F811
     with open_store(url, n_bits=N_BITS, model="m") as store:
-        ids, codes, metadata = fill(store, 5_500)  # more than Milvus gives at a time
+        ids, codes, metadata = fill(store, 5_500)  # more than one page of Milvus
         exports = [export_items(store, tmp_path / "0.parquet")]
     places = [engines.url(engine, next(_names)) for engine in ("postgresql", "milvus")]
     places.append(f"sqlite:///{tmp_path}/last.db")
     for number, place in enumerate(places, start=1):
         with open_store(url) as source:
-            made = copy_store(source, place)
-        assert (made.items, made.sha256, made.there_before) == (*exports[0], 0)
+            copied = copy_store(source, place)
+        assert (copied.items, copied.sha256, copied.there_before) == (*exports[0], 0)
         with open_store(place, n_bits=N_BITS, model="m") as store:
             exports.append(export_items(store, tmp_path / f"{number}.parquet"))
         url = place
     assert exports == [exports[0]] * 4
     first, *others = [(tmp_path / f"{number}.parquet").read_bytes() for number in range(4)]
     assert others == [first] * 3
-    # What is in them is what was put in.
     table = pq.read_table(tmp_path / "3.parquet").to_pydict()
     order = np.argsort(ids)
     assert table["id"] == ids[order].tolist()
@@ -72,7 +70,7 @@ def test_copies_from_engine_to_engine_make_equal_exports(tmp_path, engines, url)
     assert [json.loads(text) for text in table["metadata"]] == [metadata[i] for i in order]
 
 
-def test_an_export_can_be_read_and_its_fields_are_columns_of_their_type(tmp_path, url):
+def test_exported_fields_are_typed_columns(tmp_path, url):
     with open_store(url, n_bits=16) as store:
         fields = [
             {"i": 2**60, "n": 1, "f": 2**60, "s": "ü", "b": True, "mixed": "1"},
@@ -103,7 +101,7 @@ def test_an_export_can_be_read_and_its_fields_are_columns_of_their_type(tmp_path
     np.testing.assert_array_equal(np.asarray(file), codes[[1, 0, 2]])
 
 
-def test_an_export_is_of_one_moment_in_row_groups_of_any_batches(tmp_path, url, monkeypatch):
+def test_an_export_is_a_snapshot_in_row_groups_of_fixed_size(tmp_path, url, monkeypatch):
     monkeypatch.setattr("antipodal.stores.transfer._ROWS", 70)
     with open_store(url, n_bits=N_BITS) as store:
         fill(store)
@@ -116,7 +114,7 @@ def test_an_export_is_of_one_moment_in_row_groups_of_any_batches(tmp_path, url, 
     assert sizes == [70] * (N // 70) + [N % 70]
 
 
-def test_batches_of_any_size_hold_the_same_items():
+def test_resized_batches_contain_the_same_items():
     ids = np.arange(23)
     codes = np.arange(23, dtype=np.uint8)[:, None]
     texts = [f'{{"n":{i}}}' for i in range(23)]
@@ -134,13 +132,13 @@ def test_batches_of_any_size_hold_the_same_items():
 
 
 @pytest.mark.parametrize("change", ["id", "code", "metadata", "missing"])
-def test_the_digest_differs_when_anything_does_and_not_by_order(tmp_path, url, change):
+def test_the_digest_depends_on_items_but_not_on_their_order(tmp_path, url, change):
     ids, codes = np.array([3, 1, 2]), np.array([[1], [2], [3]], np.uint8)
     fields = [{"a": 1, "b": "x"}, {}, {"c": [1, 2]}]
-    turned = [{"c": [1, 2]}, {"b": "x", "a": 1}, {}]
+    reordered = [{"c": [1, 2]}, {"b": "x", "a": 1}, {}]
     with open_store(url, n_bits=8) as store, open_store(f"{url}2", n_bits=8) as other:
         store.upsert(ids, codes, fields)
-        other.upsert(ids[[2, 0, 1]], codes[[2, 0, 1]], turned)
+        other.upsert(ids[[2, 0, 1]], codes[[2, 0, 1]], reordered)
         assert digest_of(store).sha256 == digest_of(other).sha256
         if change == "id":
             other.delete([3])
@@ -148,17 +146,17 @@ def test_the_digest_differs_when_anything_does_and_not_by_order(tmp_path, url, c
         elif change == "code":
             other.upsert([3], codes[1:2], fields[:1])
         elif change == "metadata":
-            other.upsert([3], codes[:1], [{"a": True, "b": "x"}])  # true is not 1
+            other.upsert([3], codes[:1], [{"a": True, "b": "x"}])  # True differs from 1
         else:
             other.delete([1])
         assert digest_of(store).sha256 != digest_of(other).sha256
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_copy_goes_on_where_it_was_interrupted_and_refuses_other_items(
+def test_an_interrupted_copy_resumes_and_other_items_raise(
     tmp_path, engines, engine, url, monkeypatch  # noqa: F811
 ):  # fmt: skip
-    monkeypatch.setattr(copying, "_BATCH", 150)
+    monkeypatch.setattr(transfer, "_BATCH", 150)
     place = engines.url(engine, next(_names))
 
     def stop(done):
@@ -184,7 +182,7 @@ def test_a_copy_goes_on_where_it_was_interrupted_and_refuses_other_items(
             copy_store(source, place)
 
 
-def test_a_copy_that_is_not_true_in_the_end_is_an_error(tmp_path, url):
+def test_a_copy_that_differs_at_the_end_raises(tmp_path, url):
     other = f"sqlite:///{tmp_path}/other.db"
 
     def interfere(done):
@@ -203,11 +201,11 @@ def test_a_copy_that_is_not_true_in_the_end_is_an_error(tmp_path, url):
             copy_store(source, f"{other}2")
 
 
-def test_stores_of_a_folder_a_database_and_a_milvus_are_listed(tmp_path, engines):  # noqa: F811
+def test_stores_of_every_engine_are_listed(tmp_path, engines):  # noqa: F811
     folder = tmp_path / "stores"
     folder.mkdir()
     (folder / "notes.txt").write_text("no store")
-    (folder / "within").mkdir()
+    (folder / "subfolder").mkdir()
     found = {}
     for engine in ENGINES:
         name = next(_names)
@@ -240,8 +238,8 @@ def test_the_commands_list_export_copy_and_vacuum(tmp_path, url):
     env = {"ANTIPODAL_STORE": url}
     made = json.loads(invoke("copy", "--to", other, "--json", env=env).stdout)
     assert (made["store"], made["items"]) == (other, n_items)
-    said = invoke("copy", "--store", url, env={"ANTIPODAL_STORE_TO": other}).stdout
-    assert said.count(f"{n_items:,}") == 2  # copied, and there before
+    output = invoke("copy", "--store", url, env={"ANTIPODAL_STORE_TO": other}).stdout
+    assert output.count(f"{n_items:,}") == 2  # in total, and copied earlier
     listed = [json.loads(line) for line in invoke("list", tmp_path, "--json").stdout.splitlines()]
     assert [(each["store"], each["items"]) for each in listed] == [(url, n_items), (other, n_items)]
     assert "2 stores" in invoke("list", tmp_path).stdout
@@ -259,7 +257,7 @@ def test_the_commands_list_export_copy_and_vacuum(tmp_path, url):
         assert digest_of(store).sha256 == made["sha256"]
 
 
-def test_what_cannot_be_listed_copied_or_vacuumed_is_named(tmp_path, engines):  # noqa: F811
+def test_errors_of_list_copy_and_vacuum(tmp_path, engines):  # noqa: F811
     place = tmp_path / "damaged.db"
     with open_store(f"sqlite:///{place}", n_bits=8) as store:
         store.upsert([1], np.zeros((1, 1), np.uint8))
@@ -269,9 +267,9 @@ def test_what_cannot_be_listed_copied_or_vacuumed_is_named(tmp_path, engines):  
     assert "1 stores" in done.stdout
     assert str(tmp_path / "no") in str(invoke("list", tmp_path / "no", code=1).exception)
     (tmp_path / "empty").mkdir()
-    said = invoke("list", tmp_path / "empty").stdout
-    assert "stores" in said
-    assert "sqlite:" not in said
+    output = invoke("list", tmp_path / "empty").stdout
+    assert "stores" in output
+    assert "sqlite:" not in output
     invoke("list", code=2, env={})
     invoke("export", tmp_path / "x.parquet", code=2, env={})
     invoke("copy", "--store", f"sqlite:///{place}", code=2)
@@ -283,11 +281,11 @@ def test_what_cannot_be_listed_copied_or_vacuumed_is_named(tmp_path, engines):  
         store.vacuum()
 
 
-def test_postgresql_is_vacuumed_beside_others(engines):  # noqa: F811
+def test_vacuum_of_postgresql_reclaims_space(engines):  # noqa: F811
     with open_store(engines.url("postgresql", next(_names)), n_bits=N_BITS) as store:
         ids, codes, _ = fill(store)
         store.delete(ids)
         before, after = store.vacuum()
         assert 0 < after <= before
         store.upsert(ids, codes)
-        assert store.vacuum()[1] <= before  # the room was used again
+        assert store.vacuum()[1] <= before  # space was reused

@@ -1,4 +1,4 @@
-"""The SQLite store under kill -9, other processes, many threads and damaged files."""
+"""SQLite stores: kill -9, concurrent processes and threads, damaged files."""
 
 import itertools
 import multiprocessing
@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from antipodal.errors import StoreError
-from antipodal.stores import open_store, sqlite
-from antipodal.stores import sqlite_file as sqlitetables
+from antipodal.stores import open_store, sqlite, sqlite_file
 from effort import rounds
 from kills import kill_milvus, kill_postgresql, kill_sqlite
 
-# Children are forked from a small process that has imported what they need.
+# Children are forked from a small process with the imports done.
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["antipodal.stores.sqlite", "pytest"])
 
@@ -27,14 +26,14 @@ HANG = 600  # seconds that only a hang exceeds
 
 
 def codes_of(batch, n):
-    """Return codes from which the batch can be read."""
+    """Return n codes that encode the batch number."""
     return np.tile(np.frombuffer(int(batch).to_bytes(4, "big"), np.uint8), (n, 1))
 
 
 @pytest.mark.parametrize(
     ("kill", "n_kills"), [(kill_sqlite, 15), (kill_postgresql, 4), (kill_milvus, 2)]
 )
-def test_nothing_acknowledged_is_lost_and_nothing_is_half_there_after_kill_9(kill, n_kills):
+def test_kill_9_loses_no_acknowledged_write_and_leaves_no_partial_one(kill, n_kills):
     found = kill(n_kills, seed=0)
     assert not found["failures"]
     # Most writers are killed only after an acknowledgement, however slow they are.
@@ -52,7 +51,7 @@ def write_some(url, numbers, started):
 
 
 @pytest.mark.parametrize("n_items", [300, 6, 7, 8, 9])
-def test_processes_that_make_and_write_a_store_at_once_lose_nothing(tmp_path, n_items):
+def test_concurrent_processes_create_and_write_a_store_without_losses(tmp_path, n_items):
     url = f"sqlite:///{tmp_path}/codes.db?timeout={HANG}"
     started = processes.Barrier(3)
     writers = [
@@ -69,7 +68,7 @@ def test_processes_that_make_and_write_a_store_at_once_lose_nothing(tmp_path, n_
     assert [fields["number"] for fields in items.metadata] == list(range(n_items))
 
 
-def test_a_writer_that_finds_another_waits_and_then_says_so(tmp_path):
+def test_a_blocked_writer_times_out(tmp_path):
     url = f"sqlite:///{tmp_path}/codes.db?timeout=0.2"
     with open_store(url, n_bits=8) as store:
         store.upsert([1], np.zeros((1, 1), np.uint8))
@@ -81,14 +80,14 @@ def test_a_writer_that_finds_another_waits_and_then_says_so(tmp_path):
         with pytest.raises(StoreError, match=r"codes\.db.*\bprocess\b"):
             store.delete([1])
         assert time.monotonic() - began >= 0.4
-        assert store.count() == 1  # reading does not wait
+        assert store.count() == 1  # readers do not wait
         other.execute("COMMIT")
         other.close()
         store.upsert([2], np.zeros((1, 1), np.uint8))
         assert store.count() == 2
 
 
-def test_a_reader_sees_what_another_process_wrote_without_reading_all_again(tmp_path, monkeypatch):
+def test_a_reader_sees_writes_of_others_without_rebuilding_its_index(tmp_path, monkeypatch):
     rebuilt = []
     check_pages = sqlite.SqliteFile.check_pages
     monkeypatch.setattr(
@@ -108,15 +107,15 @@ def test_a_reader_sees_what_another_process_wrote_without_reading_all_again(tmp_
         assert reader.count() == 99
         assert reader.count({"old": True}) == 98
         assert rebuilt == [1]
-        writer.upsert(np.arange(90), np.zeros((90, 1), np.uint8))  # now that is cheaper
+        writer.upsert(np.arange(90), np.zeros((90, 1), np.uint8))  # rebuilding is cheaper now
         assert reader.count({"old": True}) == 10
         assert rebuilt == [1, 1]
 
 
 @pytest.mark.parametrize(("versions", "ids"), [(5, 10**6), (10**6, 5)])
-def test_a_reader_that_was_left_far_behind_reads_all_again(tmp_path, monkeypatch, versions, ids):
-    monkeypatch.setattr(sqlitetables, "_KEPT_VERSIONS", versions)
-    monkeypatch.setattr(sqlitetables, "_KEPT_IDS", ids)
+def test_a_reader_behind_the_change_log_rebuilds_its_index(tmp_path, monkeypatch, versions, ids):
+    monkeypatch.setattr(sqlite_file, "_KEPT_VERSIONS", versions)
+    monkeypatch.setattr(sqlite_file, "_KEPT_IDS", ids)
     url = f"sqlite:///{tmp_path}/codes.db"
     with open_store(url, n_bits=8) as reader, open_store(url, n_bits=8) as writer:
         writer.upsert(np.arange(100), np.zeros((100, 1), np.uint8))
@@ -133,26 +132,26 @@ def test_a_reader_that_was_left_far_behind_reads_all_again(tmp_path, monkeypatch
 # -------------------------------------------------------------------------------- threads
 
 
-def test_readers_see_each_write_whole_while_a_thread_writes(tmp_path):
-    n, stop, failures, looks = 60, threading.Event(), [], []
+def test_readers_see_atomic_writes(tmp_path):
+    n, stop, failures, counts = 60, threading.Event(), [], []
 
-    def look(store, where):
+    def search(store, where):
         query = np.zeros((1, 1), np.uint8)
         try:
             while not stop.is_set():
                 near = store.search(query, n, where=where)
                 assert near.ids.tolist() in ([list(range(n))], [[]])
                 assert len(set(near.distances[0].tolist())) <= 1
-                # Even batches have even codes: the filter and the codes are of one version.
+                # Even batches have even distances: filter and codes have the same version.
                 assert where is None or not near.distances[0].any() or near.distances[0, 0] % 2 == 0
-                looks.append(len(near.ids[0]))
+                counts.append(len(near.ids[0]))
         except BaseException as error:
             failures.append(error)
             raise
 
     with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=8) as store:
         threads = [
-            threading.Thread(target=look, args=(store, where))
+            threading.Thread(target=search, args=(store, where))
             for where in (None, None, {"even": True}, {"even": True})
         ]
         for thread in threads:
@@ -162,16 +161,16 @@ def test_readers_see_each_write_whole_while_a_thread_writes(tmp_path):
             bits = batch % 9
             codes = np.full((n, 1), (1 << bits) - 1, np.uint8)
             store.upsert(np.arange(n), codes, [{"even": bits % 2 == 0}] * n)
-            if batch >= 120 and ({0, n} <= set(looks) or failures or time.monotonic() > deadline):
+            if batch >= 120 and ({0, n} <= set(counts) or failures or time.monotonic() > deadline):
                 break
         stop.set()
         for thread in threads:
             thread.join()
     assert not failures
-    assert {0, n} <= set(looks)  # the readers met even and odd batches
+    assert {0, n} <= set(counts)  # the readers met even and odd batches
 
 
-def test_closing_while_others_read_gives_them_an_answer_or_our_error(tmp_path):
+def test_closing_during_reads_returns_results_or_raises_store_error(tmp_path):
     errors = []
     store = open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=8)
     store.upsert(np.arange(1000), np.zeros((1000, 1), np.uint8), [{"a": 1}] * 1000)
@@ -210,21 +209,21 @@ def make(path):
         store.upsert(np.arange(N), codes, metadata)
         store.upsert(np.arange(0, N, 3), codes[::3], metadata[::3])
         store.delete(np.arange(5))
-    return answers(path)
+    return read_all(path)
 
 
-def answers(path):
-    """Ask a store everything."""
+def read_all(path):
+    """Return the results of all reading methods of a store."""
     with open_store(f"sqlite:///{path}", n_bits=32) as store:
         queries = np.array([[1, 2, 3, 4], [200, 0, 0, 9]], np.uint8)
-        near, ball = store.search(queries, 20), store.radius(queries, 9, where={"label": 3})
+        near, within = store.search(queries, 20), store.radius(queries, 9, where={"label": 3})
         items = store.get(np.arange(N))
-        said = (
+        results = (
             store.count(),
             store.count({"label": {"in": [1, 2]}}),
             near.ids.tolist(),
             near.distances.tolist(),
-            ball.ids.tolist(),
+            within.ids.tolist(),
             items.ids.tolist(),
             items.codes.tolist(),
             items.metadata,
@@ -232,30 +231,30 @@ def answers(path):
         )
         store.upsert([N], np.zeros((1, 4), np.uint8))
         store.delete([N])
-        return said
+        return results
 
 
-def test_a_changed_byte_is_reported_or_harmless_but_never_a_wrong_answer(tmp_path):
+def test_a_changed_byte_is_reported_or_harmless(tmp_path):
     expected = make(tmp_path / "good.db")
     good = (tmp_path / "good.db").read_bytes()
     choice = random.Random(1)
     pages = range(0, len(good), 4096)
-    places = [*range(0, 100, 2), *(choice.randrange(len(good)) for _ in range(rounds(60, 5000)))]
-    places += [page + place for page in pages for place in (0, 3, 4, 8, 9, 11, 13, 4094)]
+    positions = [*range(0, 100, 2), *(choice.randrange(len(good)) for _ in range(rounds(60, 5000)))]
+    positions += [page + i for page in pages for i in (0, 3, 4, 8, 9, 11, 13, 4094)]
     reported = 0
-    for number, place in enumerate(places):
+    for number, position in enumerate(positions):
         bad = bytearray(good)
-        bad[place] ^= choice.randrange(1, 256)
+        bad[position] ^= choice.randrange(1, 256)
         path = tmp_path / f"bad{number}.db"
         path.write_bytes(bad)
         try:
-            assert answers(path) == expected, f"byte {place}"
+            assert read_all(path) == expected, f"byte {position}"
         except StoreError:
             reported += 1
     assert reported > 60
 
 
-def test_items_that_a_page_no_longer_counts_are_reported(tmp_path):
+def test_items_missing_from_a_page_are_reported(tmp_path):
     make(tmp_path / "good.db")
     good = (tmp_path / "good.db").read_bytes()
     leaves = [page for page in range(4096, len(good), 4096) if good[page] == 0x0D]
@@ -266,11 +265,11 @@ def test_items_that_a_page_no_longer_counts_are_reported(tmp_path):
         path = tmp_path / f"bad{page}.db"
         path.write_bytes(bad)
         with pytest.raises(StoreError, match="damaged"):
-            answers(path)
+            read_all(path)
     assert len(leaves) > 5
 
 
-def test_a_cut_off_file_is_reported(tmp_path):
+def test_a_truncated_file_is_reported(tmp_path):
     expected = make(tmp_path / "good.db")
     good = (tmp_path / "good.db").read_bytes()
     lengths = [1, 50, 100, 500, 4096, 9000, *range(10_000, len(good), 1777), len(good) - 1]
@@ -279,14 +278,14 @@ def test_a_cut_off_file_is_reported(tmp_path):
         path = tmp_path / f"cut{length}.db"
         path.write_bytes(good[:length])
         try:
-            assert answers(path) == expected  # the end of the last page may be unused
+            assert read_all(path) == expected  # the end of the last page may be unused
         except StoreError:
             reported.append(length)
     assert reported[: len(lengths) - 4] == lengths[: len(lengths) - 4]
 
 
 @pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + bytes(5000)])
-def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path, content):
+def test_other_files_are_rejected_and_unchanged(tmp_path, content):
     path = tmp_path / "other.db"
     path.write_bytes(content)
     with pytest.raises(StoreError, match=r"other\.db"):
@@ -294,7 +293,7 @@ def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path, content):
     assert path.read_bytes() == content
 
 
-def test_a_database_of_others_is_refused_and_left_alone(tmp_path):
+def test_foreign_databases_are_rejected_and_unchanged(tmp_path):
     path = tmp_path / "other.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE items (id INTEGER PRIMARY KEY)")
@@ -305,14 +304,14 @@ def test_a_database_of_others_is_refused_and_left_alone(tmp_path):
     assert path.read_bytes() == content
 
 
-def test_a_damaged_log_may_cost_the_last_writes_but_never_gives_half_of_one(tmp_path):
+def test_a_damaged_log_never_yields_a_partial_write(tmp_path):
     path = tmp_path / "codes.db"
     with open_store(f"sqlite:///{path}", n_bits=32) as store:
         for batch in range(1, 6):
             store.upsert(np.arange(100), codes_of(batch, 100), [{"batch": batch}] * 100)
         choice = random.Random(2)
         log = (tmp_path / "codes.db-wal").read_bytes()
-        seen = set()
+        outcomes = set()
         for number in range(60):
             copy = tmp_path / f"copy{number}.db"
             shutil.copy(path, copy)
@@ -328,13 +327,13 @@ def test_a_damaged_log_may_cost_the_last_writes_but_never_gives_half_of_one(tmp_
                     }
                     assert len(found) <= 1
                     assert damaged.count() in (0, 100)
-                    seen |= found
+                    outcomes |= found
             except StoreError:
-                seen.add("reported")
-    assert len(seen) > 2
+                outcomes.add("reported")
+    assert len(outcomes) > 2
 
 
-def test_a_folder_that_is_not_there_and_one_without_permission_are_named(tmp_path):
+def test_missing_folders_and_stores_are_named(tmp_path):
     with pytest.raises(StoreError, match=r"nowhere/codes\.db"):
         open_store(f"sqlite:///{tmp_path}/nowhere/codes.db", n_bits=8)
     with pytest.raises(StoreError, match="n_bits"):

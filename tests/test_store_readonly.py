@@ -1,4 +1,4 @@
-"""A SQLite store that may not be written is searched and served; writing it is refused."""
+"""Read-only SQLite stores: searched and served, but not written."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ ZERO = np.zeros((1, 1), np.uint8)
 
 @contextmanager
 def without_rights():
-    """Be nobody for a while: permissions do not bind root."""
+    """Run as user nobody, since permissions do not apply to root."""
     if os.geteuid():
         yield
         return
@@ -34,11 +34,11 @@ def without_rights():
 
 @pytest.fixture
 def folder():
-    # Not tmp_path, into which nobody may look.
+    # Not tmp_path, which user nobody cannot read.
     path = Path(tempfile.mkdtemp())
     path.chmod(0o755)
     with open_store(f"sqlite:///{path}/warm.db", n_bits=8) as store:
-        store.search(ZERO, 1)  # imports are done as root
+        store.search(ZERO, 1)  # do lazy imports as root
     yield path
     path.chmod(0o755)
     shutil.rmtree(path)
@@ -70,7 +70,7 @@ def assert_readable_only(url, n_items=3):
 @pytest.mark.parametrize(
     ("file", "parent"), [(0o444, 0o555), (0o444, 0o777), (0o666, 0o555)], ids=oct
 )
-def test_a_file_or_folder_without_write_permission_is_read(folder, file, parent):
+def test_files_and_folders_without_write_permission_can_be_read(folder, file, parent):
     url = make(folder)
     (folder / "codes.db").chmod(file)
     folder.chmod(parent)
@@ -78,21 +78,21 @@ def test_a_file_or_folder_without_write_permission_is_read(folder, file, parent)
         assert_readable_only(url)
     folder.chmod(0o755)
     (folder / "codes.db").chmod(0o644)
-    with open_store(url) as store:  # and is whole
+    with open_store(url) as store:  # still intact
         store.upsert([4], ZERO)
         assert store.count() == 4
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can write where others cannot")
-def test_a_reader_without_rights_sees_what_others_write(folder):
+def test_a_read_only_reader_sees_writes_of_others(folder):
     url = make(folder)
     with without_rights():
         reader = open_store(url)
-        assert reader.count() == 3  # of a file on its own, which nobody was writing
+        assert reader.count() == 3  # without a log
     with open_store(url) as writer:
         writer.upsert([4], ZERO)
         with without_rights():
-            assert reader.count() == 4  # with the log of the writer beside it
+            assert reader.count() == 4  # with the log of the writer
         writer.delete([1, 2])
         with without_rights():
             assert reader.search(ZERO, 1).ids.tolist() == [[4]]
@@ -101,7 +101,7 @@ def test_a_reader_without_rights_sees_what_others_write(folder):
         reader.close()
 
 
-def test_a_file_that_changes_while_it_is_read_is_no_answer(folder, monkeypatch):
+def test_a_file_changed_during_a_read_raises(folder, monkeypatch):
     url = make(folder)
     (folder / "codes.db").chmod(0o444)
     folder.chmod(0o555)
@@ -113,7 +113,7 @@ def test_a_file_that_changes_while_it_is_read_is_no_answer(folder, monkeypatch):
         assert store.count() == 3
 
 
-def test_a_log_that_cannot_be_read_is_named(folder):
+def test_a_log_without_write_permission_raises(folder):
     url = make(folder)
     (folder / "codes.db-wal").write_bytes(b"log")
     folder.chmod(0o555)
@@ -121,7 +121,7 @@ def test_a_log_that_cannot_be_read_is_named(folder):
         open_store(url)
 
 
-def test_an_empty_or_foreign_file_stays_an_error(folder):
+def test_an_empty_or_foreign_file_raises(folder):
     (folder / "codes.db").write_bytes(b"")
     (folder / "other.db").write_bytes(b"no store" * 100)
     folder.chmod(0o555)
@@ -131,7 +131,7 @@ def test_an_empty_or_foreign_file_stays_an_error(folder):
                 open_store(f"sqlite:///{folder}/{name}.db", n_bits=8)
 
 
-def test_it_is_served(folder):
+def test_a_read_only_store_can_be_served(folder):
     X = np.random.default_rng(0).standard_normal((30, 5)).astype(np.float32)
     hasher = LSH(8, random_state=0).fit(X)
     hasher.save(folder / "model")

@@ -1,4 +1,4 @@
-"""Candidates, codes and metadata of an answer are of one moment, while others write."""
+"""Snapshot consistency: candidates, codes and metadata of a result during writes."""
 
 import itertools
 
@@ -25,13 +25,13 @@ def store(request, engines):  # noqa: F811
 
 
 def write(store, number):
-    """Bring the store to a state: item 0 keeps its code, item 1 comes near in every second."""
+    """Write state `number`: item 0 keeps its code, item 1 is near in odd states only."""
     codes = np.array([[1], [0 if number % 2 else 255]], np.uint8)
     store.upsert([0, 1], codes, [{"state": number, "even": number % 2 == 0}] * 2)
 
 
 def check(answer, request):
-    """Compare an answer with that of the state which it names."""
+    """Check that a response agrees with the state named in its metadata."""
     results = answer["results"]
     if request.where is not None and not results:
         return
@@ -54,7 +54,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_a_write_between_search_and_fetch_is_not_seen(store, request_, monkeypatch):
+def test_a_write_between_search_and_fetch_is_not_visible(store, request_, monkeypatch):
     numbers, get = itertools.count(1), Reader.get
 
     def get_after_a_write(self, ids):
@@ -65,17 +65,17 @@ def test_a_write_between_search_and_fetch_is_not_seen(store, request_, monkeypat
     monkeypatch.setattr(Reader, "get", get_after_a_write)
     for _ in range(6):
         check(Engine(HASHER, store).search(request_), request_)
-    assert next(numbers) == 7  # and nothing was asked twice
+    assert next(numbers) == 7  # no read was repeated
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
-def test_every_answer_is_a_state_that_was(engines, engine):  # noqa: F811
+def test_every_response_agrees_with_one_state(engines, engine):  # noqa: F811
     found = ask(engines.url(engine, next(_names)), 250, seed=0)
     assert not found["failures"]
-    assert found["states"] > 5  # others did write
+    assert found["states"] > 5  # writes did happen
 
 
-def test_a_snapshot_does_not_change_while_it_lasts(store):
+def test_a_snapshot_does_not_change(store):
     zero, ones = np.zeros((1, 1), np.uint8), np.full((1, 1), 255, np.uint8)
     store.upsert([1, 2, 3], np.zeros((3, 1), np.uint8), [{"a": 1}, {"a": 1}, {"a": 2}])
     with store.snapshot() as before:
@@ -98,7 +98,7 @@ def test_a_snapshot_does_not_change_while_it_lasts(store):
             call()
 
 
-def test_codes_that_are_scored_again_are_those_that_were_found(store, monkeypatch):
+def test_reranking_uses_codes_of_the_same_snapshot(store, monkeypatch):
     codes = np.arange(8, dtype=np.uint8)[:, None]
     store.upsert(np.arange(8), codes)
     values = np.where(np.unpackbits(codes[5:6], axis=1), 1.0, -1.0).astype(np.float32)

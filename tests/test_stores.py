@@ -1,4 +1,4 @@
-"""One contract, every engine: the same ids in the same order, against brute force."""
+"""The store interface with every engine, compared with brute force."""
 
 import itertools
 import subprocess
@@ -34,7 +34,7 @@ _names = (f"store_{number}" for number in itertools.count())
 
 
 class Model:
-    """What a store should hold and answer: a dictionary, loops and a sort."""
+    """Reference implementation of a store: a dictionary, loops and a sort."""
 
     def __init__(self, n_bits=N_BITS):
         self.n_bits = n_bits
@@ -49,36 +49,36 @@ class Model:
 
     def ranking(self, query, where):
         tree = None if where is None else parse_where(where)
-        passing = sorted(
+        matching = sorted(
             number
             for number, (_, fields) in self.items.items()
             if tree is None or matches(tree, fields)
         )
-        if not passing:
+        if not matching:
             return []
-        table = np.array([self.items[number][0] for number in passing])
+        table = np.array([self.items[number][0] for number in matching])
         distances = (table != np.unpackbits(query)).sum(axis=1)
-        return sorted(zip(distances.tolist(), passing, strict=True))
+        return sorted(zip(distances.tolist(), matching, strict=True))
 
 
-def assert_same_answers(store, model, queries, k, r, where):
+def assert_same_results(store, model, queries, k, r, where):
     near = store.search(queries, k, where=where)
-    ball = store.radius(queries, r, where=where)
-    assert near.ids.dtype == ball.ids.dtype == ball.offsets.dtype == np.int64
-    assert near.distances.dtype == ball.distances.dtype == np.int32
-    assert len(ball.offsets) == len(queries) + 1
-    for place, query in enumerate(queries):
+    within = store.radius(queries, r, where=where)
+    assert near.ids.dtype == within.ids.dtype == within.offsets.dtype == np.int64
+    assert near.distances.dtype == within.distances.dtype == np.int32
+    assert len(within.offsets) == len(queries) + 1
+    for i, query in enumerate(queries):
         ranking = model.ranking(query, where)
-        assert near.ids[place].tolist() == [number for _, number in ranking[:k]]
-        assert near.distances[place].tolist() == [distance for distance, _ in ranking[:k]]
-        inside = slice(ball.offsets[place], ball.offsets[place + 1])
-        hits = list(zip(ball.distances[inside].tolist(), ball.ids[inside].tolist(), strict=True))
+        assert near.ids[i].tolist() == [number for _, number in ranking[:k]]
+        assert near.distances[i].tolist() == [distance for distance, _ in ranking[:k]]
+        part = slice(within.offsets[i], within.offsets[i + 1])
+        hits = list(zip(within.distances[part].tolist(), within.ids[part].tolist(), strict=True))
         assert hits == [hit for hit in ranking if hit[0] <= r]
     assert store.count(where) == len(model.ranking(queries[0], where))
 
 
 def random_items(rng, ids, width=N_BITS // 8):
-    """Codes with many duplicates, and metadata with fields that may be missing."""
+    """Return codes with many duplicates, and metadata with optional fields."""
     pool = rng.integers(0, 256, (max(1, len(ids) // 3), width), dtype=np.uint8)
     codes = pool[rng.integers(0, len(pool), len(ids))]
     metadata = []
@@ -94,7 +94,7 @@ def random_items(rng, ids, width=N_BITS // 8):
 
 @pytest.fixture(params=STORES)
 def new_url(request, engines, service):  # noqa: F811
-    """Return a function that gives the address of a store that is not there yet."""
+    """Return a function that returns the URL of a new store."""
     return lambda: address(request.param, engines)
 
 
@@ -112,7 +112,7 @@ def store(new_url):
 
 @pytest.fixture(scope="module", params=STORES)
 def large(request, engines, service):  # noqa: F811
-    """Return a store of 10,000 items with ids in no order, and the same as a model."""
+    """Return a store of 10,000 items with unsorted ids, and its model."""
     rng = np.random.default_rng(0)
     ids = rng.permutation(10 * N_ITEMS)[:N_ITEMS]
     codes, metadata = random_items(rng, ids)
@@ -125,38 +125,38 @@ def large(request, engines, service):  # noqa: F811
 
 @pytest.mark.parametrize("where", FILTERS, ids=str)
 @pytest.mark.parametrize(("k", "r"), [(1, 0), (300, 4)])
-def test_neighbours_and_balls_are_those_of_brute_force(large, where, k, r, fresh_rng):
+def test_results_are_those_of_brute_force(large, where, k, r, fresh_rng):
     store, model = large
     queries = fresh_rng.integers(0, 256, (4, 2), dtype=np.uint8)
-    assert_same_answers(store, model, queries, k, r, where)
+    assert_same_results(store, model, queries, k, r, where)
 
 
 @pytest.mark.parametrize("where", [None, {"label": 3}], ids=str)
-def test_more_neighbours_than_items_gives_all_of_them(large, where):
+def test_k_larger_than_the_store_returns_all_items(large, where):
     store, model = large
     queries = np.random.default_rng(1).integers(0, 256, (2, 2), dtype=np.uint8)
-    assert_same_answers(store, model, queries, 20_000, N_BITS, where)
+    assert_same_results(store, model, queries, 20_000, N_BITS, where)
 
 
-def test_answers_stay_right_through_updates_and_deletes(store, fresh_rng):
+def test_results_are_correct_after_updates_and_deletes(store, fresh_rng):
     rng = fresh_rng
     model = Model()
-    for n_changed in (300, 200, 20, 20, 1, 20, 300):  # many at once, and few
+    for n_changed in (300, 200, 20, 20, 1, 20, 300):  # large and small changes
         ids = rng.choice(600, n_changed, replace=False)
         codes, metadata = random_items(rng, ids)
         store.upsert(ids, codes, metadata)
         model.upsert(ids, codes, metadata)
-        gone = rng.choice(600, n_changed // 3, replace=False)
-        assert store.delete(gone) == model.delete(gone)
+        deleted = rng.choice(600, n_changed // 3, replace=False)
+        assert store.delete(deleted) == model.delete(deleted)
         queries = rng.integers(0, 256, (3, 2), dtype=np.uint8)
         for where in FILTERS:
-            assert_same_answers(store, model, queries, 7, 3, where)
+            assert_same_results(store, model, queries, 7, 3, where)
 
 
-def test_a_prepared_store_answers_as_any_other_through_changes(new_url, fresh_rng):
+def test_a_prepared_store_returns_the_same_results_after_changes(new_url, fresh_rng):
     model = Model(64)
     with open_store(new_url(), n_bits=64) as store:
-        store.prepare(radius=2)  # before there is anything to prepare
+        store.prepare(radius=2)  # while still empty
         for change in range(3):
             ids = fresh_rng.permutation(9_000)[: 4_500 if change == 0 else 200]
             codes, metadata = random_items(fresh_rng, ids, width=8)
@@ -165,10 +165,10 @@ def test_a_prepared_store_answers_as_any_other_through_changes(new_url, fresh_rn
             assert store.delete(ids[:20]) == model.delete(ids[:20])
             store.prepare()
             for query in codes[20:23] ^ np.uint8(1):
-                assert_same_answers(store, model, query[None] ^ np.uint8(1), 3, 2, None)
+                assert_same_results(store, model, query[None] ^ np.uint8(1), 3, 2, None)
 
 
-def test_when_all_items_tie_the_least_ids_win(store):
+def test_ties_are_broken_by_the_smallest_ids(store):
     ids = np.random.default_rng(3).permutation(500)
     store.upsert(ids, np.zeros((500, 2), np.uint8))
     result = store.search(np.full((2, 2), 255, np.uint8), 5)
@@ -184,7 +184,7 @@ def test_radius_is_inclusive(store):
 
 
 @pytest.mark.parametrize("n_bits", [1, 13, 24, 100])
-def test_codes_of_any_length_are_kept_and_compared(new_url, n_bits):
+def test_codes_of_any_length_are_stored_and_compared(new_url, n_bits):
     rng = np.random.default_rng(n_bits)
     codes = pack(rng.integers(0, 2, (60, n_bits)))
     model = Model(n_bits)
@@ -192,10 +192,10 @@ def test_codes_of_any_length_are_kept_and_compared(new_url, n_bits):
     with open_store(new_url(), n_bits=n_bits) as store:
         store.upsert(range(60), codes)
         np.testing.assert_array_equal(store.get(range(60)).codes, codes)
-        assert_same_answers(store, model, codes[:3], 9, n_bits // 3, None)
+        assert_same_results(store, model, codes[:3], 9, n_bits // 3, None)
 
 
-def test_an_item_comes_back_as_it_was_given(store):
+def test_items_are_returned_unchanged(store):
     fields = {
         "text": "é \" \\ ' % 𝄞 \n",
         "": {"a b": [1, None, {"deep": True}]},
@@ -212,7 +212,7 @@ def test_an_item_comes_back_as_it_was_given(store):
     assert kinds == [int, int, int, float, float, float, float, int]
 
 
-def test_items_come_in_the_order_asked_for_and_upsert_replaces_all_of_an_item(store):
+def test_get_preserves_the_order_of_ids_and_upsert_replaces_whole_items(store):
     store.upsert([5, 1, 3], np.array([[5, 0], [1, 0], [3, 0]], np.uint8), [{"a": 1}, None, {}])
     store.upsert([5], np.array([[9, 0]], np.uint8))
     items = store.get([3, 5, 4, 1])
@@ -222,7 +222,7 @@ def test_items_come_in_the_order_asked_for_and_upsert_replaces_all_of_an_item(st
 
 
 def largest_id(store):
-    """Return the largest that a store takes: servers of Milvus refuse the very last."""
+    """Return the largest allowed id: servers of Milvus reject 2⁶³ - 1."""
     return 2**63 - (2 if "milvus+" in store.place else 1)
 
 
@@ -240,12 +240,12 @@ def test_ids_may_be_any_64_bit_number(store):
     assert store.get([2**53 + 1, 2**53]).ids.tolist() == [2**53 + 1]
     assert all_ids(store) == ids
     assert store.delete([ids[-1], 5]) == 1
-    store.delete(ids[1:])  # the least alone, which ends a page
+    store.delete(ids[1:])  # the smallest id remains
     assert store.count({"a": 1}) == 1
     assert all_ids(store) == ids[:1]
 
 
-def test_an_empty_store_and_empty_lists_give_empty_answers(store):
+def test_an_empty_store_and_empty_arguments_return_empty_results(store):
     query = np.zeros((2, 2), np.uint8)
     assert store.count() == 0
     assert store.search(query, 3).ids.shape == (2, 0)
@@ -260,7 +260,7 @@ def test_an_empty_store_and_empty_lists_give_empty_answers(store):
     assert store.radius(np.empty((0, 2), np.uint8), 3).offsets.tolist() == [0]
 
 
-def test_what_was_kept_is_there_when_the_store_is_opened_again(new_url):
+def test_items_persist_when_the_store_is_reopened(new_url):
     url = new_url()
     with open_store(url, n_bits=16, model="sha256:abc") as store:
         store.upsert([4], np.array([[1, 2]], np.uint8), [{"a": "b"}])
@@ -271,7 +271,7 @@ def test_what_was_kept_is_there_when_the_store_is_opened_again(new_url):
     open_store(url, n_bits=16, model="sha256:abc").close()
 
 
-def test_codes_of_another_length_or_model_are_refused(new_url):
+def test_codes_of_another_length_or_model_raise(new_url):
     url = new_url()
     with pytest.raises(StoreError, match="pass n_bits"):
         open_store(url)
@@ -317,7 +317,7 @@ def test_codes_of_another_length_or_model_are_refused(new_url):
         (lambda s, c: s.search(c, 1, where={"a": [1]}), TypeError, '"in"'),
     ],
 )
-def test_what_cannot_be_kept_or_asked_is_named_and_changes_nothing(store, call, error, message):
+def test_invalid_arguments_raise_and_change_nothing(store, call, error, message):
     store.upsert([1], np.zeros((1, 2), np.uint8), [{"kept": True}])
     with pytest.raises(error, match=message):
         call(store, np.ones((2, 2), np.uint8))
@@ -325,7 +325,7 @@ def test_what_cannot_be_kept_or_asked_is_named_and_changes_nothing(store, call, 
     assert store.get([1]).metadata == [{"kept": True}]
 
 
-def test_a_closed_store_says_so_and_can_be_closed_again(new_url):
+def test_a_closed_store_raises_and_can_be_closed_again(new_url):
     store = open_store(new_url(), n_bits=16)
     store.close()
     store.close()
@@ -336,7 +336,7 @@ def test_a_closed_store_says_so_and_can_be_closed_again(new_url):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_store_that_is_opened_to_read_is_not_written_nor_made(engine, engines):  # noqa: F811
+def test_a_read_only_store_is_neither_created_nor_written(engine, engines):  # noqa: F811
     url = engines.url(engine, next(_names))
     with pytest.raises(StoreError, match="n_bits"):
         open_store(url, n_bits=16, read_only=True)
@@ -345,7 +345,7 @@ def test_a_store_that_is_opened_to_read_is_not_written_nor_made(engine, engines)
         store.upsert([1], code)
         with open_store(url, n_bits=16, model="one", read_only=True) as reader:
             store.upsert([2], code)
-            assert reader.search(code, 5).ids.tolist() == [[1, 2]]  # what others write is seen
+            assert reader.search(code, 5).ids.tolist() == [[1, 2]]  # writes of others are visible
             for write in (
                 lambda: reader.upsert([3], code),
                 lambda: reader.add(code),
@@ -354,7 +354,7 @@ def test_a_store_that_is_opened_to_read_is_not_written_nor_made(engine, engines)
             ):
                 with pytest.raises(StoreError, match="read-only"):
                     write()
-            if engine != "milvus":  # nor does the engine let anything through
+            if engine != "milvus":  # the engine enforces it as well
                 with pytest.raises(StoreError, match="read-only"):
                     reader._put(np.array([3]), code, ["{}"], replace=True)
         assert store.count() == 2
@@ -364,7 +364,7 @@ def test_a_store_that_is_opened_to_read_is_not_written_nor_made(engine, engines)
         open_store(url, model="two", read_only=True)
 
 
-def test_loading_reports_each_durable_batch_and_can_go_on_after_an_interruption(new_url):
+def test_load_reports_durable_batches_and_resumes_after_an_interruption(new_url):
     class InterruptedLoadError(Exception):
         pass
 
@@ -397,7 +397,7 @@ def test_two_stores_of_one_engine_do_not_mix(new_url):
         assert (one.count(), two.count()) == (1, 2)
 
 
-# --------------------------------------------------------------- adding and replacing by name
+# ------------------------------------------------------------------- adding and replacing
 
 
 def test_added_items_continue_after_the_largest_id(store):
@@ -426,12 +426,12 @@ def test_the_largest_id_may_be_any_64_bit_number(store):
     assert store.count() == 6
 
 
-def test_an_id_that_is_there_is_not_added_and_nothing_changes(store):
+def test_adding_an_id_in_use_raises_and_changes_nothing(store):
     codes = np.arange(10, dtype=np.uint8).reshape(5, 2)
     store.add(codes, [10, 11, 12, 13, 14], [{"kept": True}] * 5)
     with pytest.raises(IdsTakenError, match=r"\bids\b.*\b14\b"):
         store.add(codes[::-1], [1, 2, 3, 14, 15])
-    # Over several batches all are looked up first.
+    # With several batches, all ids are checked first.
     with pytest.raises(IdsTakenError, match=r"\bids\b.*\b10, 14\b"):
         store.load([1, 2, 10, 3, 14], codes, replace=False, batch_size=2)
     items = store.get(range(20))
@@ -440,35 +440,35 @@ def test_an_id_that_is_there_is_not_added_and_nothing_changes(store):
     assert items.metadata == [{"kept": True}] * 5
 
 
-def test_what_another_process_adds_during_a_load_is_not_overwritten(new_url):
+def test_items_added_by_another_process_during_a_load_are_not_overwritten(new_url):
     codes = np.arange(12, dtype=np.uint8).reshape(6, 2)
     url = new_url()
     with open_store(url, n_bits=16) as store, open_store(url) as other:
         for ids in (range(6), None):
             store.delete(range(20))
 
-            def meddle(done, other=other):
+            def interfere(done, other=other):
                 if done == 2:
                     other.upsert([3], np.full((1, 2), 255, np.uint8), [{"other": True}])
 
             with pytest.raises(IdsTakenError, match=r"\bids\b.*\b3\b.*\b2\b"):
-                store.load(ids, codes, replace=False, batch_size=2, progress=meddle)
+                store.load(ids, codes, replace=False, batch_size=2, progress=interfere)
             items = store.get(range(20))
             assert items.ids.tolist() == [0, 1, 3]
             assert items.codes[2].tolist() == [255, 255]
             assert items.metadata[2] == {"other": True}
 
 
-def test_of_two_that_append_at_once_the_slower_looks_again_for_the_largest(store, monkeypatch):
+def test_concurrent_appends_retry_with_new_ids(store, monkeypatch):
     codes = np.zeros((2, 2), np.uint8)
     store.add(codes)
-    seen = iter([0, 1])  # what was the next id before others wrote
+    outdated = iter([0, 1])  # next ids before other writers
     next_id = store.next_id
-    monkeypatch.setattr(store, "next_id", lambda: next(seen, None) or next_id())
+    monkeypatch.setattr(store, "next_id", lambda: next(outdated, None) or next_id())
     assert store.add(codes).tolist() == [2, 3]
 
 
-def test_items_that_are_replaced_keep_their_metadata_if_asked_to(store):
+def test_keep_metadata_preserves_the_metadata_of_replaced_items(store):
     codes = np.arange(6, dtype=np.uint8).reshape(3, 2)
     fields = {"text": "é 𝄞", "number": 0.1, "list": [1, None]}
     store.upsert([1, 2], codes[:2], [fields, {"a": 1}])
@@ -481,7 +481,7 @@ def test_items_that_are_replaced_keep_their_metadata_if_asked_to(store):
         store.upsert([1], codes[:1], [{}], keep_metadata=True)
 
 
-def test_a_load_counts_what_it_added_replaced_and_left(store):
+def test_a_load_counts_added_replaced_and_unchanged_items(store):
     rng = np.random.default_rng(8)
     ids = rng.permutation(100)
     codes, metadata = random_items(rng, ids)
@@ -505,7 +505,7 @@ def test_a_load_counts_what_it_added_replaced_and_left(store):
     assert store.load(None, codes[:5])[1:] == (5, 0, 0)
 
 
-def test_a_load_that_cannot_be_is_refused_before_anything_is_written(store):
+def test_an_invalid_load_raises_before_writing(store):
     codes = np.zeros((4, 2), np.uint8)
 
     def load(*arguments, **options):
@@ -526,7 +526,7 @@ def test_a_load_that_cannot_be_is_refused_before_anything_is_written(store):
     assert store.count() == 0
 
 
-def test_rescored_searches_are_those_of_the_index(store):
+def test_reranked_results_are_those_of_the_index(store):
     rng = np.random.default_rng(9)
     ids = rng.permutation(200)
     codes, _ = random_items(rng, ids)
@@ -562,7 +562,7 @@ def test_rescored_searches_are_those_of_the_index(store):
         ),
     ],
 )
-def test_a_url_is_split_into_the_address_of_the_engine_and_our_options(url, target, options):
+def test_urls_are_split_into_engine_address_and_options(url, target, options):
     address = parse_url(url)
     assert (address.target, address.options) == (target, options)
 
@@ -582,7 +582,7 @@ def test_a_url_is_split_into_the_address_of_the_engine_and_our_options(url, targ
         ("milvus+http://host/x", "host:port"),
     ],
 )
-def test_a_url_that_names_no_store_is_explained(url, message):
+def test_invalid_urls_raise(url, message):
     with pytest.raises(ValueError, match=message):
         open_store(url, n_bits=8)
 
@@ -594,7 +594,7 @@ def test_a_url_that_names_no_store_is_explained(url, message):
         ("milvus:///x.db", "pymilvus", "milvus"),
     ],
 )
-def test_a_missing_extra_is_named(monkeypatch, url, module, extra):
+def test_a_missing_dependency_names_its_extra(monkeypatch, url, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(StoreError, match=rf"\[{extra}\]"):
         open_store(url, n_bits=8)
@@ -608,7 +608,7 @@ def test_the_stores_do_not_import_torch():
 # ---------------------------------------------------------------------------- PostgreSQL
 
 
-def test_postgres_stays_exact_beside_an_approximate_index(engines):  # noqa: F811
+def test_postgres_is_exact_in_the_presence_of_an_approximate_index(engines):  # noqa: F811
     rng = np.random.default_rng(5)
     codes = np.repeat(rng.integers(0, 256, (20, 2), dtype=np.uint8), 150, axis=0)
     model = Model()
@@ -622,7 +622,7 @@ def test_postgres_stays_exact_beside_an_approximate_index(engines):  # noqa: F81
             connection.execute("ALTER DATABASE postgres SET enable_seqscan = off")
         try:
             with open_store(url) as again:
-                assert_same_answers(again, model, codes[[0, 1000]], 200, 3, None)
+                assert_same_results(again, model, codes[[0, 1000]], 200, 3, None)
         finally:
             with psycopg.connect(parse_url(url).target, autocommit=True) as connection:
                 connection.execute("ALTER DATABASE postgres RESET enable_seqscan")
@@ -630,7 +630,7 @@ def test_postgres_stays_exact_beside_an_approximate_index(engines):  # noqa: F81
 
 @pytest.fixture(scope="module")
 def approximate(engines):  # noqa: F811
-    """Return a store of 20,000 codes around 50 others, a hundredth with the label 3, with HNSW."""
+    """Return a store with HNSW of 20,000 codes around 50 centres, 1 % of them with label 3."""
     rng = np.random.default_rng(7)
     centres = rng.integers(0, 256, (50, 8), dtype=np.uint8)
     flips = np.packbits(rng.random((20_100, 64)) < 0.15, axis=1)
@@ -641,11 +641,11 @@ def approximate(engines):  # noqa: F811
         with pytest.raises(StoreError, match=r"prepare_approximate\(\)"):
             store.search(codes[:1], 5, exact=False)
         store.prepare_approximate(memory_mb=64)
-        store.prepare_approximate()  # there is one: nothing to do
+        store.prepare_approximate()  # already built
         yield store, codes[:20_000], codes[20_000:]
 
 
-def test_approximate_search_finds_most_of_the_nearest_and_says_how_many(approximate):
+def test_approximate_search_has_high_and_measured_recall(approximate):
     store, codes, queries = approximate
     true = np.sort((np.unpackbits(queries[:, None] ^ codes, axis=2)).sum(axis=2), axis=1)[:, :10]
     found = store.search(queries, 10, exact=False)
@@ -658,17 +658,17 @@ def test_approximate_search_finds_most_of_the_nearest_and_says_how_many(approxim
     np.testing.assert_array_equal(store.search(queries, 10).distances, true)
 
 
-@pytest.mark.parametrize(("where", "n_passing"), [({"label": 3}, 200), ({"rare": True}, 4)])
-def test_approximate_search_returns_k_items_through_any_filter(approximate, where, n_passing):
+@pytest.mark.parametrize(("where", "n_matching"), [({"label": 3}, 200), ({"rare": True}, 4)])
+def test_approximate_search_returns_k_items_with_filters(approximate, where, n_matching):
     store, _, queries = approximate
     found = store.search(queries[:20], 10, where=where, exact=False)
-    assert found.ids.shape == (20, min(10, n_passing))
-    passing = store.radius(queries[:1], 64, where=where).ids
-    assert np.isin(found.ids, passing).all()
+    assert found.ids.shape == (20, min(10, n_matching))
+    matching = store.radius(queries[:1], 64, where=where).ids
+    assert np.isin(found.ids, matching).all()
     assert store.recall(queries[:20], 10, where=where) > 0.8
 
 
-def test_approximate_search_asks_the_index_and_exact_search_does_not(approximate):
+def test_only_approximate_search_uses_the_index(approximate):
     store, _, queries = approximate
     scans = (
         "SELECT sum(pg_stat_get_xact_numscans(indexrelid)) FROM pg_index "
@@ -730,21 +730,21 @@ def test_postgres_names_are_quoted(engines):  # noqa: F811
             open_store(engines.url("postgresql", name), n_bits=16)
 
 
-def test_postgres_keeps_to_the_schema_it_is_given(engines):  # noqa: F811
+def test_postgres_uses_the_given_schema(engines):  # noqa: F811
     url = engines.url("postgresql", "codes")
     with psycopg.connect(parse_url(url).target, autocommit=True) as connection:
         connection.execute('CREATE SCHEMA "my schema"')
     with (
         open_store(url, n_bits=16) as here,
-        open_store(f"{url}&schema=my%20schema", n_bits=8) as there,
+        open_store(f"{url}&schema=my%20schema", n_bits=8) as elsewhere,
     ):
-        there.upsert([1], np.zeros((1, 1), np.uint8))
-        assert (here.count(), there.count()) == (0, 1)
+        elsewhere.upsert([1], np.zeros((1, 1), np.uint8))
+        assert (here.count(), elsewhere.count()) == (0, 1)
     with pytest.raises(StoreError, match="nowhere"):
         open_store(f"{url}&schema=nowhere", n_bits=8)
 
 
-def test_postgres_refuses_a_table_of_others(engines):  # noqa: F811
+def test_postgres_rejects_foreign_tables(engines):  # noqa: F811
     url = engines.url("postgresql", "foreign_table")
     with psycopg.connect(parse_url(url).target, autocommit=True) as connection:
         connection.execute("CREATE TABLE foreign_table (id bigint)")
@@ -752,7 +752,7 @@ def test_postgres_refuses_a_table_of_others(engines):  # noqa: F811
         open_store(url, n_bits=16)
 
 
-def test_postgres_comes_back_after_a_lost_connection(engines):  # noqa: F811
+def test_postgres_reconnects_after_a_lost_connection(engines):  # noqa: F811
     url = engines.url("postgresql", "lost")
     with open_store(url, n_bits=16) as store:
         store.upsert([1], np.zeros((1, 2), np.uint8))
@@ -766,7 +766,7 @@ def test_postgres_comes_back_after_a_lost_connection(engines):  # noqa: F811
         assert store.count() == 1
 
 
-def test_postgres_out_of_reach_is_a_store_error():
+def test_unreachable_postgres_raises_a_store_error():
     with pytest.raises(StoreError, match=r"postgresql://127\.0\.0\.1:1/db"):
         open_store("postgresql://user:secret@127.0.0.1:1/db", n_bits=8)
 
@@ -774,7 +774,7 @@ def test_postgres_out_of_reach_is_a_store_error():
 # -------------------------------------------------------------------------------- Milvus
 
 
-def test_milvus_finds_all_ties_beyond_the_hits_a_query_may_have(engines):  # noqa: F811
+def test_milvus_returns_all_ties_beyond_its_limit_of_hits(engines):  # noqa: F811
     n_items = MAX_HITS + 1_000
     ids = np.random.default_rng(6).permutation(n_items)
     with open_store(engines.url("milvus", "ties"), n_bits=8) as store:
@@ -786,7 +786,7 @@ def test_milvus_finds_all_ties_beyond_the_hits_a_query_may_have(engines):  # noq
         np.testing.assert_array_equal(store.search(query, n_items).ids[0], np.arange(n_items))
 
 
-def test_milvus_joins_what_it_must_ask_for_in_parts(engines, monkeypatch):  # noqa: F811
+def test_milvus_joins_partial_results(engines, monkeypatch):  # noqa: F811
     monkeypatch.setattr(milvus, "MAX_HITS", 20)
     monkeypatch.setattr(milvus, "_MAX_IDS", 30)
     monkeypatch.setattr(milvus, "_MAX_ANSWERS", 30)
@@ -801,7 +801,7 @@ def test_milvus_joins_what_it_must_ask_for_in_parts(engines, monkeypatch):  # no
         assert sorted(store.get(ids).ids) == sorted(ids)
         for where in FILTERS:
             for k, r in ((3, 3), (20, 7), (21, 8)):
-                assert_same_answers(store, model, codes[:3], k, r, where)
+                assert_same_results(store, model, codes[:3], k, r, where)
         assert store.delete(ids[:90]) == 90
         assert store.count() == 110
 
@@ -809,11 +809,11 @@ def test_milvus_joins_what_it_must_ask_for_in_parts(engines, monkeypatch):  # no
 def test_embedded_milvus_is_not_pinged(tmp_path, engines):  # noqa: F811
     engines.start_milvus_lite()
     with open_store(f"milvus:///{tmp_path}/quiet.db", n_bits=8) as store:
-        options = store._client._handler._grpc_options  # to wait for a hang-up takes a minute
+        options = store._client._handler._grpc_options  # waiting for a disconnect takes a minute
     assert options == {"grpc.keepalive_time_ms": 2**31 - 1}
 
 
-def test_milvus_refuses_a_collection_of_others(engines):  # noqa: F811
+def test_milvus_rejects_foreign_collections(engines):  # noqa: F811
     url = engines.url("milvus", "foreign")
     client = MilvusClient(parse_url(url).target)
     client.create_collection("foreign", dimension=4)
@@ -822,6 +822,6 @@ def test_milvus_refuses_a_collection_of_others(engines):  # noqa: F811
         open_store(url, n_bits=8)
 
 
-def test_milvus_out_of_reach_is_a_store_error():
+def test_unreachable_milvus_raises_a_store_error():
     with pytest.raises(StoreError, match=r"milvus\+http://127.0.0.1:1"):
         open_store("milvus+http://user:secret@127.0.0.1:1", n_bits=8)

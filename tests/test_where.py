@@ -1,4 +1,4 @@
-"""The filter language: what it says, what it refuses, and that every engine says the same."""
+"""Metadata filters: semantics, invalid filters, and equal results of all engines."""
 
 import json
 import operator
@@ -41,7 +41,7 @@ ITEM = {
 
 
 @pytest.mark.parametrize(
-    ("where", "passes"),
+    ("where", "expected"),
     [
         ({}, True),
         ({"label": 3}, True),
@@ -72,7 +72,7 @@ ITEM = {
         ({"not": {"label": 3}}, False),
         ({"list": {"gt": 0}}, False),
         ({"list": {"exists": True}}, True),
-        ({"name": {"gt": "z"}}, True),  # by code points, not by any alphabet
+        ({"name": {"gt": "z"}}, True),  # by code point, not by locale
         ({"name": {"lt": "𝄞"}}, True),
         ({"camera.maker": "x"}, True),
         ({"camera.0": 7}, True),
@@ -84,11 +84,11 @@ ITEM = {
     ],
     ids=str,
 )
-def test_the_meaning_by_example(where, passes):
-    assert matches(parse_where(where), ITEM) is passes
+def test_filters_match_as_expected(where, expected):
+    assert matches(parse_where(where), ITEM) is expected
 
 
-def test_parsing_gives_a_typed_tree():
+def test_parsing_returns_a_typed_tree():
     tree = parse_where({"a.b": 1, "or": [{"c": {"lt": "x"}}, {"not": {"d": {"exists": True}}}]})
     assert tree == And(
         (OneOf(("a", "b"), (1,)), Or((Compare(("c",), "lt", "x"), Not(Exists(("d",))))))
@@ -123,12 +123,12 @@ def test_parsing_gives_a_typed_tree():
     ],
     ids=str,
 )
-def test_what_is_no_filter_is_named(where, error, message):
+def test_invalid_filters_raise(where, error, message):
     with pytest.raises(error, match=message):
         parse_where(where)
 
 
-def test_a_filter_nested_too_deep_is_refused_and_not_a_recursion_error():
+def test_a_deeply_nested_filter_raises_value_error():
     where = {"a": 1}
     for _ in range(5000):
         where = {"not": where}
@@ -148,7 +148,7 @@ objects = st.dictionaries(
 
 @fresh_examples(60)
 @given(objects)
-def test_metadata_keep_their_values_and_numbers_take_one_form(fields):
+def test_metadata_round_trip_to_a_canonical_text(fields):
     (text,) = metadata_texts([fields], 1)
     again = parse_metadata(text)
     assert again == fields
@@ -157,13 +157,13 @@ def test_metadata_keep_their_values_and_numbers_take_one_form(fields):
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_whole_double_of_64_bits_becomes_that_integer(x):
+def test_integral_doubles_become_integers(x):
     cleaned = clean(x)
     assert cleaned == x
     assert isinstance(cleaned, int) == (x == round(x) and -(2**63) <= x < 2**63)
 
 
-def test_numpy_numbers_are_numbers():
+def test_numpy_scalars_are_accepted():
     assert clean({"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True)}) == {
         "a": 3,
         "b": 0.5,
@@ -171,7 +171,7 @@ def test_numpy_numbers_are_numbers():
     }
 
 
-# ----------------------------------------------------------- the same in every engine
+# --------------------------------------------------------------- equality of all engines
 
 POOL = [
     None, True, False, 0, 1, -1, 3, 3.5, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), 1 - 2**63,
@@ -184,7 +184,7 @@ NAMES = ["a", "b", "a.b", "b.c", "0", "x y", "é", "$", "a[0]", "%s", "it's", "{
 
 
 def documents():
-    """Items with few fields of many kinds, such that equal and nearly equal values are common."""
+    """Return items with fields of many kinds, and equal and nearly equal values."""
     rng = np.random.default_rng(0)
     floats = (rng.standard_normal(40) * 10.0 ** rng.integers(-20, 25, 40)).tolist()
     values = [*POOL, *floats, *(np.nextafter(x, np.inf).item() for x in floats)]
@@ -237,12 +237,12 @@ def assert_engine_agrees(store, where):
 
 @fresh_examples(120)
 @given(where=filters)
-def test_an_engine_lets_through_what_the_reference_does(store, where):
+def test_engines_match_the_reference(store, where):
     assert_engine_agrees(store, where)
 
 
 @pytest.mark.parametrize("relation", ["eq", "lt", "lte", "gt", "gte"])
-def test_an_engine_compares_with_every_value_as_the_reference_does(store, relation):
+def test_engines_compare_every_value_like_the_reference(store, relation):
     pool = POOL if relation == "eq" else [v for v in POOL if kind_is_ordered(v)]
     for value in pool:
         assert_engine_agrees(store, {"a": value if relation == "eq" else {relation: value}})
@@ -252,16 +252,16 @@ def kind_is_ordered(value):
     return not (value is None or isinstance(value, bool))
 
 
-def test_a_filter_for_true_is_not_answered_by_one_for_1(store):
+def test_cached_filters_distinguish_true_from_1(store):
     for value in (1, True, 1, True):
         assert_engine_agrees(store, {"a": value})
 
 
-def test_many_values_are_fine(store):
+def test_filters_with_many_values(store):
     assert_engine_agrees(store, {"a": {"in": [*range(50_000), *VALUES]}})
 
 
-def test_as_many_conditions_as_are_allowed_are_fine(store):
+def test_filters_with_the_maximum_of_conditions(store):
     assert_engine_agrees(store, {"or": [{"a": float(x) + 0.5} for x in range(480)]})
     deep = {"a": 1}
     for _ in range(24):
@@ -269,11 +269,11 @@ def test_as_many_conditions_as_are_allowed_are_fine(store):
     assert_engine_agrees(store, deep)
 
 
-# -------------------------------------------------------- nothing is pasted into a query
+# ----------------------------------------------------------------------------- injection
 
 
 @given(where=filters)
-def test_sql_is_made_of_constants_and_everything_else_is_a_parameter(where):
+def test_sql_consists_of_constants_and_parameters(where):
     words = (
         r"[()?]|%s|::(text|jsonb|numeric)(\[\])?|->|#>>|'(\{\}|text|integer|real|number|string)'|"
         r"\"C\"|<=?|>=?|=|,|\b(TRUE|FALSE|AND|OR|NOT|IS|NULL|IN|SELECT|FROM|ANY|CASE|WHEN|THEN|ELSE|"
@@ -286,29 +286,29 @@ def test_sql_is_made_of_constants_and_everything_else_is_a_parameter(where):
 
 
 @given(name=st.text(), value=st.text() | numbers | st.booleans())
-def test_what_milvus_is_told_can_be_read_in_one_way_only(name, value):
+def test_milvus_expressions_are_unambiguous(name, value):
     string = r'"[A-Za-z0-9_ .:/+-]*"'
     literal = rf"({string}|-?[0-9]+(\.[0-9]+)?|true|false)"
     grammar = rf"(\()?metadata(\[{string}\])+ (==|<=|>=) {literal}(\))?"
     for tree in (OneOf((name,), (value,)), Compare((name,), "lt", value)):
-        told = milvus_narrowing(tree)
-        assert told == "" or re.fullmatch(grammar, told)
+        expression = milvus_narrowing(tree)
+        assert expression == "" or re.fullmatch(grammar, expression)
 
 
 @given(where=filters)
-def test_what_milvus_is_told_holds_for_every_item_that_passes(where):
-    told = milvus_narrowing(parse_where(where))
+def test_milvus_expressions_select_all_matching_items(where):
+    expression = milvus_narrowing(parse_where(where))
     tree = parse_where(where)
-    if told:
-        python = re.sub(r"\bmetadata((?:\[\"[^\"]*\"\])+)", r"_Field(item)\1", told)
+    if expression:
+        python = re.sub(r"\bmetadata((?:\[\"[^\"]*\"\])+)", r"_Field(item)\1", expression)
         names = {"_Field": _Field, "true": True, "false": False}
         for item in DOCUMENTS:
             if matches(tree, item):
-                assert eval(python, {**names, "item": item})  # our own grammar, see above
+                assert eval(python, {**names, "item": item})  # the grammar of the test above
 
 
 class _Field:
-    """Compares as Milvus does: only values of one kind, and never what is missing."""
+    """Comparison as in Milvus: values of the same kind only, never missing ones."""
 
     def __init__(self, value):
         self.value = value

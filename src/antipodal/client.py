@@ -232,7 +232,7 @@ class Client(Store, Snapshot):
         options = json.dumps({"replace": replace, "keep_metadata": metadata is None})
         parts = list(self._parts(ids, codes, metadata))
         if not replace and len(parts) > 1:
-            self._refuse(self._known(ids))
+            self._check_unused(self._known(ids))
         replaced = n_stored = 0
         for n_items, items in parts:
             body = options[:-1].encode() + b', "items": [' + items + b"]}"

@@ -241,15 +241,17 @@ class HammingIndex:
         """
         segments, queries = self._segments, self._queries(codes)
         check_whole(r, "r", 0)
-        radius = min(int(r), self.n_bits)
-        parts = []
+        radius, parts = min(int(r), self.n_bits), []
         if allowed is not None:
             for items, rows in segments.by_segment(_allowed_rows(segments, allowed)):
                 found = scan.within(queries, take_rows(items.rows, rows), radius)
                 parts.append(found.with_ids(items.ids_of(rows[found.ids])))
             return SearchResult.merge(parts)
         main, delta, removed = segments.main, segments.delta, segments.removed_rows
-        for found in self._tables.within(queries, main, radius):
+        in_main = self._tables.within(queries, main, radius)
+        if segments.is_merged and len(in_main) == 1:  # the common case, with little overhead
+            return in_main[0].with_ids(main.ids_of(in_main[0].ids))
+        for found in in_main:
             if len(removed) and len(found.ids):
                 found = found.select(~is_member(found.ids, removed))
             parts.append(found.with_ids(main.ids_of(found.ids)))

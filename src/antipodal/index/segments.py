@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -57,6 +58,11 @@ class Segments:
     def n_pending(self) -> int:
         """The number of changes that are not merged into the main segment."""
         return len(self.removed_rows) + len(self.delta)
+
+    @cached_property
+    def is_merged(self) -> bool:
+        """Whether all items are in the main segment."""
+        return self.n_pending == 0
 
     def next_id(self) -> int:
         """Return the id after the largest, 0 for an empty index."""

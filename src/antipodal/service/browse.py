@@ -28,7 +28,7 @@ def find_items(engine: Engine, request: FindRequest) -> dict[str, Any]:
     with engine.store.snapshot() as now:
         found = find_words(now, request.text, request.limit, MAX_SCANNED)
         items, total = now.get(found.ids), now.count()
-    return {"items": engine.described(items), "looked_at": found.looked_at, "total": total}
+    return {"items": engine.described(items), "looked_at": found.n_scanned, "total": total}
 
 
 def describe_fields(metadata: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Durable stores of codes: one contract over SQLite, PostgreSQL and Milvus."""
+"""Durable stores of codes with one interface for SQLite, PostgreSQL and Milvus."""
 
 from antipodal.stores.base import Store as Store
 from antipodal.stores.engines import open_store as open_store

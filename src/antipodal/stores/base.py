@@ -349,7 +349,7 @@ class Store(Reader):
         if largest is None or not len(ids) or ids.min() > largest:
             return
         known = [self._known(ids[part]) for part in batches(len(ids), batch_size)]
-        self._refuse(np.concatenate(known))
+        self._check_unused(np.concatenate(known))
 
     def _wanted(
         self,
@@ -372,10 +372,10 @@ class Store(Reader):
             wanted[part.start + known] = ~same
             others.append(found.ids[~same])
         if not replace:
-            self._refuse(np.concatenate(others), " with other codes or metadata")
+            self._check_unused(np.concatenate(others), " with other codes or metadata")
         return wanted
 
-    def _refuse(self, ids: Ids, difference: str = "") -> None:
+    def _check_unused(self, ids: Ids, difference: str = "") -> None:
         """Raise IdsTakenError unless ids is empty."""
         if len(ids):
             raise IdsTakenError(
@@ -387,8 +387,8 @@ class Store(Reader):
     def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
         """Store items and return how many were replaced.
 
-        Without metadata, replaced items keep theirs. Call `_refuse` for ids in use unless `replace`
-        is set.
+        Without metadata, replaced items keep theirs. Without `replace`, ids in use must be passed
+        to `_check_unused`.
         """
 
     @abstractmethod

@@ -32,8 +32,8 @@ MAX_HITS = 16_384  # per query, in every version of Milvus
 _MAX_ANSWERS = 500_000  # hits of all queries of a request: responses are limited to 64 MB
 _BATCH = 5_000  # rows per request
 _MAX_IDS = 8_000  # ids in one expression
-_LEAST = -(2**63)
-_IS_LEAST = f"id < {_LEAST + 1}"  # Milvus cannot parse the literal -2^63
+_MIN_ID = -(2**63)
+_IS_MIN_ID = f"id < {_MIN_ID + 1}"  # Milvus cannot parse the literal -2^63
 # The client sends keepalive pings every 10 s. Milvus Lite treats them as an attack and closes the
 # connection after some idle seconds, which makes a concurrent call fail.
 _NO_PINGS = {"grpc.keepalive_time_ms": 2**31 - 1}
@@ -81,7 +81,7 @@ class MilvusStore(Store, Snapshot):
         stored = self._get(ids) if metadata is None else {}
         known = np.array(list(stored), np.int64) if metadata is None else self._known(ids)
         if not replace:
-            self._refuse(known)
+            self._check_unused(known)
         numbers = ids.tolist()
         if metadata is None:
             fields = [stored[number][1] if number in stored else {} for number in numbers]
@@ -284,9 +284,9 @@ class MilvusStore(Store, Snapshot):
         prefix = f"({expression}) and " if expression else ""
         options = {"output_fields": fields, "consistency_level": "Strong"}
         with self._errors() as client:
-            if least := client.query(self._collection, f"{prefix}{_IS_LEAST}", **options):
-                yield least
-            others = f"{prefix}id >= {_LEAST + 1}"
+            if smallest := client.query(self._collection, f"{prefix}{_IS_MIN_ID}", **options):
+                yield smallest
+            others = f"{prefix}id >= {_MIN_ID + 1}"
             pages = client.query_iterator(
                 self._collection, batch_size=_BATCH, filter=others, **options
             )
@@ -350,10 +350,10 @@ def connect(address: Address) -> MilvusClient:
 
 def _has_id(ids: Ids) -> str:
     numbers = ids.tolist()
-    if _LEAST not in numbers:
+    if _MIN_ID not in numbers:
         return f"id in {numbers}"
-    numbers.remove(_LEAST)
-    return f"({_IS_LEAST} or id in {numbers})" if numbers else _IS_LEAST
+    numbers.remove(_MIN_ID)
+    return f"({_IS_MIN_ID} or id in {numbers})" if numbers else _IS_MIN_ID
 
 
 def _join(parts: list[SearchResult], k: int | None = None) -> SearchResult:

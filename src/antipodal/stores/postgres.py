@@ -287,7 +287,7 @@ class PostgresStore(Store):
             if cursor.rowcount == len(ids):
                 return 0
             raise psycopg.Rollback  # ends the block, nothing is stored
-        self._refuse(self._known(ids))
+        self._check_unused(self._known(ids))
         raise StoreError(f"{self.place}: items were deleted during the insertion. Try again")
 
     def _replace_all(self, batches: Iterator[ItemBatch]) -> None:

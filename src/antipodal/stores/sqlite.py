@@ -211,7 +211,7 @@ class SqliteStore(Store):
         with self._write() as connection:
             known = _known_ids(connection, ids)
             if not replace:
-                self._refuse(known)
+                self._check_unused(known)
             texts = self._stored_texts(connection, ids, known) if metadata is None else metadata
             self._items.put(connection, ids, rows, texts)
             self._tables.record_change(connection, ids)

@@ -50,7 +50,7 @@ class SqliteTables:
         self._last_header: tuple[Any, StoreHeader] = None, StoreHeader(0, None)  # parsed last
 
     def exist(self, connection: Connection) -> bool:
-        """Return whether the file is a store or empty; raise StoreError for any other file."""
+        """Return True for a store and False for an empty file; raise StoreError for others."""
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         tables = {
             name.decode(errors="replace"): text.decode(errors="replace")
@@ -429,7 +429,7 @@ class SqliteFile:
             if not _is_busy(error):
                 raise StoreError(f"{self.place}: {error}") from error
             raise StoreError(
-                f"{self.place} has been locked by another writer for more than "
+                f"{self.place} has been locked by another process for more than "
                 f"{self._timeout:g} s: nothing was stored. "
                 "Try again, or increase the limit with ?timeout=seconds"
             ) from error

@@ -9,47 +9,47 @@ from antipodal.stores.snapshot import Snapshot
 from antipodal.validation import Ids
 
 
-class Mentions(NamedTuple):
-    """Ids of items that have all words, increasing, and how many items were looked at."""
+class TextMatches(NamedTuple):
+    """Ids of matching items, increasing, and the number of items scanned."""
 
     ids: Ids
-    looked_at: int
+    n_scanned: int
 
 
-def find_words(store: Snapshot, words: str, limit: int, most: int) -> Mentions:
-    """Look for items in whose metadata every word occurs, as a part of a value, in any case.
+def find_words(store: Snapshot, words: str, limit: int, max_scanned: int) -> TextMatches:
+    """Return items whose metadata contain every word, as part of a value, ignoring case.
 
-    No engine has an index of words: the items are read one after the other, at most `most` of
-    them, until `limit` are found. Names of fields and pictures (`data:` URLs) are passed over.
+    No engine has a full-text index: at most `max_scanned` items are scanned, until `limit` are
+    found. Field names and images (`data:` URLs) are not searched.
     """
-    sought = words.casefold().split()
+    folded = words.casefold().split()
     found: list[int] = []
-    looked_at = 0
-    for batch in store.batches() if sought else ():
+    n_scanned = 0
+    for batch in store.batches() if folded else ():
         for number, text in zip(batch.ids.tolist(), batch.texts, strict=True):
-            if looked_at >= most or len(found) >= limit:
+            if n_scanned >= max_scanned or len(found) >= limit:
                 break
-            looked_at += 1
-            if _may_mention(text, sought) and _mentions(parse_metadata(text), sought):
+            n_scanned += 1
+            if _may_match(text, folded) and _matches(parse_metadata(text), folded):
                 found.append(number)
-        if looked_at >= most or len(found) >= limit:
+        if n_scanned >= max_scanned or len(found) >= limit:
             break
-    return Mentions(np.sort(np.array(found, np.int64)), looked_at)
+    return TextMatches(np.sort(np.array(found, np.int64)), n_scanned)
 
 
-def _may_mention(text: str, sought: list[str]) -> bool:
-    """Say quickly of most texts that they do not hold the words, which JSON may have escaped."""
+def _may_match(text: str, words: list[str]) -> bool:
+    """Return False for most texts without the words; words that JSON escapes are not checked."""
     folded = text.casefold()
-    return all(word in folded or '"' in word or "\\" in word for word in sought)
+    return all(word in folded or '"' in word or "\\" in word for word in words)
 
 
-def _mentions(metadata: dict[str, Any], sought: list[str]) -> bool:
+def _matches(metadata: dict[str, Any], words: list[str]) -> bool:
     values = [value.casefold() for value in _texts(metadata)]
-    return all(any(word in value for value in values) for word in sought)
+    return all(any(word in value for value in values) for word in words)
 
 
 def _texts(value: Any) -> list[str]:
-    """Return what can be read in a value: its strings and numbers, at whatever depth."""
+    """Return all strings and numbers in a value, at any depth, as texts."""
     if isinstance(value, str):
         return [] if value.startswith("data:") else [value]
     if isinstance(value, dict):
