@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from antipodal.paper.conditioning import Scaling, alike, times_two_to
+from antipodal.paper.conditioning import Scaling, magnitude_blocks, scale_by_power_of_two
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [(np.float32, 149), (np.float64, 1074)])
 def test_powers_of_two_beyond_the_dtype_scale_exactly(dtype, largest):
-    tiniest = np.ldexp(dtype(1), -largest)
-    assert times_two_to(largest, torch.tensor([[tiniest]])).item() == 1
+    smallest = np.ldexp(dtype(1), -largest)
+    assert scale_by_power_of_two(torch.tensor([[smallest]]), largest).item() == 1
     powers = np.array([largest, 0, -3])
-    scaled = times_two_to(powers, torch.tensor([[tiniest, dtype(0.1), dtype(8)]]))
+    scaled = scale_by_power_of_two(torch.tensor([[smallest, dtype(0.1), dtype(8)]]), powers)
     np.testing.assert_array_equal(scaled, [[1, dtype(0.1), 1]])
 
 
@@ -29,25 +29,25 @@ def test_atoms_of_any_length_get_length_one(dtype):
 
 @pytest.mark.parametrize("bound", [1e-40, 1e-3, 1e38])
 @pytest.mark.parametrize("exponent", [-128, 0, 128])
-def test_the_walls_of_the_box_and_its_middle_come_back(bound, exponent):
+def test_bounds_and_centre_of_the_box_convert_back(bound, exponent):
     units = Scaling(torch.diag(torch.tensor([1e-30, 1.0, 1e30])), bound).units(exponent)
     assert (units.box > 0).all()
     assert torch.isfinite(units.box.square().double()).all()
-    reached = units.reach == torch.tensor(bound)
-    walls = units.leave(units.box)
-    np.testing.assert_array_equal(walls[reached], np.float32(bound))
-    assert (walls <= torch.tensor(bound)).all()
-    assert (units.enter(torch.zeros(3)) == 0).all()
-    torch.testing.assert_close(units.enter(walls)[reached], units.box[reached])
+    reached = units.limit == torch.tensor(bound)
+    bounds = units.to_x(units.box)
+    np.testing.assert_array_equal(bounds[reached], np.float32(bound))
+    assert (bounds <= torch.tensor(bound)).all()
+    assert (units.from_x(torch.zeros(3)) == 0).all()
+    torch.testing.assert_close(units.from_x(bounds)[reached], units.box[reached])
 
 
-def test_blocks_hold_rows_of_one_order_and_each_row_once():
+def test_blocks_have_rows_of_one_magnitude_and_each_row_once():
     sizes = 10.0 ** torch.arange(-300, 300, 7, dtype=torch.float64)
     Y = sizes[torch.randperm(len(sizes), generator=torch.Generator().manual_seed(0)), None]
-    seen = []
-    for exponent, block in alike(Y, rows=3):
+    rows = []
+    for exponent, block in magnitude_blocks(Y, rows=3):
         assert len(block) <= 3
-        scaled = times_two_to(-exponent, Y[block])
+        scaled = scale_by_power_of_two(Y[block], -exponent)
         assert ((scaled > 2.0**-18) & (scaled < 2.0**16)).all()
-        seen += block.tolist()
-    assert sorted(seen) == list(range(len(Y)))
+        rows += block.tolist()
+    assert sorted(rows) == list(range(len(Y)))

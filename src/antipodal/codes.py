@@ -1,10 +1,10 @@
-"""Bits and the bytes they are packed into: one contract for every part of the library.
+"""Bits, packed codes, and conversions to the formats of other engines.
 
-Bits are uint8 arrays of 0 and 1, a row per sample. Codes are their packed form: eight bits per
+Bits are uint8 arrays of 0 and 1, one row per sample. Codes are their packed form: eight bits per
 byte, most significant bit first, each row padded with zero bits to whole bytes.
 
-Faiss and usearch (`b1`) take codes as they are, with 8 · `code_width` dimensions. The forms of
-other engines are made by the pairs `to_…` and `from_…`, which undo each other:
+Faiss and usearch (`b1`) accept codes unchanged, with 8 · `code_width` dimensions. The functions
+`to_…` and `from_…` convert to and from the formats of other engines:
 
     bytes          one bytes object per item       Milvus, SQLite BLOB, Redis
     hex            two digits per byte             Vespa, JSON, log files
@@ -32,25 +32,25 @@ def pack(bits: ArrayLike) -> Codes:
     array = np.asarray(bits)
     if array.ndim != 2 or array.shape[1] == 0:
         raise ValueError(
-            "bits must be a table, a row per sample, at least one bit wide: got shape "
+            "bits must have the shape (samples, bits), with at least one bit: got shape "
             f"{array.shape}"
         )
     if array.dtype != np.bool_:
         if not np.issubdtype(array.dtype, np.integer):
             raise TypeError(
                 f"bits must be integers 0 and 1 or booleans: got {array.dtype}. "
-                "Real values become bits by comparing them with zero: pack(values > 0)"
+                "Compare float values with zero first: pack(values > 0)"
             )
         if array.size and (array.min() < 0 or array.max() > 1):
             raise ValueError(
                 f"bits must be 0 or 1: got values from {array.min()} to {array.max()}. "
-                "Are they packed already, or signs ±1?"
+                "Are they already packed, or signs ±1?"
             )
     return np.packbits(array.astype(np.bool_, copy=False), axis=1)
 
 
 def unpack(codes: ArrayLike, n_bits: int) -> Bits:
-    """Undo `pack`: codes (n, ⌈n_bits / 8⌉) back to 0/1 bits (n, n_bits).
+    """Unpack codes (n, ⌈n_bits / 8⌉) into 0/1 bits (n, n_bits), the inverse of `pack`.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def unpack(codes: ArrayLike, n_bits: int) -> Bits:
 
 
 def check_codes(codes: ArrayLike, n_bits: int, name: str = "codes") -> Codes:
-    """Return `codes` as a contiguous uint8 table, or say why they cannot be codes of n_bits."""
+    """Return `codes` as a contiguous uint8 array after checking that they have n_bits bits."""
     array = np.asarray(codes)
     if n_bits < 1:
         raise ValueError(f"n_bits must be at least 1: got {n_bits}")
@@ -71,24 +71,24 @@ def check_codes(codes: ArrayLike, n_bits: int, name: str = "codes") -> Codes:
     if array.ndim != 2 or array.shape[1] != width:
         raise ValueError(
             f"{name} of {n_bits} bits must have {width} bytes per row: got shape {array.shape}. "
-            "Were they packed by `pack`, with this n_bits?"
+            "Were they made by `pack` with this n_bits?"
         )
     padding = (1 << (8 * width - n_bits)) - 1
     if padding and np.any(array[:, -1] & padding):
         raise ValueError(
-            f"{name} of {n_bits} bits must have zeros in the last {8 * width - n_bits} bits of "
-            "each row: some are set. Is n_bits too small?"
+            f"the last {8 * width - n_bits} padding bits of each row of {name} of {n_bits} bits "
+            "must be 0: some are 1. Is n_bits too small?"
         )
     return np.ascontiguousarray(array)
 
 
 def code_width(n_bits: int) -> int:
-    """Bytes that n_bits take when packed."""
+    """Return the number of bytes of n_bits packed bits."""
     return -(-n_bits // 8)
 
 
 def to_bytes(codes: ArrayLike, n_bits: int) -> list[bytes]:
-    """Return each row of the codes as bytes.
+    """Convert each row of codes to bytes.
 
     Examples
     --------
@@ -101,20 +101,20 @@ def to_bytes(codes: ArrayLike, n_bits: int) -> list[bytes]:
 
 
 def from_bytes(rows: Iterable[bytes], n_bits: int) -> Codes:
-    """Undo `to_bytes`."""
-    given = list(rows)
+    """Convert bytes to codes, the inverse of `to_bytes`."""
+    rows = list(rows)
     width = code_width(n_bits)
-    for place, row in enumerate(given):
+    for i, row in enumerate(rows):
         if len(row) != width:
             raise ValueError(
-                f"each row of {n_bits} bits must have {width} bytes: row {place} has {len(row)}"
+                f"each row of {n_bits} bits must have {width} bytes: row {i} has {len(row)}"
             )
-    packed = np.frombuffer(b"".join(given), np.uint8).reshape(len(given), width)
+    packed = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), width)
     return check_codes(packed, n_bits).copy()
 
 
 def to_hex(codes: ArrayLike, n_bits: int) -> list[str]:
-    """Return each row of the codes as hexadecimal digits, two a byte.
+    """Convert each row of codes to hexadecimal digits, two per byte.
 
     Examples
     --------
@@ -125,16 +125,15 @@ def to_hex(codes: ArrayLike, n_bits: int) -> list[str]:
 
 
 def from_hex(rows: Iterable[str], n_bits: int) -> Codes:
-    """Undo `to_hex`; capital digits are fine."""
-    given = list(rows)
+    """Convert hexadecimal digits, in upper or lower case, to codes, the inverse of `to_hex`."""
     try:
-        return from_bytes([bytes.fromhex(row) for row in given], n_bits)
+        return from_bytes([bytes.fromhex(row) for row in rows], n_bits)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"not hexadecimal codes of {n_bits} bits: {error}") from None
+        raise ValueError(f"rows must be hexadecimal codes of {n_bits} bits: {error}") from None
 
 
 def to_bit_strings(codes: ArrayLike, n_bits: int) -> list[str]:
-    """Return each row of the codes as a string of n_bits characters 0 and 1.
+    """Convert each row of codes to a string of n_bits characters 0 and 1.
 
     Examples
     --------
@@ -147,19 +146,19 @@ def to_bit_strings(codes: ArrayLike, n_bits: int) -> list[str]:
 
 
 def from_bit_strings(rows: Iterable[str], n_bits: int) -> Codes:
-    """Undo `to_bit_strings`."""
-    given = list(rows)
-    for place, row in enumerate(given):
+    """Convert strings of 0 and 1 to codes, the inverse of `to_bit_strings`."""
+    rows = list(rows)
+    for i, row in enumerate(rows):
         if len(row) != n_bits or row.strip("01"):
             raise ValueError(
-                f"each row must be {n_bits} characters 0 and 1: row {place} is {row[:80]!r}"
+                f"each row must be {n_bits} characters 0 and 1: row {i} is {row[:80]!r}"
             )
-    characters = np.frombuffer("".join(given).encode("ascii"), np.uint8)
-    return pack((characters == ord("1")).reshape(len(given), n_bits))
+    characters = np.frombuffer("".join(rows).encode("ascii"), np.uint8)
+    return pack((characters == ord("1")).reshape(len(rows), n_bits))
 
 
 def to_int8(codes: ArrayLike, n_bits: int) -> NDArray[np.int8]:
-    """Return the codes with each byte read as a number from −128 to 127.
+    """Convert codes to int8: each byte is read as an integer from −128 to 127.
 
     Examples
     --------
@@ -170,7 +169,7 @@ def to_int8(codes: ArrayLike, n_bits: int) -> NDArray[np.int8]:
 
 
 def from_int8(rows: ArrayLike, n_bits: int) -> Codes:
-    """Undo `to_int8`; a list of lists of integers is fine."""
+    """Convert int8 arrays or lists of integers to codes, the inverse of `to_int8`."""
     array = np.asarray(rows)
     if not np.issubdtype(array.dtype, np.integer):
         raise TypeError(f"rows must be integers from -128 to 127: got {array.dtype}")

@@ -1,16 +1,8 @@
-"""What can go wrong with a file or a model; wrong arguments are plain ValueError and TypeError."""
+"""Exceptions for bad files, models and stores; bad arguments raise ValueError or TypeError."""
 
 
 class AntipodalError(Exception):
-    """Something outside the program is not as it should be: a file, a disk, a model.
-
-    The command line prints it as one line and exits with 1.
-    """
-
-
-def missing_extra(who: str, module: str, extra: str) -> str:
-    """Return the message for a package that comes with an extra and is not there."""
-    return f"{who} needs {module}, of the extra `{extra}`: pip install '.[{extra}]' in a clone"
+    """A file, disk, model or store cannot be used. The command line prints it and exits with 1."""
 
 
 class ModelFileError(AntipodalError):
@@ -22,16 +14,21 @@ class IndexFileError(AntipodalError):
 
 
 class StoreError(AntipodalError):
-    """A store is damaged, foreign, busy, out of reach, or holds codes of another kind."""
+    """A store is damaged, foreign, busy, unreachable, or contains codes of another kind."""
 
 
 class NoStoreError(StoreError):
-    """There is no store at the place that was named, and none was to be made."""
+    """No store exists at this place, and none was to be created."""
 
     def __init__(self, place: str) -> None:
-        super().__init__(f"there is no store at {place}: pass n_bits to make one")
+        super().__init__(f"there is no store at {place}: pass n_bits to create one")
         self.place = place
 
 
 class IdsTakenError(ValueError):
-    """Items with these ids are there already, and were not to be replaced; nothing has changed."""
+    """Items with these ids exist already, and were not to be replaced; nothing has changed."""
+
+
+def missing_extra(feature: str, module: str, extra: str) -> str:
+    """Return the error message for a feature whose optional package is not installed."""
+    return f"{feature} needs {module}, of the extra `{extra}`: pip install '.[{extra}]' in a clone"

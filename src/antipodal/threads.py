@@ -1,8 +1,8 @@
-"""How many threads a computation gets.
+"""Limits on the number of threads of PyTorch, BLAS and OpenMP.
 
-PyTorch's number of threads, and that of the libraries behind NumPy and SciPy, belongs to the
-whole process. Where several threads of Python narrow it at once, the first to come remembers what
-it was, and all who leave give that back: no matter in which order they come and go.
+The number of threads of PyTorch and of the BLAS behind NumPy and SciPy belongs to the process. If
+several Python threads limit it at once, the first saves the previous number and the last restores
+it, in whatever order they enter and leave.
 """
 
 import threading
@@ -13,37 +13,37 @@ from typing import Any
 import torch
 from threadpoolctl import ThreadpoolController
 
-_WORTH_SHARING = 2**26  # multiplications in one step
+_MIN_PARALLEL = 2**26  # multiplications per step from which more threads are faster
 
 _lock = threading.Lock()
-_here = threading.local()  # how often this thread of Python is inside
-_n_inside = 0  # threads of Python that keep PyTorch to one
-_outside = 1  # PyTorch's threads before the first of them came
-_n_fits = 0  # the same two for BLAS
-_blas: Any = None
+_local = threading.local()  # depth of nested limits in this Python thread
+_n_torch_limits = 0  # Python threads that limit PyTorch
+_torch_threads = 1  # threads of PyTorch before the first limit
+_n_blas_limits = 0  # Python threads that limit BLAS
+_blas_limit: Any = None
 
 
 def one_thread_if_small(multiplications: int) -> AbstractContextManager[None]:
-    """Keep PyTorch to one CPU thread for a computation of many steps that are each small.
+    """Limit PyTorch to one CPU thread if each step of a computation is small.
 
-    More threads do not make a small step faster, and where other programs want the cores as
-    well, threads that wait for each other after every step make it many times slower.
+    More threads do not speed up a small step. On a busy machine, synchronising them after every
+    step makes it many times slower.
     """
-    return one_torch_thread() if multiplications < _WORTH_SHARING else nullcontext()
+    return one_torch_thread() if multiplications < _MIN_PARALLEL else nullcontext()
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one CPU thread, in PyTorch, BLAS and OpenMP: for what must come out the same.
+    """Limit PyTorch, BLAS and OpenMP to one CPU thread, for reproducible results.
 
-    How many threads share a sum decides how it is rounded, and training makes much of a little
-    rounding: on one thread a seed gives the same weights on any number of cores.
+    The number of threads that share a sum decides how it is rounded, and training amplifies
+    rounding. On one thread a seed gives the same weights on any number of cores.
     """
     controller = ThreadpoolController()
     with (
         one_torch_thread(),
         _one_blas_thread(controller),
-        # OpenMP has a number for each thread of Python: nobody else has to wait for it.
+        # OpenMP has a separate number for each Python thread, so no counting is needed.
         controller.select(user_api="openmp", threading_layer="openmp").limit(limits=1),
     ):
         yield
@@ -51,55 +51,55 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Compute on one thread in PyTorch: in this thread of Python, and in those that are new."""
-    global _n_inside, _outside
-    depth = getattr(_here, "depth", 0)
-    _here.depth = depth + 1
+    """Limit PyTorch to one thread, in this Python thread and in new ones."""
+    global _n_torch_limits, _torch_threads
+    depth = getattr(_local, "depth", 0)
+    _local.depth = depth + 1
     if depth == 0:
         with _lock:
-            if _n_inside == 0:
-                _outside = torch.get_num_threads()
-            _n_inside += 1
+            if _n_torch_limits == 0:
+                _torch_threads = torch.get_num_threads()
+            _n_torch_limits += 1
             torch.set_num_threads(1)
     try:
         yield
     finally:
-        _here.depth = depth
+        _local.depth = depth
         if depth == 0:
             with _lock:
-                _n_inside -= 1
-                torch.set_num_threads(_outside)
+                _n_torch_limits -= 1
+                torch.set_num_threads(_torch_threads)
 
 
 @contextmanager
 def _one_blas_thread(controller: ThreadpoolController) -> Iterator[None]:
-    """Set the number for all; the last one to leave gives the old one back."""
-    global _n_fits, _blas
-    shared = [
+    """Limit BLAS for the whole process; the last context to exit restores the previous number."""
+    global _n_blas_limits, _blas_limit
+    process_wide = [
         library.filepath
         for library in controller.lib_controllers
         if library.user_api == "blas" and getattr(library, "threading_layer", "") != "openmp"
     ]
-    blas = controller.select(filepath=shared)
+    blas = controller.select(filepath=process_wide)
     with _lock:
-        if _n_fits == 0:
-            _blas = blas.limit(limits=1)
-            _let_go(blas)
-        _n_fits += 1
+        if _n_blas_limits == 0:
+            _blas_limit = blas.limit(limits=1)
+            _release(blas)
+        _n_blas_limits += 1
     try:
         yield
     finally:
         with _lock:
-            _n_fits -= 1
-            if _n_fits == 0:
-                _blas.restore_original_limits()
-                _let_go(blas)
+            _n_blas_limits -= 1
+            if _n_blas_limits == 0:
+                _blas_limit.restore_original_limits()
+                _release(blas)
 
 
-def _let_go(blas: ThreadpoolController) -> None:
-    """Allow another thread of Python to set the number next.
+def _release(blas: ThreadpoolController) -> None:
+    """Allow another Python thread to set the number next.
 
-    threadpoolctl obeys the thread that set it last until that leaves a context.
+    threadpoolctl obeys the Python thread that set a limit last, until it exits a context.
     """
     with blas.limit(limits=None):
         pass

@@ -13,7 +13,7 @@ _BLOCK_ROWS = 4096
 
 
 def check_whole(value: object, name: str, least: int) -> None:
-    """Refuse what is not a whole number, or is less than `least`."""
+    """Raise TypeError or ValueError unless `value` is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} must be a whole number: got {value!r}")
     if value < least:
@@ -21,10 +21,10 @@ def check_whole(value: object, name: str, least: int) -> None:
 
 
 def check_type(value: object, name: str, kind: object) -> None:
-    """Refuse a value that is not of the kind that a parameter is declared as.
+    """Raise TypeError unless `value` has the type that a parameter is declared with.
 
-    Kinds are whole numbers, numbers, strings, true or false, each perhaps "or None", and lists of
-    whole numbers, declared as a tuple or list; of other kinds nothing is said.
+    Checked types are int, float, str and bool, each also as "or None", and tuples or lists of
+    int. Values of other types pass unchecked.
     """
     if get_origin(kind) in (tuple, list):
         if not isinstance(value, (list, tuple)) or not all(
@@ -35,22 +35,21 @@ def check_type(value: object, name: str, kind: object) -> None:
     kinds = get_args(kind) or (kind,)
     if value is None and type(None) in kinds:
         return
-    for known, allowed, called in (
+    for known, allowed, description in (
         (int, Integral, "a whole number"),
         (float, Real, "a number"),
         (bool, (bool, np.bool_), "True or False"),
         (str, str, "a string"),
     ):
         if known in kinds:
-            is_one = isinstance(value, allowed) and (known is bool or not isinstance(value, bool))
-            if not is_one:
-                unless = ", or None" if type(None) in kinds else ""
-                raise TypeError(f"{name} must be {called}{unless}: got {value!r}")
+            if not isinstance(value, allowed) or (known is not bool and isinstance(value, bool)):
+                or_none = ", or None" if type(None) in kinds else ""
+                raise TypeError(f"{name} must be {description}{or_none}: got {value!r}")
             return
 
 
 def check_ids(ids: ArrayLike, name: str = "ids") -> Ids:
-    """Return ids as a row of int64, or say what is wrong with them."""
+    """Return ids as a one-dimensional int64 array after checking them."""
     array = np.asarray(ids)
     if array.ndim != 1:
         raise ValueError(f"{name} must be a list of integers: got shape {array.shape}")
@@ -59,31 +58,31 @@ def check_ids(ids: ArrayLike, name: str = "ids") -> Ids:
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers: got {array.dtype}")
     if array.dtype.kind == "u" and array.max() > MAX_ID:
-        raise ValueError(f"{name} must be at most {MAX_ID}, the last of 64 bits: got {array.max()}")
+        raise ValueError(f"{name} must be at most {MAX_ID}, to fit int64: got {array.max()}")
     return array.astype(np.int64, copy=False)
 
 
 def some_ids(ids: Ids) -> str:
-    """Name a few ids, for a message."""
-    named = ", ".join(str(i) for i in ids[:5].tolist())
-    return f"{named} and {len(ids) - 5:,} more" if len(ids) > 5 else named
+    """Return the first five ids as text, for an error message."""
+    first = ", ".join(str(i) for i in ids[:5].tolist())
+    return f"{first} and {len(ids) - 5:,} more" if len(ids) > 5 else first
 
 
 def check_finite(
-    rows: NDArray[np.generic], name: str = "X", numbers: NDArray[np.int64] | None = None
+    rows: NDArray[np.generic], name: str = "X", row_numbers: NDArray[np.int64] | None = None
 ) -> None:
-    """Refuse rows that float32 cannot hold, and name the first of them. A block at a time.
+    """Raise ValueError with the first row that is not finite in float32; check it in blocks.
 
-    Where the rows were drawn from a larger table, `numbers` says which they are in it.
+    `row_numbers` are the numbers to report, if the rows were drawn from a larger table.
     """
     for start in range(0, len(rows), _BLOCK_ROWS):
-        with np.errstate(over="ignore"):  # what overflows is named below
+        with np.errstate(over="ignore"):  # an overflow is reported below
             finite = np.isfinite(rows[start : start + _BLOCK_ROWS].astype(np.float32, copy=False))
         if not finite.all():
             first = start + int((~finite).any(axis=1).argmax())
             raise ValueError(
                 f"{name} contains NaN, infinity or a value too large for float32, first in row "
-                f"{first if numbers is None else numbers[first]}: features must be finite"
+                f"{first if row_numbers is None else row_numbers[first]}: features must be finite"
             )
 
 
@@ -91,10 +90,10 @@ _PANDAS_MISSING = ("NAType", "NaTType")  # pandas.NA and NaT, recognised without
 
 
 def known_labels(y: ArrayLike, name: str = "labels") -> NDArray[Any]:
-    """Return labels as an array after checking that none is missing and all are of one kind.
+    """Return labels as an array after checking that none is missing and all have one type.
 
-    Missing are None, NaN, NaT, pandas.NA and masked entries. `np.unique` would make a class of
-    each of them, or order objects with NaN wrongly and so repeat the other classes.
+    None, NaN, NaT, pandas.NA and masked entries count as missing. `np.unique` would make a class
+    of each of them, or sort objects with NaN wrongly and so repeat the other classes.
 
     Parameters
     ----------
@@ -110,7 +109,7 @@ def known_labels(y: ArrayLike, name: str = "labels") -> NDArray[Any]:
     labels: NDArray[Any] = np.asarray(y)
     kind = labels.dtype.kind
     if kind == "T" or (kind in "US" and not hasattr(y, "dtype")):
-        # NumPy has turned the None, NaN and numbers of a list into strings: look at the originals
+        # NumPy converts None, NaN and numbers in a list to strings: check the original objects.
         labels = np.asarray(y, dtype=object)
     if labels.dtype.kind == "O":
         missing = np.array([_is_missing(label) for label in labels.flat], bool)
@@ -124,10 +123,10 @@ def known_labels(y: ArrayLike, name: str = "labels") -> NDArray[Any]:
         rows: NDArray[np.bool_] = np.any(missing.reshape(len(labels), -1), axis=1)
         raise ValueError(
             f"{name} must be given for every row: {int(rows.sum())} of {len(rows)} are missing "
-            f"(None, NaN, NaT or NA), the first in row {int(rows.argmax())}. Leave those rows out, "
-            "or pass them as `unlabelled` to a hasher that learns from rows without labels"
+            f"(None, NaN, NaT or NA), the first in row {int(rows.argmax())}. Remove those rows, "
+            "or pass them as `unlabelled` to a hasher that learns from unlabelled rows"
         )
-    return _of_one_kind(labels, name) if labels.dtype.kind == "O" else labels
+    return _unify_types(labels, name) if labels.dtype.kind == "O" else labels
 
 
 def _is_missing(label: Any) -> bool:
@@ -139,8 +138,8 @@ def _is_missing(label: Any) -> bool:
         return False
 
 
-def _of_one_kind(labels: NDArray[Any], name: str) -> NDArray[Any]:
-    """Refuse objects of several kinds, which have no common order."""
+def _unify_types(labels: NDArray[Any], name: str) -> NDArray[Any]:
+    """Raise ValueError for objects of several types, which cannot be sorted."""
     kinds = [_kind(label) for label in labels.flat]
     counts = {kind: kinds.count(kind) for kind in sorted(set(kinds))}
     if len(counts) > 1:
@@ -149,8 +148,8 @@ def _of_one_kind(labels: NDArray[Any], name: str) -> NDArray[Any]:
             for kind, count in counts.items()
         )
         raise ValueError(
-            f"{name} must be all integers or all strings: got {found}. Was a column read with "
-            "mixed types? Then pass labels.astype(str)"
+            f"{name} must be all integers or all strings: got {found}. If a column was read with "
+            "mixed types, pass labels.astype(str)"
         )
     if "strings" in counts:
         return labels.astype(str)
@@ -172,13 +171,15 @@ def _kind(label: Any) -> str:
 def check_labels(y: ArrayLike, n_samples: int) -> NDArray[Any]:
     """Return labels as class numbers (n,) int64 or multi-hot concepts (n, c) bool.
 
-    There must be no missing label, and at least one similar and one dissimilar pair.
+    Raise ValueError if a label is missing, or if all pairs are similar or all are dissimilar.
     """
     labels = known_labels(y)
     if labels.ndim not in (1, 2):
         raise ValueError(f"labels must be (n,) or multi-hot (n, c): got shape {labels.shape}")
     if len(labels) != n_samples:
-        raise ValueError(f"there must be one label a row: {n_samples} rows, {len(labels)} labels")
+        raise ValueError(
+            f"labels must have one entry per row: {n_samples} rows, {len(labels)} labels"
+        )
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.dtype.kind == "f" and np.isinf(labels).any():
@@ -190,7 +191,7 @@ def check_labels(y: ArrayLike, n_samples: int) -> NDArray[Any]:
             largest = np.abs(labels).max(initial=0)
             if largest >= 2.0 ** (np.finfo(labels.dtype).nmant + 1):
                 raise ValueError(
-                    f"labels as large as {largest:.0f} may have been rounded, as {labels.dtype}: "
+                    f"labels as large as {largest:.0f} may have been rounded to {labels.dtype}: "
                     "pass integers"
                 )
         classes, class_numbers = np.unique(labels, return_inverse=True)
@@ -214,7 +215,7 @@ def check_labels(y: ArrayLike, n_samples: int) -> NDArray[Any]:
     if (counts == n_samples).any():
         raise ValueError(
             f"every row has concept {int(np.argmax(counts == n_samples))}: all pairs are similar "
-            "and all codes would become equal. Leave that concept out"
+            "and all codes would become equal. Remove that concept"
         )
     return concepts
 
@@ -222,7 +223,7 @@ def check_labels(y: ArrayLike, n_samples: int) -> NDArray[Any]:
 def check_pairs(
     pairs: ArrayLike, similar: ArrayLike, n_samples: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Explicit pairs as (P, 2) row numbers and (P,) booleans, or say why they cannot be."""
+    """Return explicit pairs as row numbers (P, 2) and booleans (P,) after checking them."""
     rows, flags = np.asarray(pairs), np.asarray(similar)
     if rows.ndim != 2 or rows.shape[1] != 2 or len(rows) == 0:
         raise ValueError(f"pairs must be (P, 2) with P ≥ 1: got shape {rows.shape}")
@@ -234,14 +235,13 @@ def check_pairs(
             f"got values from {rows.min()} to {rows.max()}"
         )
     if flags.shape != (len(rows),):
-        raise ValueError(f"similar must have one entry a pair, ({len(rows)},): got {flags.shape}")
+        raise ValueError(f"similar must have one entry per pair, ({len(rows)},): got {flags.shape}")
     if not np.isin(flags, (0, 1)).all():
         raise ValueError("similar must be true or false (1 or 0) for each pair")
     flags = flags.astype(bool)
     if flags.all() or not flags.any():
         kind = "similar" if flags.all() else "dissimilar"
         raise ValueError(
-            f"pairs must be of both kinds: all {len(rows)} are {kind}, which codes satisfy by "
-            f"being {'all equal' if flags.all() else 'anything far apart'}"
+            f"pairs must be of both kinds, similar and dissimilar: all {len(rows)} are {kind}"
         )
     return rows.astype(np.int64), flags

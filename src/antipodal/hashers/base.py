@@ -393,7 +393,7 @@ def map_blocks(
             block = block.copy()  # torch will not wrap a read-only memory map
         X = torch.from_numpy(block)
         if _first_not_finite(X) is not None:
-            check_finite(rows, numbers=first + np.arange(len(rows)))  # names the first such row
+            check_finite(rows, row_numbers=first + np.arange(len(rows)))  # raises
         values = project(X)[:n_rows]
         if (bad := _first_not_finite(values)) is not None:
             raise ValueError(

@@ -1,1 +1,1 @@
-"""The paper: solver, unfolding, losses, training."""
+"""The paper: convex solver, dictionary learning, unfolded encoders, losses and training."""

@@ -2,9 +2,9 @@
 
     min_x ‖Dx - y‖²  subject to  ‖x‖∞ ≤ λ                                    [Wang2016, Eq. 1]
 
-`admm_step` is the iteration itself, and everything else calls it: `admm_iterations` repeats it as
-printed and records the multipliers, the encoders of `encoders` are K of these steps with
-learned weights, and `solver` runs it, over-relaxed (`relaxed_step`), to convergence.
+`admm_step` is one iteration. `admm_iterations` repeats it as printed and records the multipliers,
+`encoders` unfolds K of these steps with learned weights, and `solver` runs the over-relaxed form,
+`relaxed_step`, until it converges.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ RELAXATION = 1.6  # α of `relaxed_step`, which converges for any α in (0, 2)
 
 
 class Trace(NamedTuple):
-    """The state after some plain iterations: `codes` (m, N), `multipliers` (n_iter, m, N)."""
+    """Codes (m, N) after n_iter iterations, and multipliers (n_iter, m, N) after each of them."""
 
     codes: Tensor
     multipliers: Tensor
 
 
 def unfolded_weights(D: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
-    """Weights of the unfolded iteration, W (N, n) and S (N, N).
+    """Return the weights of the unfolded iteration, W (N, n) and S (N, N).
 
     W = (DᵀD + βI)⁻¹Dᵀ,  S = β(DᵀD + βI)⁻¹                                  [Wang2016, Eq. 11]
     """
@@ -37,7 +37,10 @@ def unfolded_weights(D: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
 
 
 def unfolded_bias(multiplier: Tensor, S: Tensor, penalty: float) -> Tensor:
-    """Bias that stands for the multiplier p (…, N): b = [(DᵀD + βI)⁻¹ - I/β] p = (S - I) p/β."""
+    """Return the bias of a multiplier p (…, N).
+
+    b = [(DᵀD + βI)⁻¹ - I/β] p = (S - I) p/β                                 [Wang2016, Eq. 11]
+    """
     return (multiplier @ S - multiplier) / penalty
 
 
@@ -50,13 +53,13 @@ def admm_step(
     *,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One iteration, z ← B_λ(Wy + Sz + b): the new z and what went into B_λ. [Wang2016, Eq. 11]
+    """Return z ← B_λ(u) and u = Wy + Sz + b, one iteration of ADMM. [Wang2016, Eq. 11]
 
-    `drive` is Wy. With u = Wy + Sz + b the x of Eq. 7 is u + p/β, so the multiplier update of
-    Eq. 6, p ← p + β(z - x), is p ← β(z - u): β times what the box cut off.
+    The x of Eq. 7 is u + p/β, so that the multiplier update of Eq. 6, p ← p + β(z - x), becomes
+    p ← β(z - u).
 
-    Without gradients u can be written to `out`, which may be `b`, to save the time that new
-    memory takes.
+    `drive` is Wy. Without gradients u can be written to `out`, which may be `b`: allocating memory
+    in every iteration takes time.
     """
     u = drive + z @ S.T + b if out is None else torch.add(drive, b, out=out).addmm_(z, S.T)
     return neuron(u), u
@@ -65,19 +68,19 @@ def admm_step(
 def relaxed_step(
     drive: Tensor, z: Tensor, R: Tensor, u: Tensor, neuron: Callable[[Tensor], Tensor], work: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One iteration of Eq. 7-8 with over-relaxation: the new z and u, which is overwritten.
+    """Return z and u after one iteration of Eq. 7-8 with over-relaxation; u is overwritten.
 
     With u = x - p/β the iteration needs no other state:
 
         x = Wy + S(2z - u)                    least squares pulled towards z
-        u ← u + α(x - z)                      how far the two still disagree
+        u ← u + α(x - z)                      accumulated difference of x and z
         z ← B_λ(u)                            projection onto the box
 
-    α = 1 is the paper's, and α = 1.6 converges faster. It is the step of Eq. 11 from 2z - u:
+    The paper has α = 1; α = 1.6 converges faster. In the form of `admm_step`, from 2z - u:
 
         u ← αWy + R(2z - u) + (1 - α/2) u,    R = αS - (α/2)I
 
-    `drive` is αWy, `R` comes from `relaxed_weight`, `work` is memory for as much as u.
+    `drive` is αWy, `R` is the result of `relaxed_weight`, `work` is scratch memory like u.
     """
     reflected = torch.lerp(u, z, 2.0, out=work)
     return admm_step(drive, reflected, R, u.mul_(1 - RELAXATION / 2), neuron, out=u)
@@ -92,7 +95,7 @@ def relaxed_weight(S: Tensor) -> Tensor:
 def admm_iterations(
     Y: Tensor, D: Tensor, bound: float, *, penalty: float = 0.6, n_iter: int = 2
 ) -> Trace:
-    """Iterate Eq. 7-8 from z = 0, p = 0 as printed, recording p after each iteration."""
+    """Iterate Eq. 7-8 from z = 0, p = 0 as printed, and record p after each iteration."""
     W, S = unfolded_weights(D, penalty)
     drive = Y @ W.T
     z = p = torch.zeros_like(drive)

@@ -17,69 +17,75 @@ IntArray = NDArray[np.intp]
 
 
 class SparseCodes(NamedTuple):
-    """X (m, n_atoms), by the s places that a sample may use."""
+    """A sparse matrix X (m, n_atoms) with up to s entries per row."""
 
-    atoms: IntArray  # (m, s): which atom, or -1 where the place is empty
-    values: FloatArray  # (m, s): times what, 0 where the place is empty
+    atoms: IntArray  # (m, s): number of the atom, or -1 for an unused entry
+    values: FloatArray  # (m, s): coefficient, 0 for an unused entry
 
 
 def pursue(gram: FloatArray, Dty: FloatArray, sparsity: int) -> SparseCodes:
-    """Orthogonal matching pursuit from DᵀD and Dᵀy, a row per sample. [Rubinstein2008]
+    """Compute sparse codes by orthogonal matching pursuit from DᵀD and Dᵀy. [Rubinstein2008]
 
-        i ← argmaxᵢ |dᵢᵀr|                  the atom most like what is left of y
-        q ← (dᵢ - Σⱼ qⱼ qⱼᵀdᵢ) / ‖·‖         what is new in it
-        r ← r - q qᵀr
+        i ← argmaxᵢ |dᵢᵀr|                   atom with the largest correlation
+        q ← (dᵢ - Σⱼ qⱼ qⱼᵀdᵢ) / ‖·‖          its component orthogonal to the chosen atoms
+        r ← r - q qᵀr                        residual of y
 
-    Only products with D are formed: `Dtr` is Dᵀr, `Dtq` all Dᵀqⱼ, `fresh` the ‖·‖² of every atom.
-    The coefficients solve the triangle Σₗ (qⱼᵀdₗ) xₗ = qⱼᵀy.
+    Only products with D are formed: `Dtr` is Dᵀr, `Dtq` all Dᵀqⱼ, `novelty` the ‖·‖² of each atom.
+    The coefficients solve the triangular system Σₗ (qⱼᵀdₗ) xₗ = qⱼᵀy.
 
-    scikit-learn's `orthogonal_mp_gram` goes sample by sample, 30 times slower, with thresholds
-    that are absolute: it stops, and warns, where a sample is small or is coded exactly already.
+    scikit-learn's `orthogonal_mp_gram` loops over samples and takes 30 times as long. Its
+    thresholds are absolute: it stops with a warning at small samples and at exact codes.
     """
     (m, n_atoms), eps = Dty.shape, np.finfo(Dty.dtype).eps
     rows = np.arange(m)
     atoms, qty = np.full((m, sparsity), -1), np.zeros((m, sparsity), Dty.dtype)
-    Dtr, fresh = Dty.copy(), np.ones_like(Dty)
+    Dtr, novelty = Dty.copy(), np.ones_like(Dty)
     Dtq = np.zeros((m, sparsity, n_atoms), Dty.dtype)
     rounding = 32 * eps * np.abs(Dty).max(axis=1)
     for j in range(sparsity):
-        likeness = np.where(fresh > np.sqrt(eps), np.abs(Dtr), 0)  # 0: a sum of chosen atoms
-        i = likeness.argmax(axis=1)
-        found = likeness[rows, i] > rounding
-        scale = found / np.sqrt(np.maximum(fresh[rows, i], eps))
+        # Atoms that are linear combinations of the chosen ones are excluded.
+        correlation = np.where(novelty > np.sqrt(eps), np.abs(Dtr), 0)
+        i = correlation.argmax(axis=1)
+        found = correlation[rows, i] > rounding
+        scale = found / np.sqrt(np.maximum(novelty[rows, i], eps))
         Dtq[:, j] = gram[i] - (Dtq[rows, None, :j, i] @ Dtq[:, :j])[:, 0]
         Dtq[:, j] *= scale[:, None]
         qty[:, j] = scale * Dtr[rows, i]
         Dtr -= qty[:, j, None] * Dtq[:, j]
-        fresh -= Dtq[:, j] ** 2
+        novelty -= Dtq[:, j] ** 2
         atoms[found, j] = i[found]
     triangle = np.take_along_axis(Dtq, atoms[:, None], axis=2)
     x = np.zeros_like(qty)
     for j in reversed(range(sparsity)):
-        known = np.sum(triangle[:, j, j + 1 :] * x[:, j + 1 :], axis=1)
-        np.divide(qty[:, j] - known, triangle[:, j, j], out=x[:, j], where=atoms[:, j] >= 0)
+        later = np.sum(triangle[:, j, j + 1 :] * x[:, j + 1 :], axis=1)
+        np.divide(qty[:, j] - later, triangle[:, j, j], out=x[:, j], where=atoms[:, j] >= 0)
     return SparseCodes(atoms, x)
 
 
 def decode(codes: SparseCodes, D: FloatArray) -> FloatArray:
-    """Return XDᵀ, the samples that the codes stand for."""
+    """Return XDᵀ, the samples reconstructed from their codes."""
     X = np.zeros((len(codes.atoms), D.shape[1]), D.dtype)
     for atom, value in zip(codes.atoms.T, codes.values.T, strict=True):
-        X[np.arange(len(X)), atom] += value  # an empty place adds 0 to the last atom
+        X[np.arange(len(X)), atom] += value  # an unused entry adds 0 to the last atom
     return X @ D.T
 
 
 Array = TypeVar("Array", Tensor, NDArray[Any])
 
-_SAME = 0.99  # atoms whose |cosine| is above this do each other's work
-_BLOCK = 2**18  # numbers in a temporary array: bounds the memory, and stays in the cache
+_DUPLICATE = 0.99  # |cosine| above which two atoms count as duplicates
+_BLOCK = 2**18  # entries of a temporary array, which bounds the memory and fits the cache
 
 
 class KSVDResult(NamedTuple, Generic[Array]):
-    """What `ksvd` learned: `dictionary` (n_features, n_atoms), and the error after each sweep.
+    """Result of `ksvd`.
 
-    The columns of the dictionary have length 1. `errors` are relative, ‖Y - XDᵀ‖_F / ‖Y‖_F, and
-    never rise; there are fewer than `n_iter` of them when a sweep found nothing left to gain.
+    Attributes
+    ----------
+    dictionary : (n_features, n_atoms)
+        Its columns have length 1.
+    errors : (n_sweeps,)
+        Relative error ‖Y - XDᵀ‖_F / ‖Y‖_F after each sweep. It never increases. A sweep that does
+        not lower it ends the training early, so that n_sweeps may be less than `n_iter`.
     """
 
     dictionary: Array
@@ -89,31 +95,36 @@ class KSVDResult(NamedTuple, Generic[Array]):
 def ksvd(
     Y: Array, n_atoms: int, *, sparsity: int, n_iter: int = 30, random_state: Any = None
 ) -> KSVDResult[Array]:
-    """Learn n_atoms atoms, so that a sum of `sparsity` of them comes close to each row of Y.
+    """Learn a dictionary D in which each row of Y is a combination of a few atoms. [Rubinstein2008]
 
-    Matching pursuit may code a sample worse than it was, and a traded atom may have been of more
-    use than the sample in its place. So a sweep is tried in three ways until the error falls:
-    with idle atoms (unused, copies of another, the least used) traded for badly represented
-    samples; with only the unused atoms traded; and with each sample keeping its code unless the
-    new one is better. The last cannot raise the error, because an atom update only descends.
+        min ‖Y - XDᵀ‖_F²  subject to  ‖x‖₀ ≤ sparsity,  ‖d‖ = 1
+
+    A sweep computes all codes X by `pursue`, then updates one atom after another. Matching pursuit
+    may code a sample worse than before, and a replaced atom may have been more useful than its
+    replacement. Up to three variants of a sweep are therefore tried until the error falls:
+
+    1. replace idle atoms (unused, duplicate, least used) by badly represented samples;
+    2. replace only the unused atoms;
+    3. also keep the previous code of each sample unless the new one is better, which cannot
+       increase the error.
 
     Parameters
     ----------
     Y : array-like or Tensor of shape (n_samples, n_features)
-        The samples. Beyond them, the residual takes as much memory again; the rest is small.
+        Samples. The residual takes the same amount of memory again.
     n_atoms : int
-        Columns of the dictionary. More than n_features, or than n_samples, is allowed.
+        Columns of the dictionary. It may exceed n_features and n_samples.
     sparsity : int
-        Atoms that a sample may use, at most n_atoms.
+        Atoms per sample, at most n_atoms.
     n_iter : int
-        Sweeps to make, at most.
+        Largest number of sweeps.
     random_state : int, RandomState instance or None
-        Chooses the samples that become atoms.
+        Seed of the samples that become atoms.
 
     Returns
     -------
     KSVDResult
-        Its dictionary is a tensor where Y is one, of the same dtype and device.
+        Its dictionary is a tensor if Y is one, of the same dtype and device.
 
     Examples
     --------
@@ -132,7 +143,7 @@ def ksvd(
         raise ValueError(
             f"sparsity must be at most n_atoms = {n_atoms}: got {sparsity}. Are the two swapped?"
         )
-    # the products are small: threads save little, and cost a lot where the machine is busy
+    # The products are small: threads gain little, and cost a lot on a busy machine.
     with one_thread():
         return _learn(samples, n_atoms, sparsity, n_iter, check_random_state(random_state))
 
@@ -144,12 +155,12 @@ def _learn(
     codes = SparseCodes(np.full((len(Y), sparsity), -1), np.zeros((len(Y), sparsity), Y.dtype))
     residual, length = Y.copy(), float(np.linalg.norm(Y))
     errors = [np.inf]
-    ways = [(np.array([], np.intp), False)]
+    variants = [(np.array([], np.intp), False)]
     for remaining in reversed(range(n_iter)):
-        # drawn with a chance like the squared error: the worst one may be an outlier every time
+        # Drawn with probability ∝ squared error: always taking the worst would pick outliers.
         candidates = np.argsort(-_squared_lengths(residual) / rng.exponential(size=len(Y)))
-        for traded, keep in ways:
-            new_D = _place_samples(Y, D, traded, candidates)
+        for replaced, keep in variants:
+            new_D = _place_samples(Y, D, replaced, candidates)
             new_codes = _code(Y, new_D, codes, residual, keep=keep)
             _update_atoms(new_D, new_codes, residual)
             error = float(np.linalg.norm(residual)) / length
@@ -157,13 +168,13 @@ def _learn(
                 break
             _restore(residual, Y, D, codes)
         else:
-            break  # what is left to gain is lost in rounding
+            break  # further gains are below rounding
         D, codes = new_D, new_codes
         errors.append(error)
         idle, unused = _idle_atoms(D, codes)
-        ways = [(idle, False), (unused, False), (unused, True)]
+        variants = [(idle, False), (unused, False), (unused, True)]
         if remaining == 1:
-            del ways[0]  # an atom traded in the last sweep would stay the sample that it was
+            del variants[0]  # an atom replaced in the last sweep would stay a single sample
     return KSVDResult(np.ascontiguousarray(D), np.array(errors[1:]))
 
 
@@ -174,7 +185,7 @@ def _check_samples(Y: ArrayLike) -> FloatArray:
         raise ValueError(
             f"Y must have a non-zero entry: all {samples.size} are zero. Were the features read?"
         )
-    # neither the atoms nor the relative error depend on the scale, but its square may overflow
+    # Atoms and relative errors do not depend on the scale, but squares may overflow.
     return samples if 1e-6 < peak < 1e6 else samples / peak
 
 
@@ -187,32 +198,32 @@ def _check_counts(**counts: object) -> None:
 
 
 def _first_dictionary(Y: FloatArray, n_atoms: int, rng: np.random.RandomState) -> FloatArray:
-    """Normalise samples drawn at random; use random directions where too few of them differ."""
+    """Return randomly drawn samples of length 1, and random directions if too few differ."""
     D = rng.standard_normal((n_atoms, Y.shape[1])).astype(Y.dtype).T
     D /= np.linalg.norm(D, axis=0)
     return _place_samples(Y, D, range(n_atoms), rng.permutation(len(Y)))
 
 
 def _place_samples(
-    Y: FloatArray, D: FloatArray, places: Iterable[int], order: Iterable[int]
+    Y: FloatArray, D: FloatArray, columns: Iterable[int], candidates: Iterable[int]
 ) -> FloatArray:
-    """D with samples, taken in this order, in these places. Copies of an atom are passed over."""
+    """Return D with candidate samples in the given columns, skipping duplicates of atoms."""
     D = D.copy(order="F")  # columns are used one at a time
-    candidates = iter(order)
-    for k in places:
-        for i in candidates:
+    remaining = iter(candidates)
+    for k in columns:
+        for i in remaining:
             d = _unit(Y[i])
-            if np.any(d) and np.abs(d @ D).max() <= _SAME:
+            if np.any(d) and np.abs(d @ D).max() <= _DUPLICATE:
                 D[:, k] = d
                 break
     return D
 
 
 def _idle_atoms(D: FloatArray, codes: SparseCodes) -> tuple[IntArray, IntArray]:
-    """Atoms that are unused, a copy of an earlier one, or the least used; and the unused alone."""
+    """Return the idle atoms (unused, duplicate or least used), and the unused atoms alone."""
     filled = codes.atoms >= 0
     use = np.bincount(codes.atoms[filled], np.abs(codes.values[filled]), minlength=D.shape[1])
-    idle = np.any(np.triu(np.abs(D.T @ D), 1) > _SAME, axis=0) | (use == 0)
+    idle = np.any(np.triu(np.abs(D.T @ D), 1) > _DUPLICATE, axis=0) | (use == 0)
     idle[use.argmin()] = True
     return np.flatnonzero(idle), np.flatnonzero(use == 0)
 
@@ -220,22 +231,22 @@ def _idle_atoms(D: FloatArray, codes: SparseCodes) -> tuple[IntArray, IntArray]:
 def _code(
     Y: FloatArray, D: FloatArray, codes: SparseCodes, residual: FloatArray, *, keep: bool
 ) -> SparseCodes:
-    """Code the samples anew, all or (keep) those that it does good; also set R = Y - XDᵀ."""
+    """Return new codes, with `keep` only where they are better; update R = Y - XDᵀ in place."""
     gram, (m, sparsity) = D.T @ D, codes.atoms.shape
     atoms, values = codes.atoms.copy(), codes.values.copy()
     for b in _blocks(m, sparsity * D.shape[1] + D.shape[0]):
         new = pursue(gram, Y[b] @ D, sparsity)
-        left = Y[b] - decode(new, D)
-        better = _squared_lengths(left) < _squared_lengths(residual[b]) if keep else slice(None)
+        R = Y[b] - decode(new, D)
+        better = _squared_lengths(R) < _squared_lengths(residual[b]) if keep else slice(None)
         atoms[b][better], values[b][better] = new.atoms[better], new.values[better]
-        residual[b][better] = left[better]
+        residual[b][better] = R[better]
     return SparseCodes(atoms, values)
 
 
 def _update_atoms(D: FloatArray, codes: SparseCodes, residual: FloatArray) -> None:
-    """Improve each atom d and the coefficients x of the samples that use it, in place.
+    """Update each atom d and the coefficients x of the samples that use it, in place.
 
-    d ← Eᵀx / ‖Eᵀx‖,  x ← Ed,  where E = R + xdᵀ is what is left without d [Rubinstein2008]
+    d ← Eᵀx / ‖Eᵀx‖,  x ← Ed,  with E = R + xdᵀ the residual without d [Rubinstein2008]
     """
     for k in range(D.shape[1]):
         rows, places = np.nonzero(codes.atoms == k)
@@ -252,24 +263,24 @@ def _update_atoms(D: FloatArray, codes: SparseCodes, residual: FloatArray) -> No
 
 
 def _restore(residual: FloatArray, Y: FloatArray, D: FloatArray, codes: SparseCodes) -> None:
-    """R = Y - XDᵀ, in place."""
+    """Compute R = Y - XDᵀ, in place."""
     for b in _blocks(*Y.shape):
         residual[b] = Y[b] - decode(SparseCodes(codes.atoms[b], codes.values[b]), D)
 
 
 def _blocks(n_rows: int, width: int) -> list[slice]:
-    """Slices of so many rows that the temporary arrays made of them stay small."""
+    """Return slices of rows whose temporary arrays, `width` entries per row, stay small."""
     size = max(1, _BLOCK // width)
     return [slice(start, start + size) for start in range(0, n_rows, size)]
 
 
 def _squared_lengths(rows: FloatArray) -> FloatArray:
-    lengths: FloatArray = np.einsum("ij,ij->i", rows, rows)  # makes no array of squares
+    lengths: FloatArray = np.einsum("ij,ij->i", rows, rows)  # without an array of squares
     return lengths
 
 
 def _unit(v: FloatArray) -> FloatArray:
-    """Scale v to length 1, in two steps because the squares of small numbers are 0."""
+    """Return v scaled to length 1, in two steps since squares of small numbers underflow."""
     peak = np.abs(v).max()
     if peak == 0:
         return v

@@ -1,7 +1,7 @@
-"""The neurons: bounded, soft-thresholding and hard-thresholding linear units.
+"""Neurons: bounded, soft-thresholding and hard-thresholding linear units.
 
-Each has a positive threshold θ per unit, learned as its logarithm, and is written as two
-diagonal scalings around a neuron with threshold 1: θᵢ·f(uᵢ/θᵢ). [Wang2016, Sec. 3]
+Each has one learned threshold θᵢ > 0 per unit, stored as its logarithm, and consists of two
+diagonal scalings around a neuron f with threshold 1: θᵢ·f(uᵢ/θᵢ). [Wang2016, Sec. 3]
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-Bound = TypeVar("Bound", float, Tensor)  # one for all units, or one for each
+Bound = TypeVar("Bound", float, Tensor)  # one for all units, or one per unit
 
 
 def clip(u: Tensor, bound: Bound, out: Tensor | None = None) -> Tensor:
@@ -35,22 +35,22 @@ class ScaledNeuron(nn.Module, ABC):
 
     @property
     def threshold(self) -> Tensor:
-        """θ (n_units,), positive whatever was learned."""
+        """Return θ (n_units,), which is always positive."""
         return self.log_threshold.exp()
 
     def forward(self, u: Tensor) -> Tensor:  # (…, n_units) -> (…, n_units)
-        """Scale, apply the unit neuron, scale back."""
+        """Return θ·f(u/θ)."""
         theta = self.threshold
         return theta * self.unit(u / theta)
 
     @staticmethod
     @abstractmethod
     def unit(v: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the neuron with threshold 1, in `out` if given, which must not be v."""
+        """Apply f, the neuron with threshold 1; `out` receives the result and must not be v."""
 
 
 class BLU(ScaledNeuron):
-    """Bounded linear unit, B_λ(u) with one learned λᵢ per unit: caps large entries. [Wang2016]"""
+    """Bounded linear unit, B_λ(u) with one learned λᵢ per unit. [Wang2016, Eq. 10]"""
 
     @staticmethod
     def unit(v: Tensor, out: Tensor | None = None) -> Tensor:
@@ -59,18 +59,18 @@ class BLU(ScaledNeuron):
 
 
 class SHeLU(ScaledNeuron):
-    """Soft-thresholding linear unit, sign(u)·max(|u| - θ, 0): shrinks all, drops small entries."""
+    """Soft-thresholding linear unit, sign(u)·max(|u| - θ, 0)."""
 
     @staticmethod
     def unit(v: Tensor, out: Tensor | None = None) -> Tensor:
-        """Move towards zero by 1."""
+        """Shrink towards zero by 1."""
         return torch.sub(v, clip(v, 1.0, out), out=out)
 
 
 class HELU(ScaledNeuron):
-    """Hard-thresholding linear unit, u where |u| > θ and 0 elsewhere: drops small entries."""
+    """Hard-thresholding linear unit, u where |u| > θ and 0 elsewhere."""
 
     @staticmethod
     def unit(v: Tensor, out: Tensor | None = None) -> Tensor:
-        """Keep what is larger than 1."""
+        """Set entries of at most 1 in magnitude to 0."""
         return torch.where(v.abs() > 1.0, v, torch.zeros_like(v), out=out)

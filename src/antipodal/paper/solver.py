@@ -1,9 +1,9 @@
-"""The convex problem solved to convergence, for many right-hand sides at once.
+"""Solver of the convex problem, for many right-hand sides at once.
 
     min_x ‖Dx - y‖²  subject to  ‖x‖∞ ≤ λ                                    [Wang2016, Eq. 1]
 
-Inside, z stands for x in the units of `conditioning`, where atoms have length 1 and no square
-over- or underflows. Neither the penalty nor the tolerance then depends on the units of y and D.
+Internally z is x in the units of `conditioning`: atoms have length 1, and squares neither over-
+nor underflow. The penalty and the tolerance then do not depend on the units of y and D.
 """
 
 import warnings
@@ -21,31 +21,40 @@ from antipodal.paper.admm import RELAXATION, relaxed_step, relaxed_weight
 from antipodal.paper.conditioning import (
     OCTAVES,
     Scaling,
-    alike,
     kkt_violation,
+    magnitude_blocks,
     projected_newton,
-    times_two_to,
+    scale_by_power_of_two,
 )
 from antipodal.paper.neurons import clip
 from antipodal.threads import one_thread_if_small
 
 Array = TypeVar("Array", Tensor, NDArray[Any])
 
-_PATIENCE = 3.0
+_MAX_IMBALANCE = 3.0  # ratio of primal and dual residual at which β changes
 _CHECK_EVERY = 8
-_FIRST_POLISH = 96
-_COARSE = 16  # iterations in single precision; a multiple of _CHECK_EVERY
-_BLOCK_BYTES = 2**20  # a block of rows this large stays in the cache through an iteration
-_LEAST_PENALTY, _MOST_PENALTY = 1e-9, 1e9  # beyond, steps lead nowhere
+_FIRST_NEWTON = 96  # iterations before the first Newton steps; then after each doubling
+_N_FLOAT32 = 16  # first iterations, in single precision; a multiple of _CHECK_EVERY
+_BLOCK_BYTES = 2**20  # a block of rows of this size stays in the cache during an iteration
+_MIN_PENALTY, _MAX_PENALTY = 1e-9, 1e9
 
 
 @dataclass(frozen=True)
 class LinfSolution(Generic[Array]):
-    """What `solve_linf` found: `codes` (m, N) inside the box, and how well they solve Eq. 1.
+    """Result of `solve_linf`.
 
-    `residual` is the largest violation of the optimality conditions over all rows and entries,
-    for atoms of unit length and relative to ‖y‖: how steeply the objective still falls along an
-    entry that is free to move. `converged` says that it is at most the tolerance.
+    Attributes
+    ----------
+    codes : (m, N)
+        Solutions, exactly inside the box.
+    n_iter : int
+        Number of iterations of the slowest row.
+    residual : float
+        Largest violation of the optimality conditions over all rows and entries, for atoms of
+        unit length and relative to ‖y‖: the slope of the objective along an entry that may move.
+    converged : bool
+        Whether the residual is at most the tolerance. It bounds slopes, not the distance from
+        the optimum: see the notes of `solve_linf`.
     """
 
     codes: Array
@@ -66,35 +75,41 @@ def solve_linf(
 ) -> LinfSolution[Array]:
     """Solve min_x ‖Dx - y‖² subject to ‖x‖∞ ≤ λ for every row y of Y. [Wang2016, Eq. 1]
 
-    It runs `relaxed_step`, the iteration of Eq. 7-8 with α = 1.6, until every row is solved. DᵀD
-    is factored once, by its eigenvectors, so that the penalty can follow the residuals at little
-    cost. Rows that are slow, because D is nearly singular, are finished by Newton steps on their
-    free entries. Rows and atoms may be as large or small as the floating point numbers allow.
+    The iteration is `relaxed_step`, Eq. 7-8 with α = 1.6. DᵀD is factored once, into its
+    eigenvectors, so that the penalty can be adapted to the residuals at little cost. Rows that
+    converge slowly, because D is nearly singular, are finished by projected Newton steps. Rows
+    and atoms may have any magnitude that their dtype can represent.
 
     Parameters
     ----------
     Y : (m, n)
-        A right-hand side a row, NumPy or torch, float32 or float64, on any device.
+        Right-hand sides, one per row: NumPy or torch, float32 or float64, on any device.
     D : (n, N)
-        The dictionary, an atom a column; of the same kind as Y. N > n and dependent columns
-        are allowed: the solution is then one of many with the same Dx.
+        Dictionary, one atom per column, of the same type as Y. N > n and dependent columns are
+        allowed: the solution is then one of several with the same Dx.
     bound : float
         λ > 0, within the range of Y's dtype.
     penalty : float
-        β to begin with, for atoms of unit length. Kept between 1e-9 and 1e9.
+        Initial β, for atoms of unit length. It is adapted between 1e-9 and 1e9.
     max_iter : int
-        At most so many iterations.
+        Largest number of iterations.
     tol : float, optional
-        Stop when `LinfSolution.residual` is at most this. 1e-9 for float64, 1e-5 for float32.
+        Largest `LinfSolution.residual`, by default 1e-9 for float64 and 1e-5 for float32.
     start : (m, N), optional
-        Codes to start from, such as those of a similar problem.
+        Initial codes, such as the solutions of a similar problem.
 
     Returns
     -------
     LinfSolution
-        Its codes lie in the box exactly. Where `max_iter` was not enough, or the codes are too
-        small for their dtype, it says so (`converged`), and a ConvergenceWarning is given. No
-        gradients pass through it; for those, unfold it (`LinfEncoder.from_dictionary`).
+        Codes and convergence. If `max_iter` iterations do not suffice, or the codes underflow in
+        their dtype, `converged` is False and a ConvergenceWarning is issued. No gradients pass
+        through the solution; unfold the iteration for those (`LinfEncoder.from_dictionary`).
+
+    Notes
+    -----
+    A small residual bounds the objective only as well as D is conditioned. For float32 and nearly
+    singular D, such as Hilbert matrices, `converged=True` permits an objective up to
+    1e-3·‖y‖² above the optimum. Use float64 for such dictionaries.
 
     Examples
     --------
@@ -126,20 +141,20 @@ def solve_linf(
     n_iter, residuals, too_small = 0, [], False
     with torch.no_grad(), one_thread_if_small(rows * N * max(n, N)):
         solver = _Solver(D, bound, penalty, max_iter, tol)
-        for exponent, block in alike(Y, rows):
-            found = solver.solve(Y[block], exponent, None if start is None else start[block])
-            codes[block] = found.codes
-            n_iter = max(n_iter, found.n_iter)
-            residuals.append(found.residual)
-            too_small |= found.too_small
-    residual = float(np.max(residuals))  # NaN if any is
+        for exponent, block in magnitude_blocks(Y, rows):
+            part = solver.solve(Y[block], exponent, None if start is None else start[block])
+            codes[block] = part.codes
+            n_iter = max(n_iter, part.n_iter)
+            residuals.append(part.residual)
+            too_small |= part.too_small
+    residual = float(np.max(residuals))  # NaN if any of them is NaN
     if not residual <= tol:
         if too_small:
             advice = f"Some codes are too small for {Y.dtype}: scale D down, or Y and bound up"
         else:
-            advice = "Allow more iterations (max_iter), or a larger tolerance"
+            advice = "Increase max_iter or tol"
             if Y.dtype == torch.float32:
-                advice += "; float32 cannot reach much less than 1e-6"
+                advice += "; float32 cannot reach residuals much below 1e-6"
         warnings.warn(
             f"solve_linf stopped after {n_iter} iterations with residual {residual:.1e}, above "
             f"the tolerance {tol:.1e}. {advice}.",
@@ -149,107 +164,109 @@ def solve_linf(
     return LinfSolution(codes, n_iter, residual, converged=residual <= tol)
 
 
-class _Found(NamedTuple):
+class _BlockSolution(NamedTuple):
     codes: Tensor
     n_iter: int
     residual: float
-    too_small: bool  # whether it is rounding the codes to their dtype that spoiled the residual
+    too_small: bool  # whether the residual exceeds the tolerance because codes were rounded
 
 
 class _Solver:
-    """One dictionary, factored, and the iteration for blocks of right-hand sides."""
+    """A factored dictionary and the iteration for blocks of right-hand sides."""
 
     def __init__(self, D: Tensor, bound: float, penalty: float, max_iter: int, tol: float) -> None:
         self.scaling = Scaling(D, bound)
         self.atoms = self.scaling.atoms
         self.gram = self.atoms.T @ self.atoms
         self.eigenvalues, self.basis = torch.linalg.eigh(self.gram)
-        self.penalty = min(max(penalty, _LEAST_PENALTY), _MOST_PENALTY)
+        self.penalty = min(max(penalty, _MIN_PENALTY), _MAX_PENALTY)
         self.max_iter, self.tol = max_iter, tol
 
-    def solve(self, Y: Tensor, exponent: int, start: Tensor | None) -> _Found:
-        """Iterate on a block of rows divided by 2^exponent, dropping those that are done."""
-        Y = times_two_to(-exponent, Y)
+    def solve(self, Y: Tensor, exponent: int, start: Tensor | None) -> _BlockSolution:
+        """Solve for a block of rows in units of 2^exponent, dropping rows as they converge."""
+        Y = scale_by_power_of_two(Y, -exponent)
         units = self.scaling.units(exponent)
         box, neuron = units.box, partial(clip, bound=units.box)
-        Dty = every_Dty = Y @ self.atoms
-        size = torch.linalg.vector_norm(Y, dim=1, keepdim=True)
-        size = every_size = torch.where(size > 0, size, torch.ones_like(size))
+        Dty = all_Dty = Y @ self.atoms
+        norm = torch.linalg.vector_norm(Y, dim=1, keepdim=True)
+        norm = all_norm = torch.where(norm > 0, norm, torch.ones_like(norm))
         solved = torch.empty_like(Dty)
         residuals = Dty.new_empty(len(Y))
-        left = torch.arange(len(Y), device=Y.device)  # rows that are not done yet
+        active = torch.arange(len(Y), device=Y.device)  # rows that have not converged yet
         beta = self.penalty
         R, drive = self.weights(Dty, beta)
-        began = 0
+        first_iter = 0
         if start is not None:
-            u = self.restart(units.enter(start), Dty, beta)
-        elif self.max_iter > _COARSE:
-            u, began = self.coarse(Dty, R, drive, box, beta), _COARSE
+            u = self.restart(units.from_x(start), Dty, beta)
+        elif self.max_iter > _N_FLOAT32:
+            u, first_iter = self.iterate_float32(Dty, R, drive, box, beta), _N_FLOAT32
         else:
-            u = Dty / beta  # what restart makes of z = 0
+            u = Dty / beta  # `restart` from z = 0
         z, work = neuron(u), torch.empty_like(u)
         u_old, z_old = u, z
-        n_iter, next_polish = began, _FIRST_POLISH
-        while len(left):
+        n_iter, next_newton = first_iter, _FIRST_NEWTON
+        while len(active):
             if n_iter % _CHECK_EVERY == 0 or n_iter == self.max_iter:
-                if n_iter in (next_polish, self.max_iter):
-                    next_polish = 2 * n_iter
-                    z = projected_newton(z, self.gram, Dty, box, self.tol * size)
+                if n_iter in (next_newton, self.max_iter):
+                    next_newton = 2 * n_iter
+                    z = projected_newton(z, self.gram, Dty, box, self.tol * norm)
                     u = self.restart(z, Dty, beta)
-                elif n_iter > began:
+                elif n_iter > first_iter:
                     factor = _balance(z, z_old, u, u_old)
-                    if not 1 / _PATIENCE < factor < _PATIENCE:
-                        changed = min(max(beta * factor, _LEAST_PENALTY), _MOST_PENALTY)
-                        u = torch.lerp(z, u, beta / changed)  # keeps the multiplier β(z - u)
-                        beta = changed
+                    if not 1 / _MAX_IMBALANCE < factor < _MAX_IMBALANCE:
+                        new_beta = min(max(beta * factor, _MIN_PENALTY), _MAX_PENALTY)
+                        u = torch.lerp(z, u, beta / new_beta)  # keeps the multiplier β(z - u)
+                        beta = new_beta
                         R, drive = self.weights(Dty, beta)
-                worst = self.violation(z, Dty, box, size)
-                done = (worst <= self.tol) | (n_iter == self.max_iter)
-                solved[left[done]], residuals[left[done]] = z[done], worst[done]
+                violation = self.violation(z, Dty, box, norm)
+                done = (violation <= self.tol) | (n_iter == self.max_iter)
+                solved[active[done]], residuals[active[done]] = z[done], violation[done]
                 if done.any():
-                    left, Dty, size, drive, z, u = (
-                        rows[~done] for rows in (left, Dty, size, drive, z, u)
+                    active, Dty, norm, drive, z, u = (
+                        rows[~done] for rows in (active, Dty, norm, drive, z, u)
                     )
-                    work = work[: len(left)]
+                    work = work[: len(active)]
             elif (n_iter + 1) % _CHECK_EVERY == 0:
                 u_old, z_old = u.clone(), z.clone()
             z, u = relaxed_step(drive, z, R, u, partial(neuron, out=z), work)
             n_iter += 1
-        codes = units.leave(solved)
+        codes = units.to_x(solved)
         residual, too_small = float(residuals.max()), False
-        if units.grain > 2**-OCTAVES * self.tol:
-            rounded = self.violation(units.enter(codes), every_Dty, box, every_size)
-            too_small = residual <= self.tol < float(rounded.max())
-            residual = max(residual, float(rounded.max()))
-        return _Found(codes, n_iter - 1, residual, too_small)
+        if units.resolution > 2**-OCTAVES * self.tol:
+            rounded = float(self.violation(units.from_x(codes), all_Dty, box, all_norm).max())
+            too_small = residual <= self.tol < rounded
+            residual = max(residual, rounded)
+        return _BlockSolution(codes, n_iter - 1, residual, too_small)
 
-    def coarse(self, Dty: Tensor, R: Tensor, drive: Tensor, box: Tensor, beta: float) -> Tensor:
-        """Make the first iterations in single precision: as good as double, in half the time."""
+    def iterate_float32(
+        self, Dty: Tensor, R: Tensor, drive: Tensor, box: Tensor, beta: float
+    ) -> Tensor:
+        """Return u after the first iterations, in float32: as good, in half the time of float64."""
         u, R, drive, box = (Dty / beta).float(), R.float(), drive.float(), box.float()
         z, work = clip(u, box), torch.empty_like(u)
-        for _ in range(_COARSE):
+        for _ in range(_N_FLOAT32):
             z, u = relaxed_step(drive, z, R, u, partial(clip, bound=box, out=z), work)
         return u.to(Dty.dtype)
 
     def weights(self, Dty: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-        """R and αWy of `relaxed_step`, from the eigenvectors of DᵀD."""
+        """Return R and αWy of `relaxed_step`, from the eigenvectors of DᵀD."""
         shrink = 1 / (self.eigenvalues.clamp(min=0) + beta)
         inverse = (self.basis * shrink) @ self.basis.T
         return relaxed_weight(beta * inverse), Dty @ (RELAXATION * inverse)
 
     def restart(self, z: Tensor, Dty: Tensor, beta: float) -> Tensor:
-        """Return u = z - p/β for given z: at a solution the multiplier p is the gradient."""
+        """Return u = z - p/β for given z, with p the gradient, as at a solution."""
         return z - (z @ self.gram - Dty) / beta
 
-    def violation(self, z: Tensor, Dty: Tensor, box: Tensor, size: Tensor) -> Tensor:
-        """Return how far each row is from optimal, relative to its size."""
-        return kkt_violation(z, z @ self.gram - Dty, box).amax(dim=1) / size[:, 0]
+    def violation(self, z: Tensor, Dty: Tensor, box: Tensor, norm: Tensor) -> Tensor:
+        """Return the largest violation of optimality of each row, relative to ‖y‖."""
+        return kkt_violation(z, z @ self.gram - Dty, box).amax(dim=1) / norm[:, 0]
 
 
 def _balance(z: Tensor, z_old: Tensor, u: Tensor, u_old: Tensor) -> float:
-    """Factor on β that evens out the primal residual x - z and the dual one β(z - z_old).
+    """Return the factor for β that balances the primal residual x - z and the dual β(z - z_old).
 
-    Each is measured against its own scale, ‖z‖ and ‖p‖ = β‖z - u‖; x - z is in u - u_old.
+    Each is relative to its own scale, ‖z‖ and ‖p‖ = β‖z - u‖; x - z is proportional to u - u_old.
     """
     tiny = torch.finfo(z.dtype).tiny
     primal = (u - u_old).norm() / z.norm().clamp(min=tiny)
@@ -258,7 +275,7 @@ def _balance(z: Tensor, z_old: Tensor, u: Tensor, u_old: Tensor) -> float:
 
 
 def _to_tensor(array: NDArray[Any]) -> Tensor:
-    """Share the memory of an array, unless it is read-only, which torch cannot express."""
+    """Return a tensor that shares the memory of an array, or a copy of a read-only array."""
     contiguous = np.ascontiguousarray(array)
     return torch.from_numpy(contiguous if contiguous.flags.writeable else contiguous.copy())
 
@@ -276,7 +293,7 @@ def _check_problem(
                 f"{name} must be a matrix: got shape {tuple(value.shape)}. "
                 "A single right-hand side is a matrix with one row: y[None]"
             )
-        # The sum is one quick pass; it may also overflow, so ask again before complaining.
+        # The sum is one fast pass. It may overflow, so check the entries before raising.
         if not torch.isfinite(value.sum()) and not torch.isfinite(value).all():
             raise ValueError(f"{name} contains NaN or infinity")
     if Y.dtype != D.dtype or Y.device != D.device:
@@ -299,7 +316,7 @@ def _check_problem(
         raise ValueError(f"max_iter must be at least 1: got {max_iter}")
     if start is not None and (start.shape != (Y.shape[0], D.shape[1]) or start.dtype != Y.dtype):
         raise ValueError(
-            f"start must hold {Y.shape[0]} × {D.shape[1]} codes of {Y.dtype}: "
+            f"start must have the shape {Y.shape[0]} × {D.shape[1]} and dtype {Y.dtype}: "
             f"got {tuple(start.shape)} of {start.dtype}"
         )
     if start is not None and not torch.isfinite(start).all():
