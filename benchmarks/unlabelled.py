@@ -28,7 +28,7 @@ import scipy.linalg  # noqa: E402
 import torch  # noqa: E402
 
 from antipodal import ITQ, LSH, HammingIndex, LinfHash, pack  # noqa: E402
-from antipodal.hashers.bit_descent import bit_descent, stretched  # noqa: E402
+from antipodal.hashers.bit_descent import bit_descent, rescale_dictionary  # noqa: E402
 from antipodal.paper.encoders import LinfEncoder  # noqa: E402
 
 SETS = ("banking77", "clinc150")
@@ -104,7 +104,7 @@ def frame_searches(D, queries, train, database):
     signs = [
         torch.from_numpy(2 * hasher.transform(X).astype(np.float32) - 1) for X in (train, database)
     ]
-    D = stretched(torch.from_numpy(D), mean, signs[0])
+    D = rescale_dictionary(torch.from_numpy(D), mean, signs[0])
     fitted = time.process_time()
     found = bit_descent(torch.from_numpy(database), D, mean, signs[1]).numpy()
     encoded = time.process_time()

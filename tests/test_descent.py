@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import cosine_similarity
 
 from antipodal import HammingIndex, LinfHash, load
-from antipodal.hashers.bit_descent import RIDGE, bit_descent, refit_dictionary, stretched
+from antipodal.hashers.bit_descent import RIDGE, bit_descent, refit_dictionary, rescale_dictionary
 
 DIGITS = load_digits(return_X_y=True)[0]
 
@@ -67,7 +67,7 @@ def test_the_dictionary_is_that_of_ridge_regression_and_vectors_have_length_one(
     D = refit_dictionary(*map(torch.from_numpy, (Y, offset, signs))).numpy()
     ridge = np.linalg.solve(signs.T @ signs + 200 * RIDGE * np.eye(9), signs.T @ (Y - offset)).T
     np.testing.assert_allclose(D, ridge)
-    D = stretched(*map(torch.from_numpy, (D, offset, signs))).numpy()
+    D = rescale_dictionary(*map(torch.from_numpy, (D, offset, signs))).numpy()
     np.testing.assert_allclose(D / ridge, (D / ridge)[0, 0])
     np.testing.assert_allclose(np.square(offset + signs @ D.T).sum(axis=1).mean(), 1.0)
 

@@ -13,7 +13,7 @@ from antipodal.hashers.preprocessing import (
     choose_scaling,
     gaussian_kernel,
     learn_inputs,
-    left_out_residuals,
+    leave_one_out_residuals,
     linear_map,
     root_map,
     rooted,
@@ -41,7 +41,7 @@ def test_residuals_of_rows_left_out_are_those_of_machines_fitted_without_them(se
     rng = np.random.default_rng(seed)
     rows, T = rng.standard_normal((12, 3)), rng.choice([-1.0, 1.0], (12, 2))
     K = gaussian_kernel(rows, 0.4)
-    ours = left_out_residuals(K, T, ridge)
+    ours = leave_one_out_residuals(K, T, ridge)
     for i in range(12):
         kept = np.arange(12) != i
         a, b = fit_with_offset(K[np.ix_(kept, kept)], T[kept], ridge)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from antipodal import LSH, evaluate
-from antipodal.baselines.psh import PSH, _choose
+from antipodal.baselines.psh import PSH, _select_bits
 from antipodal.baselines.thresholds import best_cuts
 from antipodal.paper.pair_sampling import ListedPairs
 
@@ -101,7 +101,7 @@ def test_each_bit_added_separates_the_distances_best(seed):
     similar, dissimilar = split[:20], split[20:]
     gaps = dissimilar.mean(axis=0) - similar.mean(axis=0)
     centred = np.vstack([similar - similar.mean(axis=0), dissimilar - dissimilar.mean(axis=0)])
-    chosen = _choose(gaps, torch.from_numpy(centred.astype(np.float32)), 4)
+    chosen = _select_bits(gaps, torch.from_numpy(centred.astype(np.float32)), 4)
     assert len(set(chosen)) == 4
 
     def separation(bits):

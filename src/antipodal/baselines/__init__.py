@@ -1,1 +1,1 @@
-"""Baselines: the methods that the recommended ones are compared with."""
+"""Baselines: methods of other papers that the recommended hashers are compared with."""

@@ -1,4 +1,4 @@
-"""Anchor graph hashing: eigenvectors of a neighbourhood graph that anchors make tractable."""
+"""Anchor graph hashing (AGH): eigenvectors of a neighbourhood graph, approximated with anchors."""
 
 from collections.abc import Callable
 from typing import Any, Literal, Self
@@ -25,42 +25,42 @@ from antipodal.hashers.rows import sample_rows
 from antipodal.threads import one_thread
 from antipodal.validation import check_whole
 
-_SMALLEST = 1e-9  # eigenvalues are in [0, 1]; smaller ones are rounding
+_MIN_EIGENVALUE = 1e-9  # eigenvalues are in [0, 1]; smaller ones are rounding
 
 Float64Array = NDArray[np.float64]
 
 
 @built_in
 class AGH(BaseHasher):
-    """Signs of the smoothest functions on a graph of the training rows. [Liu2011]
+    """Signs of the smoothest functions on a graph of the training rows: b = [Wᵀz(x) > 0]. [Liu2011]
 
-    Rows are joined through the anchors they are near to, A = ZΛ⁻¹Zᵀ, with
+    The graph connects rows through their nearest anchors, with the adjacency matrix A = ZΛ⁻¹Zᵀ:
 
         Z_ij = exp(-‖xᵢ - aⱼ‖²/σ²) / Σ_j'  over the s anchors nearest to xᵢ, else 0
         Λ = diag(Zᵀ1)
 
-    and the bits are signs of eigenvectors of A, whose extension to a new row is z(x)ᵀW. With two
-    layers each eigenvector gives a second bit, which cuts both of its sides once more.
+    The bits are signs of eigenvectors of A, extended to new rows by Wᵀz(x). With two layers each
+    eigenvector gives a second bit, which splits each of its two sides again.
 
     Parameters
     ----------
     n_bits : int
-        Length of the code. One layer takes as many eigenvectors, two take half, and there are
-        fewer of them than anchors. The first ⌈n_bits / 2⌉ bits of two layers are the first layer.
+        Code length. One layer uses n_bits eigenvectors, two layers ⌈n_bits / 2⌉; there are fewer
+        eigenvectors than anchors. With two layers the bits of the first layer come first.
     layers : {1, 2}
-        Bits made from an eigenvector.
+        Bits per eigenvector.
     n_anchors : int
-        Most anchors: centres of clusters of the training rows.
+        Largest number of anchors, which are cluster centres of the training rows.
     n_nearest : int
-        s, the anchors that a row is joined to.
+        s, number of nearest anchors per row.
     bandwidth : float, optional
-        σ, by default the mean distance of a row from the farthest of its s anchors.
+        σ, by default the mean distance of rows from the farthest of their s anchors.
     n_iter : int
-        Iterations of the clustering.
+        Iterations of k-means.
     n_samples : int
-        Rows to learn from, at most; where there are more, so many are drawn.
+        Largest number of rows to learn from; more rows are sampled.
     random_state : int, RandomState or None
-        Seed of the rows that are drawn, and of those that clustering starts from.
+        Seed of the sample and of the initial cluster centres.
     """
 
     encoding_parameters = ("n_bits", "n_nearest")
@@ -95,7 +95,7 @@ class AGH(BaseHasher):
 
     @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
-        """Find the anchors and the eigenvectors of their graph; y is ignored."""
+        """Learn the anchors and the eigenvectors of their graph; y is ignored."""
         checked = self.check_fit(X)
         self._check_parameters()
         rng = check_random_state(self.random_state)
@@ -108,7 +108,7 @@ class AGH(BaseHasher):
         )
         weights = _weights(torch.from_numpy(squared), self.bandwidth_).numpy()
         Z = _row_sparse(nearest, weights.astype(np.float64), len(self.anchors_))
-        # An anchor may be nobody's neighbour once the clustering has stopped.
+        # k-means stopped early may leave anchors that no row is assigned to.
         used = Z.sum(axis=0) > 0
         self.anchors_, Z = self.anchors_[used], Z[:, used]
 
@@ -117,9 +117,9 @@ class AGH(BaseHasher):
         if len(values) < n_first:
             raise ValueError(
                 f"AGH needs {n_first} eigenvectors for {self.n_bits} bits in {self.layers} "
-                f"layer(s), and the graph of {len(self.anchors_)} anchors on {len(rows)} rows has "
-                f"{len(values)} besides the constant one. Take more anchors (n_anchors is "
-                f"{self.n_anchors}; never more than distinct rows) or fewer bits"
+                f"layer(s), but the graph of {len(self.anchors_)} anchors on {len(rows)} rows has "
+                f"{len(values)} that are not constant. Use more anchors (n_anchors is "
+                f"{self.n_anchors}; at most one per distinct row) or fewer bits"
             )
         self.eigenvalues_ = values
         self.projection_ = np.ascontiguousarray(W, dtype=np.float32)
@@ -129,7 +129,7 @@ class AGH(BaseHasher):
         return self
 
     def _nearest_anchors(self, rows: FloatArray) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return which anchors are nearest to each row, the nearest first, and how near."""
+        """Return the nearest anchors of each row, nearest first, and their squared distances."""
         s = min(self.n_nearest, len(self.anchors_))
         parts = [
             torch.topk(squared, s, dim=1, largest=False)
@@ -141,7 +141,7 @@ class AGH(BaseHasher):
         )
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map to the values whose signs are the bits."""
+        """Return the function whose signs are the bits."""
         distances = distance_map(self.anchors_, self.mean_, max_rows)
         W = torch.from_numpy(self.projection_)
         above, below = torch.from_numpy(self.thresholds_).unbind(dim=1)
@@ -158,9 +158,12 @@ class AGH(BaseHasher):
         return project
 
     def check_restored(self) -> None:
-        """Refuse what was read from a file if it has not a row of the projection per anchor."""
+        """Raise ValueError unless the projection read from a file has one row per anchor."""
         if len(self.projection_) != len(self.anchors_):
-            raise ValueError("projection_ must have a row per anchor")
+            raise ValueError(
+                f"projection_ must have one row per anchor: got {len(self.projection_)} rows and "
+                f"{len(self.anchors_)} anchors"
+            )
         super().check_restored()
 
     def _check_parameters(self) -> None:
@@ -177,48 +180,48 @@ def graph_functions(Z: csr_array, n_functions: int) -> tuple[Float64Array, Float
 
         M = Λ^-½ ZᵀZ Λ^-½ = VΣVᵀ,    W = √n Λ^-½ V Σ^-½
 
-    Y holds eigenvectors of the graph, with YᵀY = nI and Yᵀ1 = 0: the constant one is left out.
-    They are fewer than asked for where the graph has no more.
+    Y holds up to n_functions eigenvectors of the graph, with YᵀY = nI, without the constant one:
+    Yᵀ1 = 0.
     """
     n = Z.shape[0]
     sizes = np.asarray(Z.sum(axis=0))
     root = np.sqrt(sizes)
     M = (Z.T @ Z).toarray() / np.outer(root, root)
-    # The constant function is V's column Λ^½1/√n, of eigenvalue 1. In a graph of several parts
-    # it shares that eigenvalue with others, so it is taken out before instead of skipped after.
+    # The constant function is V's column Λ^½1/√n, with eigenvalue 1. A graph of several components
+    # has several eigenvectors of that eigenvalue, so it is removed before the decomposition.
     M -= np.outer(root, root) / n
     values, V = eigh(M)
     values, V = values[::-1][:n_functions], V[:, ::-1][:, :n_functions]
-    kept = values > _SMALLEST
+    kept = values > _MIN_EIGENVALUE
     values, V = values[kept], V[:, kept]
     return values, np.sqrt(n) * V / (root[:, None] * np.sqrt(values))
 
 
 def split_thresholds(Z: csr_array, y: Float64Array) -> tuple[float, float]:
-    """Return where to cut the two sides of an eigenvector y once more: b⁺ and b⁻.
+    """Return the thresholds b⁺ and b⁻ of the second bit, for the two sides of an eigenvector y.
 
     With f = y - b⁺ where y > 0 and f = b⁻ - y elsewhere,
 
         min fᵀLf  subject to 1ᵀf = 0,    L = I - ZΛ⁻¹Zᵀ
 
-    With e the indicator of y > 0, f = |y| - (b⁺ + b⁻)e + b⁻1. Since L1 = 0 the objective knows
-    only β = b⁺ + b⁻, and β = eᵀL|y| / eᵀLe; the constraint, n⁺b⁺ - n⁻b⁻ = 1ᵀ|y|, settles the rest.
+    With e the indicator of y > 0, f = |y| - (b⁺ + b⁻)e + b⁻1. Since L1 = 0 the objective depends
+    only on β = b⁺ + b⁻ = eᵀL|y| / eᵀLe. The constraint, n⁺b⁺ - n⁻b⁻ = 1ᵀ|y|, gives b⁺ and b⁻.
     """
     e = y > 0
     size = np.abs(y)
     Le = e - Z @ ((Z.T @ e) / Z.sum(axis=0))
     n, n_above = len(y), np.count_nonzero(e)
     n_below = n - n_above
-    between = float(Le @ e)  # weight of the edges from one side to the other
-    if between > _SMALLEST * n:
+    between = float(Le @ e)  # weight of the edges between the two sides
+    if between > _MIN_EIGENVALUE * n:
         beta = float(Le @ size) / between
-    else:  # then any β is as good: cut each side at its mean
+    else:  # the objective does not depend on β: split each side at its mean
         beta = float(size[e].mean() - size[~e].mean())
     return (size.sum() + n_below * beta) / n, (n_above * beta - size.sum()) / n
 
 
 def _weights(squared: Tensor, bandwidth: float) -> Tensor:
-    """Kernel weights of the anchors of a row, exp(-d²/σ²), divided by their sum."""
+    """Return the kernel weights of anchors, exp(-d²/σ²), divided by their sum over each row."""
     return torch.softmax(squared / -(bandwidth**2), dim=1)
 
 

@@ -1,12 +1,4 @@
-"""Binary reconstructive embeddings: Hamming distances that rebuild given distances.
-
-    h_p(x) = sign(Σ_q W_pq κ(s_pq, x))           bit p has random landmarks s_p1, s_p2, … of its own
-    min_W Σ_ij (d_ij - |{p: h_p(x_i) ≠ h_p(x_j)}| / b)²             over sampled pairs (i, j)
-
-One weight is changed at a time. As it runs over the real line each row changes its bit once, at
-a threshold of its own, so that sorting the thresholds finds the best weight of all exactly.
-[Kulis2009]
-"""
+"""Binary reconstructive embeddings (BRE): Hamming distances that approximate given distances."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
@@ -23,12 +15,12 @@ from antipodal.hashers.rows import draw_rows, feature_moments, feature_scale, un
 from antipodal.threads import one_thread
 from antipodal.validation import check_labels, check_whole
 
-_ENOUGH = 1e-3  # a sweep that lowers the error by less than this share is the last
-_APART = 1e-9  # thresholds nearer to each other, relative to their size, count as equal
+_MIN_GAIN = 1e-3  # relative decrease of the error below which sweeps stop
+_EQUAL = 1e-9  # relative difference below which two thresholds count as equal
 
 
 class Partners(NamedTuple):
-    """Pairs: row i with each of the rows in `rows[i]`, and how far apart they should be."""
+    """Pairs of row i with each of the rows in `rows[i]`, and their target distances."""
 
     rows: NDArray[np.int64]  # (m, k)
     target: NDArray[np.float64]  # (m, k)
@@ -36,37 +28,43 @@ class Partners(NamedTuple):
 
 @built_in
 class BRE(BaseHasher):
-    """Bits whose Hamming distances follow given distances. [Kulis2009]
+    """Signs of kernel expansions whose Hamming distances approximate given distances. [Kulis2009]
 
-    With labels the distance of two rows is 0 if they share one and else 1; without, it is
-    ¼‖x - x'‖², of rows that are centred, scaled and of length 1. κ is a Gaussian kernel, less
-    its mean over the training rows: κ(s, x) = exp(-γ‖s - x‖²) - κ̄(s).
+        h_p(x) = [Σ_q W_pq κ(s_pq, x) > 0]       bit p has its own random landmarks s_p1, s_p2, …
+        min_W Σ_ij (d_ij - |{p: h_p(x_i) ≠ h_p(x_j)}| / b)²        over sampled pairs (i, j)
+
+    With labels, d_ij is 0 if two rows share one and 1 otherwise. Without labels it is ¼‖x - x'‖²,
+    for rows that are centred, scaled and of length 1. κ is a Gaussian kernel minus its mean over
+    the training rows: κ(s, x) = exp(-γ‖s - x‖²) - κ̄(s).
+
+    Coordinate descent changes one weight at a time. As a weight runs over the real line, each row
+    changes its bit once, at its threshold: sorting the thresholds finds the best weight exactly.
 
     Parameters
     ----------
     n_bits : int
-        Length b of the code.
+        Code length b.
     n_anchors : int
-        Landmarks of each bit, drawn from the training rows.
+        Landmarks per bit, sampled from the training rows.
     n_partners : int
-        Pairs that each row is in: half with similar rows (without labels: nearest), half with
-        dissimilar (without labels: any) ones.
+        Pairs per row: half with similar rows (without labels: the nearest), half with dissimilar
+        rows (without labels: random ones).
     n_samples : int
-        Rows to train on, at most; where there are more, so many are drawn, evenly from classes.
-        Mean and scale are those of all rows.
+        Largest number of rows to train on; more rows are sampled, evenly from classes.
+        Mean and scale use all rows.
     n_sweeps : int
-        Passes over all weights, at most.
+        Largest number of passes over all weights.
     gamma : float
         γ of the kernel, for rows of length 1.
     standardize : bool
-        Whether to scale features to deviation 1 before rows are scaled to length 1.
+        Whether to scale features to standard deviation 1 before rows are scaled to length 1.
     random_state : int, RandomState or None
-        Seed of everything that is drawn.
+        Seed of the samples, landmarks, pairs and initial weights.
 
     Attributes
     ----------
     errors_ : array
-        Mean of the squared errors before the first sweep and after each; it never rises.
+        Mean squared error before the first sweep and after each sweep; it never increases.
     """
 
     mean_: NDArray[np.float32]
@@ -76,7 +74,7 @@ class BRE(BaseHasher):
     offsets_: NDArray[np.float32]
     errors_: NDArray[np.float64]
 
-    uses_labels = True  # where there are any
+    uses_labels = True  # if given
     encoding_parameters = ("n_bits", "gamma")
 
     def __init__(
@@ -102,7 +100,7 @@ class BRE(BaseHasher):
 
     @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
-        """Learn from labels y, (m,) or multi-hot (m, c), or without them from distances."""
+        """Learn from labels y, (m,) or multi-hot (m, c), or from distances without labels."""
         rows = self.check_fit(X)
         self._check_parameters()
         labels = None if y is None else check_labels(y, len(rows))
@@ -139,7 +137,7 @@ class BRE(BaseHasher):
         return unit_rows((X - mean) / scale)
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map to the values whose signs are the bits."""
+        """Return the function whose signs are the bits."""
         landmarks, weights = torch.from_numpy(self.landmarks_), torch.from_numpy(self.weights_)
         offsets, gamma = torch.from_numpy(self.offsets_), self.gamma
         scaled = 2 * gamma * landmarks.T
@@ -161,10 +159,10 @@ class BRE(BaseHasher):
 
 
 def label_partners(labels: NDArray[Any], k: int, rng: np.random.RandomState) -> Partners:
-    """Draw ⌊k/2⌋ rows that share a label with each row, at distance 0, and others, at 1.
+    """Draw ⌊k/2⌋ similar rows of each row, at distance 0, and dissimilar rows, at distance 1.
 
-    A row that is alone with its label is its own partner, at distance 0 as it is anyway; one
-    that shares with all is its own dissimilar partner, which changes nothing either.
+    A row without similar, or without dissimilar, rows is its own partner, which has no effect on
+    the optimum.
     """
     if labels.ndim == 1:
         similar = labels[:, None] == labels
@@ -173,15 +171,15 @@ def label_partners(labels: NDArray[Any], k: int, rng: np.random.RandomState) -> 
     np.fill_diagonal(similar, False)
     dissimilar = ~similar
     np.fill_diagonal(dissimilar, False)
-    alike, unlike = _draw(similar, k // 2, rng), _draw(dissimilar, k - k // 2, rng)
-    target = np.repeat([0.0, 1.0], [alike.shape[1], unlike.shape[1]])
-    return Partners(np.hstack([alike, unlike]), np.tile(target, (len(labels), 1)))
+    near, far = _draw(similar, k // 2, rng), _draw(dissimilar, k - k // 2, rng)
+    target = np.repeat([0.0, 1.0], [near.shape[1], far.shape[1]])
+    return Partners(np.hstack([near, far]), np.tile(target, (len(labels), 1)))
 
 
 def distance_partners(Z: FloatArray, k: int, rng: np.random.RandomState) -> Partners:
-    """Take the ⌊k/2⌋ nearest rows of each row and others at random, at distance ¼‖z - z'‖².
+    """Draw the ⌊k/2⌋ nearest rows of each row and random others, at distance ¼‖z - z'‖².
 
-    Opposite rows are then 1 apart and orthogonal ones ½, as the bits of unrelated rows are.
+    Opposite rows have distance 1, and orthogonal rows ½, like the bits of unrelated rows.
     """
     m = len(Z)
     products = Z @ Z.T
@@ -194,12 +192,12 @@ def distance_partners(Z: FloatArray, k: int, rng: np.random.RandomState) -> Part
 
 
 def _draw(allowed: NDArray[np.bool_], k: int, rng: np.random.RandomState) -> NDArray[np.int64]:
-    """Draw k allowed columns for each row, with replacement; the row itself if there is none."""
-    first = np.argsort(~allowed, axis=1, kind="stable")  # the allowed ones in front
+    """Draw k allowed columns of each row with replacement, or the row itself if there are none."""
+    allowed_first = np.argsort(~allowed, axis=1, kind="stable")
     count = allowed.sum(axis=1, keepdims=True)
-    place = (rng.random_sample((len(allowed), k)) * count).astype(np.int64)
+    drawn = (rng.random_sample((len(allowed), k)) * count).astype(np.int64)
     itself = np.arange(len(allowed))[:, None]
-    return np.where(count > 0, np.take_along_axis(first, place, axis=1), itself)
+    return np.where(count > 0, np.take_along_axis(allowed_first, drawn, axis=1), itself)
 
 
 def descend(
@@ -209,14 +207,14 @@ def descend(
     n_sweeps: int,
     rng: np.random.RandomState,
 ) -> tuple[FloatArray, list[float]]:
-    """Improve random weights W (b, q), a weight at a time; return them and the errors.
+    """Return weights W (b, q) found by coordinate descent from random ones, and the errors.
 
-    K (m, m) is the kernel of all rows with all rows, anchors (b, q) the landmarks of each bit.
+    K (m, m) are the centred kernels of all rows, anchors (b, q) the landmarks of each bit.
     """
     b, J = len(anchors), partners.rows
     W = rng.standard_normal(anchors.shape)
     bits = np.stack([K[:, a] @ w > 0 for a, w in zip(anchors, W, strict=True)])
-    unequal = np.zeros(J.shape)  # bits in which the two of each pair differ
+    unequal = np.zeros(J.shape)  # Hamming distance of each pair
     for h in bits:
         unequal += h[:, None] != h[J]
 
@@ -227,12 +225,12 @@ def descend(
     for _ in range(n_sweeps):
         for p in rng.permutation(b):
             unequal -= bits[p][:, None] != bits[p][J]
-            # With e what the other bits leave of d, (e - δ/b)² = e² + δ(1/b² - 2e/b), δ = 0 or 1.
+            # With e the error of the other bits, (e - δ/b)² = e² + δ(1/b² - 2e/b), δ = 0 or 1.
             cost = 1 / b**2 - 2 / b * (partners.target - unequal / b)
             bits[p] = improve_bit(W[p], np.asfortranarray(K[:, anchors[p]]), cost, J, rng)
             unequal += bits[p][:, None] != bits[p][J]
         errors.append(error())
-        if errors[-1] > (1 - _ENOUGH) * errors[-2]:
+        if errors[-1] > (1 - _MIN_GAIN) * errors[-2]:
             break
     return W, errors
 
@@ -244,9 +242,9 @@ def improve_bit(
     J: NDArray[np.int64],
     rng: np.random.RandomState,
 ) -> NDArray[np.bool_]:
-    """Update the weights w of one bit in turn, in place, and return its value for each row.
+    """Update the weights w of one bit in turn, in place, and return the bit of each row.
 
-    `cost[i, j]` is what it costs if row i and row J[i, j] have unequal bits.
+    `cost[i, j]` is the cost of unequal bits of row i and row J[i, j].
     """
     total = cost.sum(axis=1) - np.bincount(J.ravel(), cost.ravel(), len(K))
     value = K @ w
@@ -266,12 +264,12 @@ def best_weight(
     J: NDArray[np.int64],
     total: FloatArray,
 ) -> float:
-    """Return the w for which the bits [rest + w·k > 0] cost least, or the current one.
+    """Return the weight w for which the bits [rest + w·k > 0] cost least, or the current one.
 
-    Row i changes its bit at w = -restᵢ/kᵢ. Let all thresholds lie above w, and let w grow: a pair
-    has toggled between equal and unequal while w is between its two thresholds. So every pair
-    adds ±cost at the lower of them, + if its bits were equal, and takes it back at the upper.
-    `total` is, for each row i, the cost of its pairs (i, ·) less that of pairs (·, i).
+    Row i changes its bit at the threshold w = -restᵢ/kᵢ. As w increases from below all thresholds,
+    a pair is toggled between equal and unequal while w is between its two thresholds. Its cost is
+    added (+ if its bits were equal, else -) at the lower threshold and removed at the upper.
+    `total` is, for each row i, the cost of its pairs (i, ·) minus that of pairs (·, i).
     """
     moves = k != 0
     threshold = np.full(len(k), np.inf)
@@ -280,21 +278,21 @@ def best_weight(
     rank = np.empty(len(k), np.int32)
     rank[order] = np.arange(1, len(k) + 1, dtype=np.int32)
     starts_low = np.where(moves, k > 0, rest <= 0)  # bit 0 while w is below all thresholds
-    # One look-up a pair brings both the rank of the partner and, as its sign, where it starts.
+    # One look-up per pair returns the rank of the partner, and as its sign whether it starts low.
     partner = np.take(np.where(starts_low, -rank, rank), J, mode="clip")
     negative = (np.abs(partner) < rank[:, None]) ^ (partner < 0) ^ starts_low[:, None]
-    turned = negative * cost
-    step = total - 2 * (turned.sum(axis=1) - np.bincount(J.ravel(), turned.ravel(), len(k)))
+    negated = negative * cost
+    step = total - 2 * (negated.sum(axis=1) - np.bincount(J.ravel(), negated.ravel(), len(k)))
 
     order = order[: np.count_nonzero(moves)]
     if not len(order):
         return current
     t = threshold[order]
     change = np.concatenate([[0.0], np.cumsum(step[order])])  # of the cost, after each threshold
-    here = change[np.searchsorted(t, current)]
-    change[1:-1][np.diff(t) <= _APART * np.abs(t[1:])] = np.inf  # no room between the two
+    current_change = change[np.searchsorted(t, current)]
+    change[1:-1][np.diff(t) <= _EQUAL * np.abs(t[1:])] = np.inf  # no weight between the two
     best = int(change.argmin())
-    if change[best] >= here - 1e-12:
+    if change[best] >= current_change - 1e-12:
         return current
     below, above = t[max(best - 1, 0)], t[min(best, len(t) - 1)]
     if best == 0:

@@ -1,4 +1,4 @@
-"""Kernel-based supervised hashing: codes whose inner products copy the labels."""
+"""Supervised hashing with kernels (KSH): codes whose inner products approximate label agreement."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -26,37 +26,37 @@ from antipodal.validation import check_whole
 Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
 
-_STILL = 1e-5  # relative gain of an iteration below which the ascent has arrived
-_FASTER = 1.3  # growth of the step after each iteration; backtracking halves it
+_MIN_GAIN = 1e-5  # relative gain of an iteration below which the ascent stops
+_STEP_GROWTH = 1.3  # growth of the step after each iteration; backtracking halves it
 
 
 @built_in
 class KSH(SupervisedHasher):
-    """Signs of kernel expansions whose codes multiply to the labels: b = [Aᵀk̄(x) > 0]. [Liu2012]
+    """Signs of kernel expansions: b = [Aᵀk̄(x) > 0]. [Liu2012]
 
         min ‖HHᵀ/r - S‖_F²,    H = sign(K̄A),  S_ij = 1 where labels agree, else -1
 
-    with r bits, and k̄ the kernels exp(-‖x - a‖²/σ²) on anchors a, less their means. The bits are
-    learned one after another, each on what the ones before it have left of rS.
+    with r bits, and k̄ the kernels exp(-‖x - a‖²/σ²) on anchors a, minus their means. The bits are
+    learned one after another, each from the remainder of rS.
 
     Parameters
     ----------
     n_bits : int
-        Length of the code.
+        Code length.
     n_anchors : int
-        Most anchors: rows drawn from those learned from.
+        Largest number of anchors, which are sampled training rows.
     n_labelled : int
-        Rows to learn from, at most; where there are more, so many are drawn, evenly from classes.
-        Time grows with their number, memory with that of distinct label sets squared.
+        Largest number of rows to learn from; more rows are sampled, evenly from classes.
+        Time grows with their number, memory with the square of the number of distinct label sets.
     bandwidth : float, optional
         σ, by default the root of the mean squared distance of rows from anchors.
     ridge : float
-        What is added to the diagonal of K̄ᵀK̄, in units of its mean.
+        ε, added to the diagonal of K̄ᵀK̄, relative to the mean of the diagonal.
     n_iter : int
-        Most iterations of the gradient ascent for a bit. With 0 the bits are those of the
-        spectral relaxation.
+        Largest number of iterations of the gradient ascent per bit. With 0 the bits are those of
+        the spectral relaxation.
     random_state : int, RandomState or None
-        Seed of the rows that are drawn.
+        Seed of the samples.
     """
 
     mean_: Float32Array
@@ -86,7 +86,7 @@ class KSH(SupervisedHasher):
 
     @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
-        """Learn from labels y, a class per row (n,) or multi-hot concepts (n, c)."""
+        """Learn from labels y: one class per row (n,), or multi-hot concepts (n, c)."""
         checked = self.check_fit(X)
         labels = self.check_labels(y, len(checked))
         self._check_parameters()
@@ -110,7 +110,7 @@ class KSH(SupervisedHasher):
         return self
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map to the values whose signs are the bits."""
+        """Return the function whose signs are the bits."""
         distances = distance_map(self.anchors_, self.mean_, max_rows)
         mean, A = torch.from_numpy(self.kernel_mean_), torch.from_numpy(self.projection_)
         return lambda X: distances(X).div_(-(self.bandwidth_**2)).exp_().sub_(mean) @ A
@@ -125,10 +125,10 @@ class KSH(SupervisedHasher):
 
 
 class LabelResidue:
-    """R = rS - Σ bbᵀ over the bits b so far: what they have left unexplained of the labels.
+    """R = rS - Σ bbᵀ over the learned bits b: the remainder of the labels.
 
-    Rows with the same labels have the same row in S, so S = PTPᵀ with a table T of the distinct
-    labels (classes, or sets of concepts) and the rows' membership P. R is never formed.
+    Rows with the same labels have the same row in S. Thus S = PTPᵀ, with T the similarities of
+    distinct labels (classes, or sets of concepts) and P the membership of rows. R is not formed.
     """
 
     def __init__(self, labels: NDArray[Any], n_bits: int) -> None:
@@ -155,26 +155,26 @@ class LabelResidue:
         return by_label.T @ (self._table.astype(np.float64) @ by_label) - BQ.T @ BQ
 
     def fit(self, b: Float32Array) -> float:
-        """Return bᵀRb, the larger the more bit b explains: ‖R - bbᵀ‖² = ‖R‖² - 2bᵀRb + l²."""
+        """Return bᵀRb, which bit b should maximise: ‖R - bbᵀ‖² = ‖R‖² - 2bᵀRb + l²."""
         return float(b @ self.times(b).astype(np.float64))
 
     def subtract(self, b: Float32Array) -> None:
-        """Take away what bit b explains: R ← R - bbᵀ."""
+        """Update R ← R - bbᵀ."""
         self._bits[self.n_learned] = b
         self.n_learned += 1
 
 
 def learn_bits(K: Float64Array, residue: LabelResidue, ridge: float, n_iter: int) -> Float64Array:
-    """Return A (m, r), a column a bit, for centred kernels K (l, m). [Liu2012]
+    """Return A (m, r), one column per bit, for centred kernels K (l, m). [Liu2012]
 
-    A bit is b = sign(Ka), and a should maximise bᵀRb. Two relaxations are tried, the second from
-    where the first ends, and the better bit is kept:
+    A bit is b = sign(Ka), and a should maximise bᵀRb. Two relaxations are solved, the second
+    starting from the first, and the better bit is kept:
 
-        max (Ka)ᵀR(Ka)      subject to ‖Ka‖² = l       an eigenvector, of KᵀRK against KᵀK
-        max φ(Ka)ᵀRφ(Ka)    φ(x) = 2/(1 + e⁻ˣ) - 1     by gradient ascent
+        max (Ka)ᵀR(Ka)      subject to ‖Ka‖² = l       generalised eigenproblem of KᵀRK and KᵀK
+        max φ(Ka)ᵀRφ(Ka)    φ(x) = 2/(1 + e⁻ˣ) - 1     gradient ascent
 
-    In place of a stands c = Gᵀa, where GGᵀ = KᵀK + εI, and of K the nearly orthonormal Q = KG⁻ᵀ:
-    the eigenproblem is then an ordinary one, and the ascent well conditioned.
+    With GGᵀ = KᵀK + εI the variables are c = Gᵀa, and K is replaced by Q = KG⁻ᵀ, which is nearly
+    orthonormal: the eigenproblem becomes an ordinary one, and the ascent well conditioned.
     """
     n_rows, m = K.shape
     gram = K.T @ K
@@ -201,7 +201,7 @@ def learn_bits(K: Float64Array, residue: LabelResidue, ridge: float, n_iter: int
 
 
 def leading_direction(form: Float64Array) -> Float64Array:
-    """Return the unit vector c that maximises the quadratic form."""
+    """Return the unit vector c that maximises the quadratic form cᵀFc."""
     last = len(form) - 1
     _, vectors = eigh(form, subset_by_index=(last, last))
     direction: Float64Array = vectors[:, 0]
@@ -211,7 +211,7 @@ def leading_direction(form: Float64Array) -> Float64Array:
 def smoothed_fit(
     c: Float32Array, Q: Float32Array, residue: LabelResidue
 ) -> tuple[float, Float32Array]:
-    """Return φᵀRφ for φ = φ(Qc), and the vector whose product with Qᵀ is its gradient.
+    """Return φᵀRφ for φ = φ(Qc), and (1 - φ²) ∘ Rφ, from which its gradient is computed.
 
     ∇ = Qᵀ[(1 - φ²) ∘ Rφ],    since φ' = (1 - φ²)/2
     """
@@ -223,12 +223,12 @@ def smoothed_fit(
 def ascend(
     Q: Float32Array, residue: LabelResidue, start: Float32Array, n_iter: int
 ) -> Float32Array:
-    """Maximise `smoothed_fit` from a start, by Nesterov's accelerated gradients.
+    """Maximise `smoothed_fit` from a start by Nesterov's accelerated gradient method.
 
-    The step is found by backtracking, and momentum that leads downhill is dropped.
+    The step is found by backtracking. Momentum is reset when it lowers the objective.
     """
     x = point = start
-    reached, momentum, step = -np.inf, 1.0, 0.0
+    best, momentum, step = -np.inf, 1.0, 0.0
     for _ in range(n_iter):
         value, sensitivity = smoothed_fit(point, Q, residue)
         gradient = sensitivity @ Q
@@ -244,19 +244,19 @@ def ascend(
             step /= 2
             if step * slope <= 1e-6 * float(np.linalg.norm(point)):
                 return x
-        if new_value < reached:
+        if new_value < best:
             point, momentum = x, 1.0
             continue
-        gain = new_value - reached
-        following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
-        point = new + np.float32((momentum - 1) / following) * (new - x)
-        x, reached, momentum = new, new_value, following
-        if gain <= _STILL * abs(reached):
+        gain = new_value - best
+        next_momentum = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+        point = new + np.float32((momentum - 1) / next_momentum) * (new - x)
+        x, best, momentum = new, new_value, next_momentum
+        if gain <= _MIN_GAIN * abs(best):
             break
-        step *= _FASTER
+        step *= _STEP_GROWTH
     return x
 
 
 def _signs(values: Float32Array) -> Float32Array:
-    """Return 1 where a bit is set, -1 where not."""
+    """Return 1 for positive values and -1 otherwise."""
     return np.where(values > 0, np.float32(1), np.float32(-1))

@@ -1,4 +1,4 @@
-"""LDAHash: projections that shrink similar pairs most against dissimilar ones."""
+"""LDAHash: discriminant projections, in which similar pairs are close and dissimilar ones far."""
 
 import math
 from collections.abc import Callable
@@ -30,27 +30,26 @@ class LDAHash(SupervisedHasher):
 
         Σ_P = E[(x - x′)(x - x′)ᵀ | similar],    Σ_N = E[(x - x′)(x - x′)ᵀ | dissimilar],
 
-    P holds the leading eigenvectors of Σ_P^(-1/2) Σ_N Σ_P^(-1/2), taken back by Σ_P^(-1/2): in
-    them similar pairs have covariance PᵀΣ_P P = I and dissimilar ones the largest variances.
-    Each t_i minimises the false negative plus the false positive rate of its bit over the pairs.
+    P = Σ_P^(-1/2) V, with V the leading eigenvectors of Σ_P^(-1/2) Σ_N Σ_P^(-1/2): similar pairs
+    have covariance PᵀΣ_P P = I, and dissimilar pairs the largest variances. Each t_i minimises
+    the false negative plus the false positive rate of its bit over the pairs.
 
-    With c classes only c - 1 directions tell them apart. The bits beyond, along directions that
-    vary most, add little, and too many of them hide the others.
+    With c classes only c - 1 directions separate them. Further bits add little, and many of them
+    lower the retrieval quality.
 
     Parameters
     ----------
     n_bits : int
-        Length of the code, at most the number of features.
+        Code length, at most the number of features.
     regularization : float
-        Added to the diagonal of Σ_P, as a share of the mean of the diagonal of Σ_N.
+        Added to the diagonal of Σ_P, relative to the mean of the diagonal of Σ_N.
     n_pairs : int
-        Pairs, half of them similar, to draw where labels are multi-hot. With one class per row
-        no pair is drawn: all are counted.
+        Number of sampled pairs, half of them similar, with multi-hot labels. With one class per
+        row all pairs are used.
     n_samples : int
-        Rows to learn from, at most; where there are more, so many are drawn, evenly
-        from classes.
+        Largest number of rows to learn from; more rows are sampled, evenly from classes.
     random_state : int, RandomState or None
-        Seed of the rows and the pairs that are drawn.
+        Seed of the samples of rows and pairs.
     """
 
     mean_: NDArray[np.float32]
@@ -74,7 +73,7 @@ class LDAHash(SupervisedHasher):
 
     @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
-        """Learn from labels, (n,) classes or (n, c) multi-hot: rows that share one are similar."""
+        """Learn from labels y: one class per row (n,), or multi-hot concepts (n, c)."""
         if not 0 < self.regularization < math.inf:
             raise ValueError(
                 f"regularization must be positive and finite: got {self.regularization}"
@@ -84,8 +83,8 @@ class LDAHash(SupervisedHasher):
         n_features = checked.shape[1]
         if self.n_bits > n_features:
             raise ValueError(
-                f"LDAHash needs n_bits ≤ features, since it takes one eigenvector a bit: "
-                f"got {self.n_bits} bits for {n_features} feature(s)"
+                f"LDAHash needs n_bits ≤ features, one eigenvector per bit: got {self.n_bits} bits "
+                f"for {n_features} feature(s)"
             )
         labels = self.check_labels(y, len(checked))
         rng = check_random_state(self.random_state)
@@ -118,38 +117,38 @@ class LDAHash(SupervisedHasher):
         return self
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map to the values whose signs are the bits."""
+        """Return the function whose signs are the bits."""
         mean, projection = torch.from_numpy(self.mean_), torch.from_numpy(self.projection_)
         thresholds = torch.from_numpy(self.thresholds_)
         return lambda X: (X - mean) @ projection - thresholds
 
 
 def covariances_of_classes(rows: NDArray[np.float64], labels: NDArray[np.int64]) -> Covariances:
-    """Return Σ_P and Σ_N over all pairs of rows, which are similar if of the same class.
+    """Return Σ_P and Σ_N over all pairs of rows; rows of the same class are similar.
 
     The outer products of the differences of all pairs of n rows sum to n times their scatter
-    S = Σ_i (x_i - x̄)(x_i - x̄)ᵀ. With n_c, x̄_c and S_c of each class c, that gives
+    S = Σ_i (x_i - x̄)(x_i - x̄)ᵀ. With n_c, x̄_c and S_c of each class c,
 
         Σ_P ∝ Σ_c n_c S_c
-        Σ_N ∝ n S - Σ_c n_c S_c = Σ_c (n - n_c) S_c + n Σ_c n_c (x̄_c - x̄)(x̄_c - x̄)ᵀ,
+        Σ_N ∝ n S - Σ_c n_c S_c = Σ_c (n - n_c) S_c + n Σ_c n_c (x̄_c - x̄)(x̄_c - x̄)ᵀ
 
-    without a loop over classes if each row carries the root of its weight.
+    Rows are multiplied by the roots of their weights, which needs no loop over classes.
 
     Parameters
     ----------
     rows : (n, d)
     labels : (n,)
-        Class numbers from 0, none left out.
+        Class numbers from 0, without gaps.
     """
     n = len(rows)
     counts = np.bincount(labels)
     order = np.argsort(labels, kind="stable")
     starts = np.cumsum(counts) - counts
     means = np.add.reduceat(rows[order], starts, axis=0) / counts[:, None]
-    own = rows - means[labels]
+    within = rows - means[labels]
     between = means - rows.mean(axis=0)
-    similar = _scatter(own, counts[labels])
-    dissimilar = _scatter(own, n - counts[labels]) + _scatter(between, n * counts)
+    similar = _scatter(within, counts[labels])
+    dissimilar = _scatter(within, n - counts[labels]) + _scatter(between, n * counts)
     n_similar = (counts * (counts - 1) // 2).sum()
     return similar / n_similar, dissimilar / (n * (n - 1) // 2 - n_similar)
 
@@ -166,8 +165,8 @@ def _covariances_of_pairs(rows: NDArray[np.float64], pairs: ListedPairs) -> Cova
 
     def covariance(ends: NDArray[np.int64]) -> NDArray[np.float64]:
         total = np.zeros((rows.shape[1],) * 2)
-        for some in np.array_split(ends, -(-len(ends) // 10_000)):  # bounds the memory
-            difference = rows[some[:, 0]] - rows[some[:, 1]]
+        for block in np.array_split(ends, -(-len(ends) // 10_000)):  # bounds the memory
+            difference = rows[block[:, 0]] - rows[block[:, 1]]
             total += difference.T @ difference
         return total / len(ends)
 

@@ -1,4 +1,4 @@
-"""One-hot code: the predicted class, repeated."""
+"""One-hot codes of the predicted class."""
 
 from collections.abc import Callable
 
@@ -13,29 +13,29 @@ from antipodal.hashers.registry import built_in
 
 @built_in
 class OneHotHash(ClassifierHasher):
-    """The predicted class as a code, the same for all rows of a class. [Sablayrolles2017]
+    """One code per predicted class: b = codeword of argmax_c p_c(x). [Sablayrolles2017]
 
-    With at least as many bits as classes, each class has ⌊n_bits / c⌋ bits of its own, which are
-    set where it is predicted: any two classes are equally far apart, and more bits put them
-    further apart. Left-over bits are 0. With fewer bits, the code is the number of the class in
-    binary, repeated. Concepts (multi-hot y) are each predicted or not, at least one of them; with
-    fewer bits than concepts only the most probable one is.
+    p are the class probabilities of a kernel SVM. With at least as many bits as classes, each of
+    the c classes has its own ⌊n_bits / c⌋ bits, so that all codewords have the same distance.
+    Remaining bits are 0. With fewer bits, the codeword is the class number in binary, repeated.
+    With concepts (multi-hot y), all with p > ½ and the most probable one are predicted; with
+    fewer bits than concepts only the most probable one.
 
     Parameters
     ----------
     n_bits : int
-        Length of the code, at least ⌈log₂ c⌉.
+        Code length, at least ⌈log₂ c⌉.
     C : float
-        Weight of training errors against the margin of the support vector machine.
+        Penalty of training errors of the SVM.
     gamma : float, optional
-        γ of its kernel exp(-γ‖x - s‖²) on scaled features; by default 1 / their number.
+        γ of its kernel exp(-γ‖x - s‖²) on scaled features, by default 1 / number of features.
     scaling : str
-        How features are scaled first, as `DeepLinf` explains.
+        Scaling of the features, as for `DeepLinf`.
     n_samples : int
-        Rows to learn from, at most; where there are more, so many are drawn, evenly
-        from classes. Memory grows with their square.
+        Largest number of rows to learn from; more rows are sampled, evenly from classes. Memory
+        grows with the square of their number.
     random_state : int, RandomState or None
-        Seed of the rows that are drawn, and of the folds in which probabilities are calibrated.
+        Seed of the sample and of the calibration folds.
 
     Examples
     --------
@@ -53,15 +53,15 @@ class OneHotHash(ClassifierHasher):
         n_classes = probabilities.shape[1]
         if 2**self.n_bits < n_classes:
             raise ValueError(
-                f"OneHotHash needs a code for every class: {self.n_bits} bit(s) make "
-                f"{2**self.n_bits} codes, and y has {n_classes} classes"
+                f"OneHotHash needs one codeword per class: {self.n_bits} bit(s) give "
+                f"{2**self.n_bits} codewords, but y has {n_classes} classes"
             )
         if self.n_bits >= n_classes:
-            word = np.eye(n_classes, dtype=np.int64)
+            codeword = np.eye(n_classes, dtype=np.int64)
         else:
             length = (n_classes - 1).bit_length()
-            word = np.arange(n_classes)[:, None] >> np.arange(length)[::-1] & 1
-        repeated = np.tile(word, self.n_bits // word.shape[1])
+            codeword = np.arange(n_classes)[:, None] >> np.arange(length)[::-1] & 1
+        repeated = np.tile(codeword, self.n_bits // codeword.shape[1])
         self.codewords_ = np.zeros((n_classes, self.n_bits), np.float32)
         self.codewords_[:, : repeated.shape[1]] = repeated
 

@@ -1,4 +1,4 @@
-"""Parameter-sensitive hashing: thresholds that keep similar rows together and split others."""
+"""Parameter-sensitive hashing (PSH): projections and thresholds that separate dissimilar pairs."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -18,49 +18,48 @@ from antipodal.paper.pair_sampling import ListedPairs, sample_pairs
 from antipodal.threads import one_thread
 from antipodal.validation import check_whole
 
-_MOST_COMPONENTS = 128  # later principal components vary little and tell little
-_MOST_CANDIDATES = 2000  # that bits are chosen from, those of largest gap: bounds the memory
+_MAX_COMPONENTS = 128  # principal components among the candidates
+_MAX_CANDIDATES = 2000  # candidates of largest gap that bits are selected from
 
 
 @built_in
 class PSH(SupervisedHasher):
-    """Thresholded projections chosen by labels: b = [wᵀ(x - μ) > t]. [Shakhnarovich2003]
+    """Thresholded projections selected by labels: b = [wᵀ(x - μ) > t]. [Shakhnarovich2003]
 
-    A bit is good if it is the same for similar rows and differs for others. Over the pairs of
+    A useful bit agrees for similar rows and differs for dissimilar rows. Over the pairs of
     training rows, the gap of a candidate is
 
         g = P(same bit | similar) - P(same bit | dissimilar),
 
-    TP - FP of telling pairs apart by this bit alone. Candidates are all features, the first
-    principal components and random projections, each with the threshold of largest gap.
+    the true positive minus the false positive rate of classifying pairs by this bit. Candidates
+    are all features, the first principal components and random projections, each with the
+    threshold of largest gap.
 
-    The candidates of largest gap are nearly copies of each other, so bits are taken one after
-    the other, each time the one that sets the Hamming distances d of similar and dissimilar
-    pairs furthest apart for their spread:
+    The candidates of largest gap are nearly duplicates. Bits are therefore selected greedily, to
+    maximise the separation of the Hamming distances d of similar and dissimilar pairs,
 
         (E[d | dissimilar] - E[d | similar]) / √(Var[d | dissimilar] + Var[d | similar]),
 
-    where the numerator is the sum of the gaps of the bits.
+    whose numerator is the sum of the gaps of the bits.
 
     Parameters
     ----------
     n_bits : int
-        Length of the code.
+        Code length.
     n_projections : int
-        Random projections among the candidates.
+        Number of random projections among the candidates.
     n_pairs : int
-        Pairs, half of them similar, that are drawn to measure the spread; with multi-hot
-        labels also the gaps, which otherwise are those of all pairs.
+        Number of sampled pairs, half of them similar, for the variances; with multi-hot labels
+        also for the gaps, which otherwise use all pairs.
     n_samples : int
-        Rows to learn from, at most; where there are more, so many are drawn, evenly
-        from classes.
+        Largest number of rows to learn from; more rows are sampled, evenly from classes.
     random_state : int, RandomState or None
-        Seed of rows, projections and pairs.
+        Seed of the samples of rows, pairs and projections.
 
     Attributes
     ----------
     gaps_ : (n_bits,) float64
-        g of each bit, in the order they were chosen.
+        g of each bit, in the order of selection.
     """
 
     mean_: NDArray[np.float32]
@@ -85,7 +84,7 @@ class PSH(SupervisedHasher):
 
     @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
-        """Learn from labels, (n,) classes or (n, c) multi-hot: rows that share one are similar."""
+        """Learn from labels y: one class per row (n,), or multi-hot concepts (n, c)."""
         check_whole(self.n_projections, "n_projections", 0)
         check_whole(self.n_pairs, "n_pairs", 2)
         checked = self.check_fit(X)
@@ -99,16 +98,16 @@ class PSH(SupervisedHasher):
         centred = torch.from_numpy(rows.astype(np.float32) - self.mean_)
         directions = torch.from_numpy(self._candidates(centred.numpy(), rng))
         cuts = best_cuts(centred, directions, labels if labels.ndim == 1 else pairs)
-        kept = np.argsort(-cuts.gaps, kind="stable")[:_MOST_CANDIDATES]
+        kept = np.argsort(-cuts.gaps, kind="stable")[:_MAX_CANDIDATES]
         kept = kept[np.isfinite(cuts.gaps[kept])]
         if len(kept) < self.n_bits:
             raise ValueError(
-                f"PSH needs a candidate a bit: got {self.n_bits} bits, and {len(kept)} candidates "
-                "that vary among the training rows. A larger n_projections may help"
+                f"PSH needs one candidate per bit: got {self.n_bits} bits, and {len(kept)} "
+                "candidates that vary among the training rows. Increase n_projections"
             )
         directions, gaps = directions[:, kept], cuts.gaps[kept]
-        splits = _splits(centred, directions, cuts.thresholds[kept], pairs)
-        chosen = _choose(gaps, splits, self.n_bits)
+        splits = _split_pairs(centred, directions, cuts.thresholds[kept], pairs)
+        chosen = _select_bits(gaps, splits, self.n_bits)
         self.directions_ = directions[:, chosen].contiguous().numpy()
         self.thresholds_ = cuts.thresholds[kept[chosen]]
         self.gaps_ = gaps[chosen]
@@ -117,27 +116,27 @@ class PSH(SupervisedHasher):
     def _candidates(
         self, centred: NDArray[np.float32], rng: np.random.RandomState
     ) -> NDArray[np.float32]:
-        """Return unit directions (n, m): the features, principal components, random ones."""
+        """Return unit directions (n, m): features, principal components, random projections."""
         n_features = centred.shape[1]
-        first = max(0, n_features - _MOST_COMPONENTS)
+        first = max(0, n_features - _MAX_COMPONENTS)
         doubles = centred.astype(np.float64)
         variances, components = eigh(doubles.T @ doubles, subset_by_index=(first, n_features - 1))
-        components = components[:, variances > 1e-9 * variances[-1]]  # the others are rounding
+        components = components[:, variances > 1e-9 * variances[-1]]  # others are rounding
         random = rng.standard_normal((n_features, self.n_projections))
         random /= np.linalg.norm(random, axis=0)
         return np.hstack([np.eye(n_features), components[:, ::-1], random]).astype(np.float32)
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map to the values whose signs are the bits."""
+        """Return the function whose signs are the bits."""
         mean, directions = torch.from_numpy(self.mean_), torch.from_numpy(self.directions_)
         thresholds = torch.from_numpy(self.thresholds_)
         return lambda X: (X - mean) @ directions - thresholds
 
 
-def _splits(
+def _split_pairs(
     rows: Tensor, directions: Tensor, thresholds: NDArray[np.float32], pairs: ListedPairs
 ) -> Tensor:
-    """Return which bits differ on which pairs, (pairs, m), centred among each kind of pair."""
+    """Return whether each bit differs on each pair, (pairs, m), minus the mean of its kind."""
     left, right = pairs.pairs.T
     splits = torch.empty(len(left), directions.shape[1])
     for block in column_blocks(directions.shape[1], len(rows)):
@@ -148,17 +147,17 @@ def _splits(
     return splits
 
 
-def _choose(gaps: NDArray[np.float64], splits: Tensor, n_bits: int) -> NDArray[np.int64]:
-    """Add the bit that makes Σ g / √Var[Σ split] largest, n_bits times."""
+def _select_bits(gaps: NDArray[np.float64], splits: Tensor, n_bits: int) -> NDArray[np.int64]:
+    """Select n_bits bits greedily, each to maximise Σ g / √Var[Σ split]."""
     half = len(splits) / 2
     variances = splits.square().sum(dim=0).double().numpy() / half
-    distance = torch.zeros(len(splits))  # of each pair in the bits chosen so far, centred
+    distance = torch.zeros(len(splits))  # of each pair in the selected bits, centred
     gap = variance = 0.0
     free = np.ones(len(gaps), bool)
     chosen = np.empty(n_bits, np.int64)
     for i in range(n_bits):
         covariances = (distance @ splits).double().numpy() / half
-        # What no drawn pair shows to vary may still vary by one pair in as many.
+        # A variance of 0 in the sample may still be as large as that of a single pair.
         spread = np.maximum(variance + 2 * covariances + variances, 1 / half)
         j = int(np.where(free, (gap + gaps) / np.sqrt(spread), -np.inf).argmax())
         gap += gaps[j]

@@ -1,4 +1,4 @@
-"""Supervised discrete hashing: codes from which labels are regressed, or the other way round."""
+"""Supervised discrete hashing (SDH): labels regressed on binary codes, or codes on labels."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -28,46 +28,45 @@ Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
 Solver = Callable[[Float64Array], Float64Array]
 
-_MOST_SWEEPS = 10  # over all bits in one B-step; it mostly ends before, with nothing left to flip
+_MAX_SWEEPS = 10  # over all bits in one B-step, which usually converges earlier
 
 
 @built_in
 class SDH(SupervisedHasher):
-    """Signs of kernel expansions fitted to codes that are learned as bits: b = [Pᵀk̄(x) + p > 0].
+    """Signs of kernel expansions fitted to binary codes: b = [Pᵀk̄(x) + p > 0].
 
         min ‖Y - BW‖² + λ‖W‖² + ν‖B - F‖²    B in {-1, 1}     fast=False: SDH [Shen2015]
         min ‖B - YW‖² + λ‖W‖² + ν‖B - F‖²    B in {-1, 1}     fast=True: FSDH [Gui2018]
 
-    with the rows' labels Y, one-hot or multi-hot, and F = K̄P + 1pᵀ, where k̄ are the kernels
-    exp(-‖x - a‖²/σ²) on anchors a, less their means. W, F and B are solved for in turn, the
-    others held; B is never relaxed.
+    with one-hot or multi-hot labels Y and F = K̄P + 1pᵀ, where k̄ are the kernels exp(-‖x - a‖²/σ²)
+    on anchors a, minus their means. W, F and B are solved for in turn; B is not relaxed.
 
     Parameters
     ----------
     n_bits : int
-        Length of the code.
+        Code length.
     fast : bool
-        Regress codes on labels (FSDH), where all bits have a closed form at once, and not labels
-        on codes (SDH, the default), where each bit has one given the others. In validation SDH
-        ranked better by 0.14 points of mAP on average, which is as good as nothing.
+        Whether to regress codes on labels (FSDH), with a closed form of all bits, or labels on
+        codes (SDH), with a closed form of each bit given the others. In validation the mAP of SDH
+        was higher by 0.14 percentage points on average, which is negligible.
     n_anchors : int
-        Most anchors: rows drawn from those learned from.
+        Largest number of anchors, which are sampled training rows.
     n_samples : int
-        Rows to learn from, at most; where there are more, so many are drawn, evenly from classes.
-        Memory grows with their number times that of anchors.
+        Largest number of rows to learn from; more rows are sampled, evenly from classes.
+        Memory grows with their number times the number of anchors.
     bandwidth : float, optional
         σ, by default the root of the mean squared distance of rows from anchors.
     regularization : float
-        λ, the price of large weights W.
+        λ, penalty of large weights W.
     fidelity : float
-        ν, how much codes give way to what kernels can express. SDH, whose weights W are small,
-        takes 0.01 for much already; FSDH hardly notices anything below 1.
+        ν, penalty of codes that differ from F. For SDH, whose weights W are small, 0.01 is large;
+        for FSDH values below 1 have little effect.
     ridge : float
-        What is added to the diagonal of K̄ᵀK̄ where P is solved for, in units of its mean.
+        ε, added to the diagonal of K̄ᵀK̄, relative to the mean of the diagonal.
     n_iter : int
-        Most rounds of W, F and B; fewer where a round leaves all bits as they were.
+        Largest number of rounds of W, F and B; stops early if no bit changes.
     random_state : int, RandomState or None
-        Seed of the rows that are drawn, and of the codes to begin with.
+        Seed of the samples and of the initial codes.
     """
 
     mean_: Float32Array
@@ -104,7 +103,7 @@ class SDH(SupervisedHasher):
 
     @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
-        """Learn from labels y, a class per row (n,) or multi-hot concepts (n, c)."""
+        """Learn from labels y: one class per row (n,), or multi-hot concepts (n, c)."""
         checked = self.check_fit(X)
         labels = self.check_labels(y, len(checked))
         self._check_parameters()
@@ -127,14 +126,14 @@ class SDH(SupervisedHasher):
         return self
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map to the values whose signs are the bits."""
+        """Return the function whose signs are the bits."""
         distances = distance_map(self.anchors_, self.mean_, max_rows)
         mean, P = torch.from_numpy(self.kernel_mean_), torch.from_numpy(self.projection_)
         offset, scale = torch.from_numpy(self.offset_), -(self.bandwidth_**2)
         return lambda X: torch.addmm(offset, distances(X).div_(scale).exp_().sub_(mean), P)
 
     def _centred_kernels(self, rows: FloatArray) -> Float32Array:
-        """Return K̄ (n, m), in one array of its size; learn bandwidth and means."""
+        """Learn bandwidth and means, and return K̄ (n, m), computed in place."""
         K = np.empty((len(rows), len(self.anchors_)), np.float32)
         start = 0
         for block, squared in distance_blocks(rows, self.anchors_, self.mean_):
@@ -159,9 +158,9 @@ class SDH(SupervisedHasher):
 
 
 class KernelRegression:
-    """Least squares of codes on centred kernels K and a constant: the F-step of both forms.
+    """Least squares of codes on centred kernels K and a constant: the F-step of both methods.
 
-    P = (KᵀK + εI)⁻¹KᵀB,    p = the means of the bits,    F = KP + 1pᵀ
+    P = (KᵀK + εI)⁻¹KᵀB,    p = means of the bits,    F = KP + 1pᵀ
     """
 
     def __init__(self, K: Float32Array, ridge: float) -> None:
@@ -179,7 +178,7 @@ class KernelRegression:
         return cho_solve(self._factor, self._K.T @ B.astype(np.float32)), B.mean(axis=0)
 
     def predict(self, B: Float64Array) -> Float64Array:
-        """Return F, what kernels make of the codes."""
+        """Return F (n, L)."""
         P, offset = self.solve(B)
         F: Float64Array = self._K @ P.astype(np.float32) + offset
         return F
@@ -189,7 +188,7 @@ def regress_labels(
     B: Float64Array, Y: csr_array, regression: KernelRegression,
     regularization: float, fidelity: float, n_iter: int,
 ) -> Float64Array:  # fmt: skip
-    """Return codes (n, L) that minimise ‖Y - BW‖² + λ‖W‖² + ν‖B - F‖². [Shen2015]
+    """Minimise ‖Y - BW‖² + λ‖W‖² + ν‖B - F‖² over codes B (n, L). [Shen2015]
 
     W ← (BᵀB + λI)⁻¹BᵀY               the G-step
     F ← KP + 1pᵀ                      the F-step
@@ -212,17 +211,17 @@ def label_weights(B: Float64Array, Y: csr_array, regularization: float) -> Float
 
 
 def descend_bits(B: Float64Array, Q: Float64Array, W: Float64Array) -> Float64Array:
-    """Minimise ‖BW‖² - 2 tr BᵀQ by one bit of all rows after another, until none changes.
+    """Minimise ‖BW‖² - 2 tr BᵀQ over one bit of all rows after another, until none changes.
 
-        z ← sign(q - B'W'w)
+        z ← sign(q - B'W'w),    B'W'w = B(Ww) - z‖w‖²
 
-    with z and q the bit's columns of B and Q, w its row of W, and B', W' what is without them. A
-    row's bit is solved for exactly; B'W'w is B(Ww) less the bit's own part, z‖w‖².
+    with z and q the columns of the bit in B and Q, w its row in W, and B', W' without them. Each
+    step is the exact minimum over z.
     """
     bits = np.ascontiguousarray(B.T)  # (L, n): a bit is a row
     targets = np.ascontiguousarray(Q.T)
     products = W @ W.T
-    for _ in range(_MOST_SWEEPS):
+    for _ in range(_MAX_SWEEPS):
         n_flipped = 0
         for k, z in enumerate(bits):
             others = products[k] @ bits - products[k, k] * z
@@ -238,7 +237,7 @@ def regress_codes(
     B: Float64Array, Y: csr_array, regression: KernelRegression,
     regularization: float, fidelity: float, n_iter: int,
 ) -> Float64Array:  # fmt: skip
-    """Return codes (n, L) that minimise ‖B - YW‖² + λ‖W‖² + ν‖B - F‖². [Gui2018]
+    """Minimise ‖B - YW‖² + λ‖W‖² + ν‖B - F‖² over codes B (n, L). [Gui2018]
 
     W ← (YᵀY + λI)⁻¹YᵀB               the G-step
     F ← KP + 1pᵀ                      the F-step
@@ -253,9 +252,9 @@ def regress_codes(
 
 
 def code_weights(Y: csr_array, regularization: float) -> Solver:
-    """Return the map from YᵀB to W = (YᵀY + λI)⁻¹YᵀB, (c, L).
+    """Return the function from YᵀB to W = (YᵀY + λI)⁻¹YᵀB, (c, L).
 
-    YᵀY counts how often two labels meet: with classes it is diagonal, and stays sparse here.
+    YᵀY counts the co-occurrences of labels. It is sparse, and diagonal with classes.
     """
     factor = splu(csc_array(Y.T @ Y + regularization * eye_array(Y.shape[1])))
     solve: Solver = factor.solve
@@ -271,5 +270,5 @@ def label_matrix(labels: NDArray[Any]) -> csr_array:
 
 
 def _signs(values: Float64Array) -> Float64Array:
-    """Return 1 where a bit is set, -1 where not."""
+    """Return 1 for positive values and -1 otherwise."""
     return np.where(values > 0, 1.0, -1.0)

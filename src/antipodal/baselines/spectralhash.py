@@ -16,37 +16,36 @@ from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import sample_rows
 from antipodal.threads import one_thread
 
-# A component that spreads less than this share of the widest holds rounding, not data.
-_NARROWEST = 1e-5
+_MIN_SIDE = 1e-5  # components with a smaller range, relative to the largest, are rounding
 
 
 @built_in
 class SpectralHash(BaseHasher):
-    """Signs of the smoothest waves along principal components. [Weiss2008]
+    """Signs of the smoothest eigenfunctions along principal components: b = [Φ(x) > 0]. [Weiss2008]
 
-    If the components v = Pᵀ(x - μ) were spread evenly over a box, the eigenfunctions of the graph
-    Laplacian of the data would be waves along its sides [aⱼ, bⱼ], smoother for smaller ω:
+    For components v = Pᵀ(x - μ) distributed uniformly in a box, the eigenfunctions of the graph
+    Laplacian are waves along its sides [aⱼ, bⱼ], smoother for smaller ω:
 
         Φ(v) = sin(π/2 + kπ(vⱼ - aⱼ)/(bⱼ - aⱼ)),    ω = kπ/(bⱼ - aⱼ),    k = 1, 2, …
 
     The bits are the signs of the n_bits smoothest over all components j and modes k, so that long
-    sides get several bits. A row outside of the box is moved to its nearest face.
+    sides get several bits. Rows outside the box are clipped to it.
 
     Parameters
     ----------
     n_bits : int
-        Length of the code; it may exceed the number of features.
+        Code length; it may exceed the number of features.
     n_samples : int
-        Rows to learn from, at most; where there are more, so many are drawn.
+        Largest number of rows to learn from; more rows are sampled.
     random_state : int, RandomState or None
-        Seed of the rows that are drawn; nothing else is.
+        Seed of the sample.
 
     Attributes
     ----------
     component_, mode_ : (n_bits,) int64
-        j and k of each bit, by rising ω.
+        j and k of each bit, in ascending order of ω.
     lower_, upper_ : (n_components,) float32
-        The box, a and b: the ranges of the training rows.
+        a and b of the box: the ranges of the training rows.
     """
 
     mean_: NDArray[np.float32]
@@ -70,7 +69,7 @@ class SpectralHash(BaseHasher):
         rows = sample_rows(self.check_fit(X), self.n_samples, rng).astype(np.float64)
         if (rows == rows[0]).all():
             raise ValueError(
-                f"SpectralHash needs rows that differ: all {len(rows)} training rows are the same"
+                f"SpectralHash needs rows that differ: all {len(rows)} training rows are equal"
             )
         n_features = rows.shape[1]
         mean = rows.mean(axis=0)
@@ -83,7 +82,7 @@ class SpectralHash(BaseHasher):
         V = rows @ components
         lower, upper = V.min(axis=0), V.max(axis=0)
         sides = upper - lower
-        wide = sides > _NARROWEST * sides.max()
+        wide = sides > _MIN_SIDE * sides.max()
         self.mean_ = mean.astype(np.float32)
         self.components_ = np.ascontiguousarray(components[:, wide], dtype=np.float32)
         self.lower_ = lower[wide].astype(np.float32)
@@ -92,7 +91,7 @@ class SpectralHash(BaseHasher):
         return self
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map to the values whose signs are the bits."""
+        """Return the function whose signs are the bits."""
         mean, components = torch.from_numpy(self.mean_), torch.from_numpy(self.components_)
         lower, upper = torch.from_numpy(self.lower_), torch.from_numpy(self.upper_)
         component = torch.from_numpy(self.component_)
@@ -108,10 +107,10 @@ class SpectralHash(BaseHasher):
 def smoothest_modes(
     sides: NDArray[np.floating[Any]], n_modes: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return side j and mode k ≥ 1 of the n_modes smallest k / sides[j], in rising order.
+    """Return side j and mode k ≥ 1 of the n_modes smallest k / sides[j], in ascending order.
 
-    The eigenvalue 1 - exp(-ε²ω²/2) of a wave rises with its ω = kπ/side, whatever ε is. Products
-    of waves along several sides are left out: their signs follow from the signs of the factors.
+    The eigenvalue 1 - exp(-ε²ω²/2) of a wave increases with ω = kπ/side for any ε. Products of
+    waves along several sides are excluded: their signs follow from those of the factors.
 
     Examples
     --------
@@ -119,8 +118,8 @@ def smoothest_modes(
     >>> side.tolist(), mode.tolist()
     ([0, 0, 1, 0], [1, 2, 1, 3])
     """
-    # The longest side alone has n_modes waves up to k/side = n_modes / max(sides): faster ones
-    # cannot be among the smoothest. One more mode a side makes up for rounding.
+    # The longest side alone has n_modes waves up to k/side = n_modes / max(sides), so that faster
+    # waves cannot be among the smoothest. One extra mode per side allows for rounding.
     most = (n_modes * sides / sides.max()).astype(np.int64) + 1
     side = np.repeat(np.arange(len(sides)), most)
     mode = np.arange(len(side)) - np.repeat(np.cumsum(most) - most, most) + 1

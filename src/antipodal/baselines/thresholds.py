@@ -1,4 +1,4 @@
-"""Thresholds along a direction that keep similar rows together."""
+"""Thresholds of projections that best separate dissimilar pairs, for `PSH` and `LDAHash`."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -13,9 +13,9 @@ _BLOCK_ENTRIES = 2**21
 
 
 class Cuts(NamedTuple):
-    """A threshold for each direction, and the gap P(same | similar) - P(same | dissimilar).
+    """The best threshold of each direction, and its gap P(same | similar) - P(same | dissimilar).
 
-    Where all rows have the same value, that is the threshold, and the gap is -∞.
+    If all rows have the same value, it is the threshold, and the gap is -∞.
     """
 
     thresholds: NDArray[np.float32]
@@ -23,17 +23,17 @@ class Cuts(NamedTuple):
 
 
 def best_cuts(rows: Tensor, directions: Tensor, pairs: NDArray[np.int64] | ListedPairs) -> Cuts:
-    """Find the threshold of largest gap for the values of the rows along each direction.
+    """Return the thresholds of largest gap g of the projections of the rows on each direction.
 
-    The largest gap is also the least sum of false negative and false positive rates, 1 - g.
-    Thresholds lie halfway between two neighbouring values; all of them are tried.
+    They also minimise the sum of false negative and false positive rates, 1 - g. All midpoints
+    between neighbouring values are tried.
 
     Parameters
     ----------
     rows : float32 (n, d)
     directions : float32 (d, m)
     pairs : int64 (n,) or ListedPairs
-        Class numbers from 0, for all pairs of rows, or the pairs to count.
+        Class numbers from 0, to use all pairs of rows, or the pairs to use.
     """
     n, m = len(rows), directions.shape[1]
     n_places = max(n, len(pairs.pairs)) if isinstance(pairs, ListedPairs) else n
@@ -47,7 +47,7 @@ def best_cuts(rows: Tensor, directions: Tensor, pairs: NDArray[np.int64] | Liste
         else:
             similar, dissimilar = _classes_cut(order, pairs)
         gap = dissimilar - similar
-        gap[values[:, 1:] == values[:, :-1]] = -np.inf  # equal values cannot be cut apart
+        gap[values[:, 1:] == values[:, :-1]] = -np.inf  # no threshold separates equal values
         best = gap.argmax(axis=1)
         at = np.arange(len(gap))
         gaps[block] = gap[at, best]
@@ -61,16 +61,15 @@ Shares = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def _classes_cut(order: NDArray[np.int64], labels: NDArray[np.int64]) -> Shares:
-    """Share of all similar and of all dissimilar pairs that each cut of each order splits.
+    """Return the shares of all similar and all dissimilar pairs split by each cut of each order.
 
-    (m, n) row numbers -> twice (m, n - 1). Behind k_c rows of each class c, k in all, a cut
-    splits Σ_c k_c(n_c - k_c) similar pairs, and k(n - k) pairs. To move it past the next row, of
-    class c, adds n_c - 1 - 2k_c to the first sum, so one running sum does, whatever the number
-    of classes.
+    (m, n) row numbers -> twice (m, n - 1). A cut after k rows, k_c of them of class c, splits
+    Σ_c k_c(n_c - k_c) similar pairs, and k(n - k) pairs in total. Moving it past the next row, of
+    class c, adds n_c - 1 - 2k_c to the first sum: one cumulative sum suffices for all classes.
     """
     m, n = order.shape
     counts = np.bincount(labels)
-    labels = labels.astype(np.min_scalar_type(len(counts)))  # small ones sort faster
+    labels = labels.astype(np.min_scalar_type(len(counts)))  # small integers sort faster
     in_order = labels[order]
     grouped = np.argsort(in_order, axis=1, kind="stable")
     place = np.arange(n) - np.repeat(np.cumsum(counts) - counts, counts)  # k_c, by class
@@ -84,9 +83,9 @@ def _classes_cut(order: NDArray[np.int64], labels: NDArray[np.int64]) -> Shares:
 
 
 def _pairs_cut(order: NDArray[np.int64], pairs: ListedPairs) -> Shares:
-    """Share of the listed similar and dissimilar pairs that each cut of each order splits.
+    """Return the shares of listed similar and dissimilar pairs split by each cut of each order.
 
-    A pair is split by the cuts from its lower place in the order to just before its higher one.
+    A pair is split by the cuts from its lower position in the order to just before its higher one.
     """
     m, n = order.shape
     place = np.empty_like(order)
@@ -106,7 +105,7 @@ def _pairs_cut(order: NDArray[np.int64], pairs: ListedPairs) -> Shares:
 
 
 def column_blocks(n_columns: int, n_rows: int) -> Iterator[slice]:
-    """Cut the columns into blocks of few enough entries to be worked on at once."""
+    """Yield slices of columns with a bounded number of entries."""
     size = max(1, _BLOCK_ENTRIES // n_rows)
     for start in range(0, n_columns, size):
         yield slice(start, start + size)

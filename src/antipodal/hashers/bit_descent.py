@@ -1,4 +1,9 @@
-"""Sign codes by bit descent, and the dictionary that reconstructs rows from them."""
+"""Bit descent: codes b and a dictionary D for which μ + D·b approximates rows y of length 1.
+
+    f(b) = ‖y - v‖² + γ(‖v‖² - 1)²,    v = μ + D·b,    b in {-1, 1}ᴺ
+
+The second term keeps reconstructions at length 1, so that scores estimate cosines.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,10 +13,10 @@ from torch import Tensor
 
 from antipodal.hashers.rows import unit_rows
 
-LENGTH_WEIGHT = 1.0  # γ: from 0.5 to 2 the same neighbours are found
-RIDGE = 0.01  # of the dictionary's least squares, for a mean over rows
-_BLOCK_BYTES = 2**20  # a table of rows × bits this large stays in the cache through a sweep
-_LEAST_GAIN = 1e-6  # what is less is rounding, and a bit could be flipped forever
+LENGTH_WEIGHT = 1.0  # γ: recall is the same from 0.5 to 2
+RIDGE = 0.01  # ε of the least squares for D, relative to a mean over rows
+_BLOCK_BYTES = 2**20  # a table of rows × bits of this size stays in the cache
+_MIN_GAIN = 1e-6  # smaller gains are rounding: a bit could be flipped forever
 
 
 def bit_descent(
@@ -23,37 +28,40 @@ def bit_descent(
     *,
     gram: Tensor | None = None,
 ) -> Tensor:
-    """Flip, in every row, the bit that lowers the objective most, until no bit does.
+    """Flip the bit of each row that lowers f(b) most, until no flip lowers it.
 
-    Flipping bⱼ moves v by -2bⱼdⱼ, so that with G = DᵀD
+    Flipping bⱼ changes v by -2bⱼdⱼ. With G = DᵀD,
 
         ⟨y, v⟩ changes by -2bⱼ(Dᵀy)ⱼ,    ‖v‖² by 4(Gⱼⱼ - bⱼ(Dᵀv)ⱼ),    Dᵀv by -2bⱼGⱼ
 
-    All gains of a row take a few operations per bit: a flip never costs a product with D.
+    so that the gains of all flips of a row take a few operations per bit, and no product with D.
 
     Parameters
     ----------
     Y : (m, n)
         Rows of length 1.
     D : (n, N)
-        What the signs add up with.
+        Dictionary.
     offset : (n,) or (m, n)
-        μ, or one for each row.
+        μ, for all rows or one per row.
     signs : (m, N)
-        ±1 to begin with; they are overwritten.
+        Initial ±1; overwritten.
+    length_weight : float
+        γ.
     gram : (N, N), optional
-        DᵀD, if it is known.
+        DᵀD, if already computed.
 
     Returns
     -------
-    The signs (m, N). Each row has those it would have alone.
+    signs : (m, N)
+        They do not depend on the other rows.
     """
     gram = D.T @ D if gram is None else gram
     drive = Y @ D
     pull = torch.addmm(offset @ D, signs, gram)
-    rebuilt = torch.addmm(offset, signs, D.T)
-    inner = (Y * rebuilt).sum(dim=1, keepdim=True)
-    square = rebuilt.square().sum(dim=1, keepdim=True)
+    v = torch.addmm(offset, signs, D.T)
+    inner = (Y * v).sum(dim=1, keepdim=True)
+    square = v.square().sum(dim=1, keepdim=True)
     size = max(1, _BLOCK_BYTES // (D.shape[1] * D.element_size()))
     for start in range(0, len(Y), size):
         part = slice(start, start + size)
@@ -72,25 +80,28 @@ def _descend(
     gram: Tensor,
     length_weight: float,
 ) -> None:
-    """Go on with the rows of a block until all are done; `signs` is overwritten."""
+    """Flip bits of a block of rows until all rows are done; `signs` is overwritten.
+
+    `drive` is Dᵀy, `pull` Dᵀv, `inner` ⟨y, v⟩ and `square` ‖v‖².
+    """
 
     def objective(inner: Tensor, square: Tensor) -> Tensor:
         excess = square - 1
         return (excess * length_weight + 1).mul_(excess).sub_(inner, alpha=2)
 
-    left, b = torch.arange(len(signs)), signs
+    active, b = torch.arange(len(signs)), signs
     diagonal = gram.diagonal()
-    now = objective(inner, square)
-    while len(left):
+    current = objective(inner, square)
+    while len(active):
         inners = torch.addcmul(inner, b, drive, value=-2)
         squares = torch.addcmul(square + 4 * diagonal, b, pull, value=-4)
         lowest, j = objective(inners, squares).min(dim=1, keepdim=True)
-        going = (lowest < now - _LEAST_GAIN)[:, 0]
-        if not going.all():
-            signs[left[~going]] = b[~going]
-            left, b, drive, pull = left[going], b[going], drive[going], pull[going]
-            inners, squares, lowest, j = inners[going], squares[going], lowest[going], j[going]
-        inner, square, now = inners.gather(1, j), squares.gather(1, j), lowest
+        lower = (lowest < current - _MIN_GAIN)[:, 0]
+        if not lower.all():
+            signs[active[~lower]] = b[~lower]
+            active, b, drive, pull = active[lower], b[lower], drive[lower], pull[lower]
+            inners, squares, lowest, j = inners[lower], squares[lower], lowest[lower], j[lower]
+        inner, square, current = inners.gather(1, j), squares.gather(1, j), lowest
         flipped = b.gather(1, j)
         pull.addcmul_(flipped, gram[j[:, 0]], value=-2)
         b.scatter_(1, j, -flipped)
@@ -104,10 +115,10 @@ def refit_dictionary(Y: Tensor, offset: Tensor, signs: Tensor) -> Tensor:
     return D.contiguous()
 
 
-def stretched(D: Tensor, offset: Tensor, signs: Tensor) -> Tensor:
+def rescale_dictionary(D: Tensor, offset: Tensor, signs: Tensor) -> Tensor:
     """Return s·D for which mean ‖μ + s·D·b‖² = 1.
 
-    Least squares rebuild rows too short by what they lose of them.
+    Least squares make reconstructions too short, by the part of the rows that they lose.
     """
     parts = signs @ D.T
     a = parts.square().sum(dim=1).mean().item()
@@ -116,73 +127,75 @@ def stretched(D: Tensor, offset: Tensor, signs: Tensor) -> Tensor:
     return D * ((math.sqrt(b * b - a * c) - b) / a if a > 0 else 1.0)
 
 
-Solver = Callable[[Tensor], Tensor]  # rows of length 1 -> the solution of Eq. 1
-SolverOf = Callable[[Tensor], Solver]  # of a dictionary with atoms of mean length 1
+Solver = Callable[[Tensor], Tensor]  # rows of length 1 -> solutions x of Eq. 1
+MakeSolver = Callable[[Tensor], Solver]  # from a dictionary with atoms of mean length 1
 
 
 class Level:
-    """The bits from n_before on, given those before."""
+    """The bits after the first n_before bits of a nested code."""
 
-    def __init__(self, D: Tensor, n_before: int, mean: Tensor, solver_of: SolverOf) -> None:
-        self.mean, self.known, self.new = mean, D[:, :n_before], D[:, n_before:].contiguous()
+    def __init__(self, D: Tensor, n_before: int, mean: Tensor, make_solver: MakeSolver) -> None:
+        self.mean, self.before, self.new = mean, D[:, :n_before], D[:, n_before:].contiguous()
         self.gram = self.new.T @ self.new
         size = torch.linalg.vector_norm(self.new, dim=0).mean().clamp(min=1e-30)
-        self.solve = solver_of(self.new / size)
+        self.solve = make_solver(self.new / size)
 
-    def begin(self, Y: Tensor, signs: Tensor) -> Tensor:
-        """Return the new bits to begin with."""
+    def initial_signs(self, Y: Tensor, signs: Tensor) -> Tensor:
+        """Return initial signs of the new bits, from the solution of Eq. 1 for the remainder."""
         return torch.where(self.solve(unit_rows(Y - self.offset(signs))) > 0, 1.0, -1.0)
 
     def descend(self, Y: Tensor, signs: Tensor, new: Tensor, length_weight: float) -> Tensor:
-        """Return better new bits; they are overwritten."""
+        """Improve the signs of the new bits by bit descent; `new` is overwritten."""
         return bit_descent(Y, self.new, self.offset(signs), new, length_weight, gram=self.gram)
 
     def extend(self, Y: Tensor, signs: Tensor) -> Tensor:
-        """Return the signs (m, n_before) with the new ones behind."""
-        new = self.descend(Y, signs, self.begin(Y, signs), LENGTH_WEIGHT)
+        """Append the signs of the new bits to the signs (m, n_before)."""
+        new = self.descend(Y, signs, self.initial_signs(Y, signs), LENGTH_WEIGHT)
         return torch.cat([signs, new], dim=1)
 
     def offset(self, signs: Tensor) -> Tensor:
-        """Return what the bits before rebuild, a row for each."""
-        return torch.addmm(self.mean, signs, self.known.T)
+        """Return the reconstruction from the first n_before bits."""
+        return torch.addmm(self.mean, signs, self.before.T)
 
 
-def coder(dictionaries: Sequence[Tensor], mean: Tensor, solver_of: SolverOf) -> Solver:
-    """Return the map from rows of length 1 to signs (m, N), through all levels."""
+def nested_encoder(dictionaries: Sequence[Tensor], mean: Tensor, make_solver: MakeSolver) -> Solver:
+    """Return the function from rows of length 1 to signs (m, N), level by level."""
     lengths = [0, *(D.shape[1] for D in dictionaries)]
-    levels = [Level(D, n, mean, solver_of) for D, n in zip(dictionaries, lengths[:-1], strict=True)]
+    levels = [
+        Level(D, n, mean, make_solver) for D, n in zip(dictionaries, lengths[:-1], strict=True)
+    ]
 
-    def code(Y: Tensor) -> Tensor:
+    def encode(Y: Tensor) -> Tensor:
         signs = Y.new_empty(len(Y), 0)
         for level in levels:
             signs = level.extend(Y, signs)
         return signs
 
-    return code
+    return encode
 
 
 def fit_levels(
-    Y: Tensor, mean: Tensor, frames: Sequence[Tensor], n_refits: int, solver_of: SolverOf
+    Y: Tensor, mean: Tensor, frames: Sequence[Tensor], n_refits: int, make_solver: MakeSolver
 ) -> list[Tensor]:
-    """Fit a dictionary for every level to rows of length 1, from a frame for its new bits.
+    """Fit one dictionary per level to rows of length 1, starting from a frame for its new bits.
 
-    Codes descend and the dictionary is fitted to them, in turns; neither makes the error larger.
-    Lengths count only when that is done.
+    Bit descent (with γ = 0) and refits of the dictionary alternate; neither increases the error.
+    Lengths are corrected at the end.
     """
     signs, D = Y.new_empty(len(Y), 0), Y.new_empty(Y.shape[1], 0)
     dictionaries = []
     for frame in frames:
         n_before = signs.shape[1]
-        level = Level(torch.cat([D, frame], dim=1), n_before, mean, solver_of)
-        new, left = level.begin(Y, signs), Y - level.offset(signs)
+        level = Level(torch.cat([D, frame], dim=1), n_before, mean, make_solver)
+        new, remainder = level.initial_signs(Y, signs), Y - level.offset(signs)
         parts = new @ frame.T
-        size = (parts * left).sum() / parts.square().sum().clamp(min=1e-30)
+        size = (parts * remainder).sum() / parts.square().sum().clamp(min=1e-30)
         D = torch.cat([D, size * frame], dim=1)
         for _ in range(n_refits):
-            level = Level(D, n_before, mean, solver_of)
+            level = Level(D, n_before, mean, make_solver)
             new = level.descend(Y, signs, new, length_weight=0)
             D = refit_dictionary(Y, mean, torch.cat([signs, new], dim=1))
-        D = stretched(D, mean, torch.cat([signs, new], dim=1))
+        D = rescale_dictionary(D, mean, torch.cat([signs, new], dim=1))
         dictionaries.append(D)
-        signs = Level(D, n_before, mean, solver_of).extend(Y, signs)
+        signs = Level(D, n_before, mean, make_solver).extend(Y, signs)
     return dictionaries

@@ -1,4 +1,4 @@
-"""Codes of classifier predictions: random projections of class probabilities."""
+"""Codes of class probabilities: a kernel SVM, then random projections of its probabilities."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ from antipodal.threads import one_thread
 
 
 class ClassifierHasher(SupervisedHasher):
-    """Base of the two: a support vector machine, then a code of its class probabilities."""
+    """Base of `ClassifierLSH` and `OneHotHash`: an SVM, then a code of its class probabilities."""
 
     root_: bool
     mean_: NDArray[np.float32]
@@ -51,15 +51,15 @@ class ClassifierHasher(SupervisedHasher):
 
     @abstractmethod
     def _fit_code(self, probabilities: NDArray[np.float32], rng: np.random.RandomState) -> None:
-        """Choose the code, given the class probabilities of the training rows."""
+        """Learn the code from the class probabilities of the training rows."""
 
     @abstractmethod
     def _code(self) -> Callable[[Tensor], Tensor]:
-        """Return the map from probabilities (m, c) to values whose signs are the bits."""
+        """Return the function from probabilities (m, c) to values whose signs are the bits."""
 
     @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
-        """Learn to predict y: a class per row (m,), or multi-hot concepts (m, c)."""
+        """Learn from labels y: one class per row (m,), or multi-hot concepts (m, c)."""
         checked = self.check_fit(X)
         labels = self.check_labels(y, len(checked))
         for name in ("C", "gamma"):
@@ -83,14 +83,14 @@ class ClassifierHasher(SupervisedHasher):
     def class_probabilities(self, X: ArrayLike) -> NDArray[np.float32]:
         """Return the probability of each class or concept, (m, c), classes in sorted order.
 
-        Their inner products rank a database as well as the classifier can; a code of them does
-        not do better. `antipodal.evaluation.float_ranking.evaluate_floats` scores that ranking.
+        Ranking by their inner products is the upper bound for codes of them;
+        `antipodal.evaluation.float_ranking.evaluate_floats` computes its metrics.
         """
         rows = self._check_rows(X)
-        found = np.empty((len(rows), len(self.offsets_)), np.float32)
+        probabilities = np.empty((len(rows), len(self.offsets_)), np.float32)
         for start, values in map_blocks(self._probabilities(block_rows(len(rows))), rows):
-            found[start : start + len(values)] = values
-        return found
+            probabilities[start : start + len(values)] = values
+        return probabilities
 
     def _probabilities(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         svm = SVM(self.support_, self.weights_, self.offsets_, self.gamma_, self.multilabel_)
@@ -99,11 +99,11 @@ class ClassifierHasher(SupervisedHasher):
         return lambda X: probabilities(scale(X))
 
     def restore_state(self, fitted: Mapping[str, Any]) -> None:
-        """Take back what `fitted_state` gave; files of versions before 0.3 know no roots."""
+        """Set the fitted attributes; files of versions before 0.3 have no `root_`."""
         super().restore_state({"root_": False, **fitted})
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map to the values whose signs are the bits."""
+        """Return the function whose signs are the bits."""
         probabilities, code = self._probabilities(max_rows), self._code()
         return lambda X: code(probabilities(X))
 
@@ -112,24 +112,24 @@ class ClassifierHasher(SupervisedHasher):
 class ClassifierLSH(ClassifierHasher):
     """Signs of random projections of class probabilities: b = [Rᵀ(p - p̄) > 0]. [Sablayrolles2017]
 
-    p̄ is the mean over the training rows, R is Gaussian.
+    p are the class probabilities of a kernel SVM, p̄ their mean over the training rows, and R is
+    Gaussian.
 
     Parameters
     ----------
     n_bits : int
-        Length of the code.
+        Code length.
     C : float
-        Weight of training errors against the margin of the support vector machine.
+        Penalty of training errors of the SVM.
     gamma : float, optional
-        γ of its kernel exp(-γ‖x - s‖²) on scaled features; by default 1 / their number.
+        γ of its kernel exp(-γ‖x - s‖²) on scaled features, by default 1 / number of features.
     scaling : str
-        How features are scaled first, as `DeepLinf` explains.
+        Scaling of the features, as for `DeepLinf`.
     n_samples : int
-        Rows to learn from, at most; where there are more, so many are drawn, evenly
-        from classes. Memory grows with their square.
+        Largest number of rows to learn from; more rows are sampled, evenly from classes. Memory
+        grows with the square of their number.
     random_state : int, RandomState or None
-        Seed of the rows that are drawn, of the projections, and of the folds in which
-        probabilities are calibrated.
+        Seed of the sample, of the calibration folds and of the projections.
     """
 
     mean_probabilities_: NDArray[np.float32]

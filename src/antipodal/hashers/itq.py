@@ -1,4 +1,4 @@
-"""Iterative quantisation: principal components, rotated towards the corners of the cube."""
+"""Iterative quantisation (ITQ): principal components, rotated to reduce quantisation error."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -20,20 +20,23 @@ from antipodal.threads import one_thread
 class ITQ(BaseHasher):
     """Signs of rotated principal components: b = [RᵀPᵀ(x - μ) > 0]. [Gong2013]
 
-    R minimises ‖B - VR‖_F² over rotations and codes B = sign(VR) in turn, V = (X - μ)P.
+        min ‖B - VR‖_F²    V = (X - μ)P,  RᵀR = I,  B in {-1, 1}
+
+    P holds the leading principal components. B = sign(VR) and R, an orthogonal Procrustes
+    problem, are solved for in turn.
 
     Parameters
     ----------
     n_bits : int
-        Length of the code, at most the number of features.
+        Code length, at most the number of features.
     n_iter : int
-        Alternations. With 0 and `rotate=False` the bits are the signs of the components.
+        Number of alternations. With 0 and `rotate=False` the bits are the signs of the components.
     rotate : bool
-        Whether to start from a random rotation, as the method does, or from R = I.
+        Whether R starts as a random rotation, as in the paper, or as the identity.
     n_samples : int
-        Rows to learn from, at most; where there are more, so many are drawn.
+        Largest number of rows to learn from; more rows are sampled.
     random_state : int, RandomState or None
-        Seed of that rotation, and of the rows that are drawn.
+        Seed of the rotation and of the sample.
     """
 
     mean_: NDArray[np.float32]
@@ -61,8 +64,8 @@ class ITQ(BaseHasher):
         n_features = checked.shape[1]
         if self.n_bits > n_features:
             raise ValueError(
-                f"ITQ needs n_bits ≤ features, since it takes one principal component a bit: "
-                f"got {self.n_bits} bits for {n_features} feature(s)"
+                f"ITQ needs n_bits ≤ features, one principal component per bit: got "
+                f"{self.n_bits} bits for {n_features} feature(s)"
             )
         rng = check_random_state(self.random_state)
         rows = sample_rows(checked, self.n_samples, rng).astype(np.float64)
@@ -84,6 +87,6 @@ class ITQ(BaseHasher):
         return self
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map to the values whose signs are the bits."""
+        """Return the function whose signs are the bits."""
         mean, projection = torch.from_numpy(self.mean_), torch.from_numpy(self.projection_)
         return lambda X: (X - mean) @ projection

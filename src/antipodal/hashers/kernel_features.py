@@ -1,4 +1,4 @@
-"""Gaussian kernel features: anchors, bandwidth, kernel principal components."""
+"""Gaussian kernels on anchors: distances, bandwidth, kernel principal components."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -17,12 +17,12 @@ _BLOCK_ROWS = 4096
 def distance_map(
     anchors: NDArray[np.float32], mean: NDArray[np.float32], max_rows: int
 ) -> Callable[[Tensor], Tensor]:
-    """Return the map (m, n) -> (m, k) to squared distances from the anchors, float32.
+    """Return the function (m, n) -> (m, k) to squared distances from the anchors, float32.
 
-        ‖x - a‖² = ‖x‖² - 2xᵀa + ‖a‖²,    x and a both seen from the mean
+        ‖x - a‖² = ‖x‖² - 2xᵀa + ‖a‖²,    x and a both minus the mean
 
-    One matrix product; without the shift, features far from zero would lose their digits in the
-    differences. The result is good until the next call.
+    Without subtracting the mean, differences of features far from zero would lose digits. The
+    result is valid until the next call.
     """
     centre = torch.from_numpy(mean)
     A = torch.from_numpy(anchors) - centre
@@ -41,7 +41,7 @@ def distance_map(
 def distance_blocks(
     rows: FloatArray, anchors: NDArray[np.float32], mean: NDArray[np.float32]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the rows, float32, and their squared distances from the anchors, a block at a time."""
+    """Yield blocks of rows as float32, and their squared distances from the anchors."""
     distances = distance_map(anchors, mean, min(len(rows), _BLOCK_ROWS))
     for start in range(0, len(rows), _BLOCK_ROWS):
         block = torch.from_numpy(rows[start : start + _BLOCK_ROWS].astype(np.float32))
@@ -51,11 +51,8 @@ def distance_blocks(
 def cluster_centres(
     rows: FloatArray, n_centres: int, n_iter: int, rng: np.random.RandomState
 ) -> NDArray[np.float32]:
-    """Return up to n_centres centres of clusters, by Lloyd's iterations from random rows.
-
-    They are distinct, so that there are never more than distinct rows.
-    """
-    from sklearn.cluster import KMeans  # lazy: AGH alone needs it
+    """Return up to n_centres distinct cluster centres, by k-means from random rows."""
+    from sklearn.cluster import KMeans  # lazy: only AGH needs it
 
     start = rng.permutation(len(rows))[:n_centres]
     centres: NDArray[np.float32] = np.unique(rows[start].astype(np.float32), axis=0)
@@ -69,18 +66,15 @@ def cluster_centres(
 
 
 def check_bandwidth(bandwidth: float | None) -> None:
-    """Refuse a width of the kernel that is not a positive number, or None to learn it."""
+    """Raise ValueError unless the bandwidth is positive and finite, or None to learn it."""
     if bandwidth is not None and not 0 < bandwidth < float("inf"):
         raise ValueError(f"bandwidth must be positive and finite, or None: got {bandwidth}")
 
 
-def choose_bandwidth(given: float | None, squared: float) -> float:
-    """Return the width given, or else that whose square is a typical squared distance.
-
-    Where all rows are equal any width will do: 1.
-    """
+def choose_bandwidth(bandwidth: float | None, squared: float) -> float:
+    """Return the given bandwidth, or the root of a typical squared distance, or 1 if that is 0."""
     _check_distances(squared)
-    return given or float(np.sqrt(squared)) or 1.0
+    return bandwidth or float(np.sqrt(squared)) or 1.0
 
 
 def _check_distances(squared: float) -> None:
@@ -91,33 +85,36 @@ def _check_distances(squared: float) -> None:
         )
 
 
-_MOST_COMPONENTS = 512  # later ones fit single rows more than classes
-_MOST_ROWS = 16_384  # more move the components little, and take longer
+_MAX_COMPONENTS = 512  # further components fit single rows rather than classes
+_MAX_ROWS = 16_384  # more rows hardly change the components
 _KERNEL_BLOCK_ROWS = 8192
 _RANK = 1e-6  # eigenvalues below this share of the largest are rounding
 
 Float32Array = NDArray[np.float32]
 
 
-class Lift(NamedTuple):
-    """What `lift_map` needs: anchors (m, n), γ, L (m, p) and c (p,)."""
+class KernelFeatures(NamedTuple):
+    """Kernel principal components on anchors, φ(y) = Lᵀk(y) - c, kᵢ(y) = exp(-γ‖y - aᵢ‖²)."""
 
-    anchors: Float32Array
+    anchors: Float32Array  # (m, n)
     gamma: float
-    weight: Float32Array
-    offset: Float32Array
+    weight: Float32Array  # L (m, p)
+    offset: Float32Array  # c (p,)
 
 
-def learn_lift(Y: Float32Array, n_anchors: int, seed: int) -> Lift:
-    """Choose anchors among the rows Y (l, n), at most so many, and learn the components.
+def learn_kernel_features(Y: Float32Array, n_anchors: int, seed: int) -> KernelFeatures:
+    """Draw up to n_anchors anchors from the rows Y (l, n), and learn the components.
 
-    γ, c and the components are those of up to 16,384 rows, drawn as the anchors are.
+        Z = K_YA K_AA^(-½),    φ = s·Vᵀ(z - z̄)
+
+    V holds the principal components of Z, largest variance first. s scales φ to mean square 1,
+    and γ is 2 / (mean squared distance of rows from anchors). Up to 16,384 rows are used.
     """
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(Y))
     anchors = np.ascontiguousarray(Y[np.sort(order[:n_anchors])])
-    if len(Y) > _MOST_ROWS:
-        Y = Y[np.sort(order[:_MOST_ROWS])]
+    if len(Y) > _MAX_ROWS:
+        Y = Y[np.sort(order[:_MAX_ROWS])]
     origin = np.zeros(Y.shape[1], np.float32)
 
     def distances(rows: Float32Array) -> NDArray[np.float64]:
@@ -128,27 +125,27 @@ def learn_lift(Y: Float32Array, n_anchors: int, seed: int) -> Lift:
         Y[start : start + _KERNEL_BLOCK_ROWS] for start in range(0, len(Y), _KERNEL_BLOCK_ROWS)
     ]
     total = sum(float(distances(block).sum()) for block in blocks)
-    gamma = 2 / (total / (len(Y) * len(anchors)) or 1.0)  # all rows equal: any will do
+    gamma = 2 / (total / (len(Y) * len(anchors)) or 1.0)  # any γ will do if all rows are equal
     values, U = eigh(np.exp(-gamma * distances(anchors)))
     kept = values > _RANK * values[-1]
-    root = U[:, kept] / np.sqrt(values[kept])  # K^(-½), turned
+    root = U[:, kept] / np.sqrt(values[kept])  # K_AA^(-½) up to a rotation
     n = root.shape[1]
-    mean, scatter, n_seen = np.zeros(n), np.zeros((n, n)), 0
+    mean, scatter, n_rows = np.zeros(n), np.zeros((n, n)), 0
     for block in blocks:
-        # Mean and scatter of what was seen and of the block make those of both [Chan1983].
+        # Combine mean and scatter of the previous blocks with those of this block [Chan1983].
         Z = np.exp(-gamma * distances(block)) @ root
         step = Z.mean(axis=0) - mean
         Z -= mean + step
         scatter += Z.T @ Z
-        scatter += np.outer(step, step) * (n_seen * len(Z) / (n_seen + len(Z)))
-        n_seen += len(Z)
-        mean += step * (len(Z) / n_seen)
-    widest = (max(n - _MOST_COMPONENTS, 0), n - 1)
-    variances, V = eigh(scatter / len(Y), subset_by_index=widest)
+        scatter += np.outer(step, step) * (n_rows * len(Z) / (n_rows + len(Z)))
+        n_rows += len(Z)
+        mean += step * (len(Z) / n_rows)
+    leading = (max(n - _MAX_COMPONENTS, 0), n - 1)
+    variances, V = eigh(scatter / len(Y), subset_by_index=leading)
     kept = np.flatnonzero(variances >= _RANK * variances[-1])[::-1]
-    V = V[:, kept]  # the widest first
+    V = V[:, kept]
     scale = np.sqrt(len(kept) / (float(variances[kept].sum()) or 1.0))
-    return Lift(
+    return KernelFeatures(
         anchors,
         gamma,
         np.ascontiguousarray(scale * (root @ V), dtype=np.float32),
@@ -156,19 +153,23 @@ def learn_lift(Y: Float32Array, n_anchors: int, seed: int) -> Lift:
     )
 
 
-def kernel_map(lift: Lift, max_rows: int) -> Callable[[Tensor], Tensor]:
-    """Return the map (r, n) -> (r, m) to k(y). Its result is good until the next call."""
-    origin = np.zeros(lift.anchors.shape[1], np.float32)
-    distances = distance_map(lift.anchors, origin, max_rows)
-    return lambda Y: distances(Y).mul_(-lift.gamma).exp_()
+def kernel_map(features: KernelFeatures, max_rows: int) -> Callable[[Tensor], Tensor]:
+    """Return the function (r, n) -> (r, m) to k(y). Its result is valid until the next call."""
+    origin = np.zeros(features.anchors.shape[1], np.float32)
+    distances = distance_map(features.anchors, origin, max_rows)
+    return lambda Y: distances(Y).mul_(-features.gamma).exp_()
 
 
-def lift_rows(lift: Lift, Y: Tensor) -> Tensor:
+def kernel_feature_rows(features: KernelFeatures, Y: Tensor) -> Tensor:
     """Return φ(y) for each row, (l, p)."""
-    L, c = torch.from_numpy(lift.weight), torch.from_numpy(lift.offset)
-    kernels = kernel_map(lift, min(len(Y), _KERNEL_BLOCK_ROWS))
-    lifted = torch.empty(len(Y), len(c))
+    L, c = torch.from_numpy(features.weight), torch.from_numpy(features.offset)
+    kernels = kernel_map(features, min(len(Y), _KERNEL_BLOCK_ROWS))
+    phi = torch.empty(len(Y), len(c))
     for start in range(0, len(Y), _KERNEL_BLOCK_ROWS):
         rows = slice(start, start + _KERNEL_BLOCK_ROWS)
-        torch.mm(kernels(Y[rows]), L, out=lifted[rows]).sub_(c)
-    return lifted
+        torch.mm(kernels(Y[rows]), L, out=phi[rows]).sub_(c)
+    return phi
+
+
+# Names that `network` and `pipeline` import.
+Lift, learn_lift, lift_rows = KernelFeatures, learn_kernel_features, kernel_feature_rows

@@ -1,4 +1,4 @@
-"""The convex problem itself as a hash: anti-sparse codes, from which features can be rebuilt."""
+"""LinfHash: signs of anti-sparse codes, from which rows can be reconstructed."""
 
 import copy
 import math
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from antipodal.codes import unpack
 from antipodal.hashers.base import BaseHasher, FloatArray, map_blocks
-from antipodal.hashers.bit_descent import coder, fit_levels
+from antipodal.hashers.bit_descent import fit_levels, nested_encoder
 from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import as_floats, draw_rows, row_blocks, unit_rows
 from antipodal.paper.admm import RELAXATION, relaxed_step, relaxed_weight, unfolded_weights
@@ -23,9 +23,8 @@ from antipodal.paper.neurons import clip
 from antipodal.threads import one_thread
 from antipodal.validation import check_type, check_whole
 
-_LEAST_STEP = 64  # bits that are found at once, if there are fewer features
-
-_MOST_ITERATIONS = 100_000  # in a model file: some thousand times what a code needs
+_MIN_STEP = 64  # bits per level with `descent`, if there are fewer features
+_MAX_ITERATIONS = 100_000  # in a model file: a thousand times the number that a code needs
 
 
 @built_in
@@ -33,52 +32,49 @@ class LinfHash(BaseHasher):
     """Signs of the solution of Eq. 1, without a network and without labels. [Jegou2012]
 
         x = argmin ‖Dx - y‖²  subject to  ‖x‖∞ ≤ λ,        y = (row - μ) / ‖row - μ‖
-        b = [x > 0],   row ≈ μ + s·D·(2b - 1)              what `reconstruct` returns
+        b = [x > 0],   row ≈ μ + s·D·(2b - 1)              the result of `reconstruct`
 
-    Most entries of x are ±λ already, so that little is lost by taking signs. Scaling y and λ
-    alike scales x, which is why rows have length 1 here: one λ fits all of them.
+    Most entries of x are ±λ, so that little is lost by taking signs. Rows are scaled to length 1,
+    so that one λ suits all of them: x scales with y and λ.
 
-    With fewer bits than features D is learned by K-SVD. With as many or more, it is a random
-    tight frame, DDᵀ = (n_bits / features)·I; the more bits the better they agree on the row, and
-    rebuild it with an error that random projections do not reach. (With n_bits = features the
-    frame is a rotation, and x = clip(Dᵀy) has the signs of Dᵀy for any λ.)
+    With fewer bits than features D is learned by K-SVD. Otherwise it is a random tight frame,
+    DDᵀ = (n_bits / features)·I, and the reconstruction improves with the number of bits, beyond
+    that of random projections. (With n_bits = features the frame is a rotation, and x = clip(Dᵀy)
+    has the signs of Dᵀy for any λ.)
 
-    That is the setting for Hamming distances. With `descent`, for which `LinfHash.asymmetric` has
-    the settings, codes are made for queries that stay real: the signs of x are where
-    `hashers.bit_descent` begins to flip bits, D is fitted to the codes of the sample, and rows are
-    taken for what they point to, μ + s·D·(2b - 1) ≈ row / ‖row‖, so that the score of `query`
-    estimates the cosine. By Hamming distance such codes are worse.
+    These codes are made for Hamming distance. With `descent`, codes are made for asymmetric
+    search instead; `LinfHash.asymmetric` has the recommended settings. `bit_descent` starts from
+    the signs of x and flips bits, D is fitted to the codes of the sample, and codes reconstruct
+    directions, μ + s·D·(2b - 1) ≈ row / ‖row‖, so that the scores of `query` estimate cosines.
+    Such codes are worse by Hamming distance.
 
     Parameters
     ----------
     n_bits : int
-        Length N of the code; it may exceed the number of features.
+        Code length N; it may exceed the number of features.
     descent : bool
-        Whether to flip bits until rows are rebuilt best, and to fit D to that.
+        Whether to optimise bits and D for asymmetric search.
     nested : tuple of int
-        Shorter lengths, ascending, whose codes are the first bits of the whole one, with
-        `descent`: bits are found a length at a time, and no more at a time than there are
-        features (or 64). `prefix(length)` is a hasher for any length in `levels_`.
+        Shorter code lengths, ascending, with `descent`: the first bits of a code are a code of
+        that length. Bits are found one level after another, each with at most as many bits as
+        features (or 64). `prefix(length)` returns a hasher for any length in `levels_`.
     n_refits : int
-        How often D is fitted to the codes of the sample and these are made anew, with `descent`.
-        At 0 it stays a random frame.
+        Number of times that D is fitted to the codes of the sample, and these to D, with
+        `descent`. With 0, D is a random frame.
     bound : float
-        λ√N. At 1 the corners λ·D·(2b - 1) are about as long as y. Below, more entries reach the
-        bound and bits are stabler: small bounds rank best by Hamming distance (0.1 to 0.3), and
-        larger ones rebuild rows best: 0.6 to 0.8 up to four bits per feature, 0.4 at eight, where
-        a larger box holds y with room to spare and fewer entries reach its walls.
+        λ√N. At 1, λ·D·(2b - 1) is about as long as y. With smaller bounds more entries reach the
+        bound and bits are more stable. 0.1 to 0.3 ranks best by Hamming distance. 0.6 to 0.8
+        reconstructs best up to four bits per feature, and 0.4 at eight bits per feature.
     sparsity : int
-        Atoms that a row may use in K-SVD.
+        Atoms per row in K-SVD.
     n_samples : int
-        Rows that D is learned from, at most; where there are more, so many are drawn. The mean is
-        that of all rows.
+        Largest number of rows that D is learned from; more rows are sampled. The mean uses all.
     n_iter : int
-        Iterations of ADMM for every row, whatever the rows beside it need: signs settle long
-        before values do.
+        Iterations of ADMM, the same number for every row: signs converge long before values.
     penalty : float
         β of the iteration.
     random_state : int, RandomState or None
-        Seed of the frame, or of the rows that K-SVD sees and starts from.
+        Seed of the sample, of the frame and of K-SVD.
 
     Examples
     --------
@@ -96,8 +92,8 @@ class LinfHash(BaseHasher):
 
     mean_: NDArray[np.float32]
     dictionary_: NDArray[np.float32]
-    levels_: list[int]  # with descent, the lengths at which codes can end
-    inner_dictionaries_: NDArray[np.float32]  # with descent, those of the shorter lengths
+    levels_: list[int]  # with descent, all code lengths
+    inner_dictionaries_: NDArray[np.float32]  # with descent, dictionaries of the shorter lengths
     scale_: float
 
     def __init__(
@@ -129,9 +125,9 @@ class LinfHash(BaseHasher):
     def asymmetric(
         cls, n_bits: int = 64, *, nested: tuple[int, ...] = (), random_state: Any = None
     ) -> Self:
-        """Return the setting for queries that stay real: search with `query(X)` as vectors.
+        """Return a hasher with the recommended settings for asymmetric search.
 
-        Descent finds as good codes from three iterations of ADMM as from fifty.
+        With descent, codes after three iterations of ADMM are as good as after fifty.
         """
         return cls(
             n_bits, descent=True, nested=nested, bound=0.7, n_iter=3, random_state=random_state
@@ -139,9 +135,9 @@ class LinfHash(BaseHasher):
 
     @classmethod
     def quick(cls, n_bits: int = 64, *, random_state: Any = None) -> Self:
-        """Return the setting for Hamming distance with three iterations of ADMM for a row.
+        """Return a hasher for Hamming distance with three iterations of ADMM.
 
-        Fifty find no more neighbours, and take ten times as long. To rebuild rows, take fifty.
+        Fifty iterations have the same recall and take ten times as long. Reconstruction needs them.
         """
         return cls(n_bits, n_iter=3, random_state=random_state)
 
@@ -159,7 +155,7 @@ class LinfHash(BaseHasher):
         sample = drawn - mean
         self.mean_ = mean.astype(np.float32)
         self.dictionary_ = self._dictionary(sample, rng).astype(np.float32)
-        # s minimises Σ ‖y - s·Db‖² over the sample: the mean length of rows, and λ, are in it.
+        # s minimises Σ ‖row - μ - s·D(2b - 1)‖² over the sample.
         corners = self._corners(self.transform(drawn))
         self.scale_ = float(np.vdot(corners, sample) / max(np.vdot(corners, corners), 1e-30))
         return self
@@ -181,21 +177,21 @@ class LinfHash(BaseHasher):
             lambda D: self._solver(D, len(Y)),
         )
         self.dictionary_ = D.numpy()
-        self.inner_dictionaries_ = _side_by_side([D.numpy() for D in inner], rows.shape[1])
+        self.inner_dictionaries_ = _concatenate([D.numpy() for D in inner], rows.shape[1])
 
     def _lengths(self, n_features: int) -> list[int]:
-        """Return the lengths of the levels: those wanted, and others where steps are too long."""
-        longest = max(n_features, _LEAST_STEP)
+        """Return the lengths of the levels: the requested ones, and others in between."""
+        step = max(n_features, _MIN_STEP)
         levels = [0]
         for length in (*self.nested, self.n_bits):
-            levels += [*range(levels[-1] + longest, length, longest), int(length)]
+            levels += [*range(levels[-1] + step, length, step), int(length)]
         return levels[1:]
 
     def prefix(self, n_bits: int) -> Self:
-        """Return a fitted hasher of the first n_bits bits alone, for a length in `levels_`.
+        """Return a fitted hasher for the first n_bits bits, for a length in `levels_`.
 
-        It encodes, saves and loads like any other, and its bits are exactly the first of this one.
-        It has nothing of the bits behind: its file and the time to encode are those of its length.
+        Its bits are exactly the first bits of this hasher. Its file size and encoding time are
+        those of its length.
         """
         self._check_fitted()
         check_whole(n_bits, "n_bits", 1)
@@ -203,15 +199,15 @@ class LinfHash(BaseHasher):
         if n_bits not in shorter:
             lengths = ", ".join(map(str, shorter)) or "(none)"
             raise ValueError(
-                f"a prefix must have one of the lengths {lengths}: got {n_bits}. Name it in "
-                "nested, with descent=True, and fit"
+                f"a prefix must have one of the lengths {lengths}: got {n_bits}. Add it to "
+                "nested, with descent=True, and fit again"
             )
         n_levels = shorter.index(n_bits) + 1
         short = copy.copy(self)
         *inner, short.dictionary_ = self._inner()[:n_levels]
         short.n_bits, short.levels_ = int(n_bits), shorter[:n_levels]
         short.nested = tuple(n for n in self.nested if n < n_bits)
-        short.inner_dictionaries_ = _side_by_side(inner, len(self.mean_))
+        short.inner_dictionaries_ = _concatenate(inner, len(self.mean_))
         short._remember_parameters()
         return short
 
@@ -221,10 +217,10 @@ class LinfHash(BaseHasher):
         return np.split(self.inner_dictionaries_, ends, axis=1)[:-1]
 
     def query(self, X: ArrayLike) -> NDArray[np.float32]:
-        """Return what real queries are compared with codes by: s·Dᵀy, (m, n_bits).
+        """Return float queries for asymmetric search, q = s·Dᵀy, (m, n_bits).
 
-        Its sum with the signs of a code is ⟨y, s·D·(2b - 1)⟩, the product of y with what the code
-        remembers of a row. With `descent` y is the row at length 1, and without y = row - μ.
+        ⟨q, 2b - 1⟩ = ⟨y, s·D·(2b - 1)⟩ is the inner product of y with the reconstruction of a
+        row. y = row / ‖row‖ with `descent`, and y = row - μ without.
         """
         rows = self._check_rows(X)
         mean, D = torch.from_numpy(self.mean_), torch.from_numpy(self.scale_ * self.dictionary_)
@@ -235,16 +231,16 @@ class LinfHash(BaseHasher):
         return values
 
     def reconstruct(self, codes: ArrayLike) -> NDArray[np.float32]:
-        """Return μ + s·D·(2b - 1), an estimate of the rows behind packed codes, (m, features).
+        """Return μ + s·D·(2b - 1), the rows (m, features) reconstructed from packed codes.
 
-        With `descent` it is one of the rows at length 1.
+        With `descent` they are estimates of the rows scaled to length 1.
         """
         self._check_fitted()
         bits = unpack(codes, self.n_bits)
         return self.mean_ + np.float32(self.scale_) * self._corners(bits)
 
     def _corners(self, bits: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """D·(2b - 1), a row for each row of bits."""
+        """Return D·(2b - 1) for each row of bits."""
         corners: NDArray[np.float32] = np.where(bits, np.float32(1), -1) @ self.dictionary_.T
         return corners
 
@@ -257,25 +253,25 @@ class LinfHash(BaseHasher):
         return ksvd(Y, N, sparsity=min(self.sparsity, N), n_iter=10, random_state=seed).dictionary
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map to the values whose signs are the bits: with `descent`, to these signs."""
+        """Return the function whose signs are the bits; with `descent` its values are ±1."""
         mean, D = torch.from_numpy(self.mean_), torch.from_numpy(self.dictionary_)
         if not self.descent:
             solve = self._solver(D, max_rows)
             return lambda X: solve(unit_rows(X - mean))
         dictionaries = [*map(torch.from_numpy, self._inner()), D]
-        code = coder(dictionaries, mean, lambda D: self._solver(D, max_rows))
-        return lambda X: code(unit_rows(X))
+        encode = nested_encoder(dictionaries, mean, lambda D: self._solver(D, max_rows))
+        return lambda X: encode(unit_rows(X))
 
     def _solver(self, D: Tensor, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map from y to the solution of Eq. 1."""
+        """Return the function from rows y to x after n_iter iterations for Eq. 1."""
         W, S = unfolded_weights(D, self.penalty)
         bound = self.bound / math.sqrt(D.shape[1])
         R = relaxed_weight(S)
         memory = torch.empty(4, max_rows, D.shape[1])
 
         def solve(Y: Tensor) -> Tensor:
-            # The iteration of solve_linf, but as often for every row: one must not be iterated
-            # longer because of its company.
+            # Unlike solve_linf, every row gets the same number of iterations: its bits must not
+            # depend on the other rows.
             drive, u, z, work = memory[:, : len(Y)].unbind()
             u = torch.mm(Y, W.T, out=u)
             drive = torch.mul(u, RELAXATION, out=drive)
@@ -289,14 +285,14 @@ class LinfHash(BaseHasher):
 
     @classmethod
     def read_parameters(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters of a saved model as this version has them."""
-        return {**saved, "nested": tuple(saved.get("nested", ()))}  # JSON knows lists alone
+        """Return the parameters of a saved model under their names in this version."""
+        return {**saved, "nested": tuple(saved.get("nested", ()))}  # JSON has no tuples
 
     def check_restored(self) -> None:
-        """Refuse what was read from a file if no `fit` leaves it, or encoding would not end."""
+        """Raise an error for invalid parameters in a file, also for an endless n_iter."""
         self._check_parameters()
-        if self.n_iter > _MOST_ITERATIONS:
-            raise ValueError(f"n_iter must be at most {_MOST_ITERATIONS:,}: got {self.n_iter}")
+        if self.n_iter > _MAX_ITERATIONS:
+            raise ValueError(f"n_iter must be at most {_MAX_ITERATIONS:,}: got {self.n_iter}")
         super().check_restored()
 
     def _check_parameters(self) -> None:
@@ -308,8 +304,8 @@ class LinfHash(BaseHasher):
         lengths = list(self.nested)
         if lengths != sorted(set(lengths)) or not all(1 <= n < self.n_bits for n in lengths):
             raise ValueError(
-                "nested must be lengths in ascending order, each once, at least 1 and below the "
-                f"{self.n_bits} of n_bits: got {self.nested}"
+                "nested must be distinct lengths in ascending order, from 1 to below n_bits = "
+                f"{self.n_bits}: got {self.nested}"
             )
         if lengths and not self.descent:
             raise ValueError(f"nested lengths need descent=True: got {self.nested}")
@@ -319,16 +315,16 @@ class LinfHash(BaseHasher):
 
 
 def _frame(n_features: int, n_bits: int, rng: np.random.RandomState) -> FloatArray:
-    """Return a random tight frame (n_features, n_bits), or orthonormal columns if these are few."""
+    """Return a random tight frame (n_features, n_bits), or orthonormal columns for few bits."""
     tall = (max(n_bits, n_features), min(n_bits, n_features))
     Q: FloatArray = np.linalg.qr(rng.standard_normal(tall))[0]
     return math.sqrt(n_bits / n_features) * Q.T if n_bits >= n_features else Q
 
 
 def _directions(rows: NDArray[Any]) -> Tensor:
-    """Return rows at length 1."""
+    """Return the rows scaled to length 1."""
     return unit_rows(torch.from_numpy(rows.astype(np.float32)))
 
 
-def _side_by_side(dictionaries: list[NDArray[np.float32]], n_rows: int) -> NDArray[np.float32]:
+def _concatenate(dictionaries: list[NDArray[np.float32]], n_rows: int) -> NDArray[np.float32]:
     return np.concatenate([np.empty((n_rows, 0), np.float32), *dictionaries], axis=1)

@@ -1,4 +1,4 @@
-"""Locality-sensitive hashing by random hyperplanes."""
+"""Locality-sensitive hashing (LSH) with random hyperplanes."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -18,12 +18,13 @@ from antipodal.threads import one_thread
 class LSH(BaseHasher):
     """Signs of random projections of centred features: b = [Wᵀ(x - μ) > 0]. [Charikar2002]
 
-    Two vectors at angle θ (seen from μ) agree in each bit with probability 1 - θ/π.
+    W is Gaussian. Two vectors at angle θ from each other, after subtracting μ, agree in each bit
+    with probability 1 - θ/π.
 
     Parameters
     ----------
     n_bits : int
-        Length of the code.
+        Code length.
     random_state : int, RandomState or None
         Seed of the hyperplanes.
     """
@@ -46,6 +47,6 @@ class LSH(BaseHasher):
         return self
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map to the values whose signs are the bits."""
+        """Return the function whose signs are the bits."""
         mean, hyperplanes = torch.from_numpy(self.mean_), torch.from_numpy(self.hyperplanes_)
         return lambda X: (X - mean) @ hyperplanes

@@ -1,4 +1,7 @@
-"""Feature preprocessing: square root, centring, scaling, and their selection."""
+"""Feature preprocessing: square root, centring, scaling, and their selection by validation.
+
+y = (r(x) - μ) / σ,    r(x) = x or sign(x)·√|x|
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -13,7 +16,7 @@ from antipodal.hashers.rows import feature_moments, feature_scale, row_blocks
 
 Floats = NDArray[np.floating[Any]]
 
-_RIDGES = (0.03, 0.1, 0.3, 1.0)
+_RIDGES = (0.03, 0.1, 0.3, 1.0)  # λ of the kernel ridge regression that selects a scaling
 
 
 def gaussian_kernel(X: Floats, gamma: float) -> Floats:
@@ -27,19 +30,24 @@ def gaussian_kernel(X: Floats, gamma: float) -> Floats:
 
 
 def leave_one_out_error(X: Floats, targets: NDArray[np.bool_]) -> float:
-    """Return the mean squared error of ±1 targets (m, c), each row left out; the best λ's.
+    """Return the mean squared leave-one-out error of ±1 targets (m, c), for the best λ.
 
-    γ is 1/n: rows (m, n) are scaled to mean square 1.
+    The predictor is kernel ridge regression with γ = 1/n; rows (m, n) have mean square 1.
     """
     K = gaussian_kernel(X.astype(np.float64), 1 / X.shape[1])
     T = np.where(targets, 1.0, -1.0)
-    return min(float(np.square(left_out_residuals(K, T, ridge)).mean()) for ridge in _RIDGES)
+    return min(float(np.square(leave_one_out_residuals(K, T, ridge)).mean()) for ridge in _RIDGES)
 
 
-def left_out_residuals(K: Floats, T: Floats, ridge: float) -> Floats:
-    """Return t - f₋ᵢ(x_i) for each row i and each column of T (m, c)."""
+def leave_one_out_residuals(K: Floats, T: Floats, ridge: float) -> Floats:
+    """Return tᵢ - f₋ᵢ(xᵢ), f₋ᵢ fitted without row i, for each row and each column of T (m, c).
+
+    f(x) = k(x)ᵀa + b, and with G = (K + λI)⁻¹ and a = GT - G1·1ᵀGT / 1ᵀG1
+
+        tᵢ - f₋ᵢ(xᵢ) = aᵢ / (Gᵢᵢ - (G1)ᵢ² / 1ᵀG1)
+    """
     factor, _ = dpotrf(K + ridge * np.eye(len(K)), lower=True)
-    lower, _ = dpotri(factor, lower=True)  # the inverse, below its diagonal: half the work
+    lower, _ = dpotri(factor, lower=True)  # lower triangle of the inverse, in half the time
     G = np.tril(lower) + np.tril(lower, -1).T
     sums = G.sum(axis=1)
     total = sums.sum()
@@ -52,12 +60,12 @@ Scaling = Literal["auto", "each", "common", "root-each", "root-common", "none"]
 
 SCALINGS: tuple[Scaling, ...] = ("auto", "each", "common", "root-each", "root-common", "none")
 _CHOICES: tuple[Scaling, ...] = ("each", "common", "root-each", "root-common")
-_MOST_ROWS = 1000  # that a choice is made on
-_FAR = 30.0  # deviations between zero and the mean of a feature
+_MAX_ROWS = 1000  # rows that a scaling is selected on
+_FAR = 30.0  # standard deviations from zero to the mean of a feature
 
 
 class Inputs(NamedTuple):
-    """How to make y of x: whether to take roots, μ (n,) and σ (n,)."""
+    """Fitted preprocessing: whether to take roots, μ (n,) and σ (n,)."""
 
     root: bool
     mean: NDArray[np.float32]
@@ -65,7 +73,7 @@ class Inputs(NamedTuple):
 
 
 def check_scaling(scaling: str) -> None:
-    """Refuse a scaling that is not one of those known."""
+    """Raise ValueError unless the scaling is one of `SCALINGS`."""
     if scaling not in SCALINGS:
         raise ValueError(f"scaling must be one of {', '.join(SCALINGS)}: got {scaling!r}")
 
@@ -87,13 +95,13 @@ def learn_inputs(rows: NDArray[Any], scaling: Scaling) -> Inputs:
 
 
 def rooted(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return sign(x)·√|x| of each entry, as floats."""
+    """Return sign(x)·√|x| of each entry."""
     roots: NDArray[Any] = np.copysign(np.sqrt(np.abs(rows)), rows)
     return roots
 
 
 def scaled(rows: NDArray[Any], inputs: Inputs) -> NDArray[np.float32]:
-    """Return y of each row as float32, by blocks; float64 rows are rounded at the end."""
+    """Return y of each row as float32, computed in blocks and in the dtype of the rows."""
     Y = np.empty(rows.shape, np.float32)
     for block in row_blocks(rows):
         values = rooted(rows[block]) if inputs.root else rows[block]
@@ -102,14 +110,14 @@ def scaled(rows: NDArray[Any], inputs: Inputs) -> NDArray[np.float32]:
 
 
 def scale_map(inputs: Inputs) -> Callable[[Tensor], Tensor]:
-    """Return the map (m, n) -> (m, n) from x to y."""
+    """Return the function (m, n) -> (m, n) from x to y."""
     mean, scale = torch.from_numpy(inputs.mean), torch.from_numpy(inputs.scale)
     root = root_map(inputs)
     return lambda X: (root(X) - mean) / scale
 
 
 def root_map(inputs: Inputs) -> Callable[[Tensor], Tensor]:
-    """Return the map r, from x to x itself or to its roots."""
+    """Return r, the identity or sign(x)·√|x|."""
     if not inputs.root:
         return lambda X: X
     return lambda X: X.abs().sqrt_().copysign_(X)
@@ -118,7 +126,7 @@ def root_map(inputs: Inputs) -> Callable[[Tensor], Tensor]:
 def linear_map(
     inputs: Inputs, weight: Tensor, offset: Tensor
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return what writes W y + c of rows (m, n) to a given tensor, as one product.
+    """Return the function that writes Wy + c of rows (m, n) to a given tensor, in one product.
 
     W(r(x) - μ)/σ + c = (W/σ)·r(x) + c - (W/σ)·μ.
     """
@@ -126,7 +134,7 @@ def linear_map(
     root = root_map(inputs)
     weight = weight / scale
     if (mean.abs() > _FAR * scale).any():
-        # Features far from zero would lose their digits in the product: shift them first.
+        # The product would lose digits of features far from zero: subtract their mean first.
         return lambda X, out: torch.addmm(offset, root(X) - mean, weight.T, out=out)
     shift = offset - weight @ mean
     return lambda X, out: torch.addmm(shift, root(X), weight.T, out=out)
@@ -135,13 +143,13 @@ def linear_map(
 def choose_scaling(
     rows: NDArray[Any], targets: NDArray[np.bool_], rng: np.random.RandomState
 ) -> Scaling:
-    """Return the scaling in which a kernel machine predicts left-out rows best.
+    """Return the scaling with the least leave-one-out error, on up to 1,000 rows.
 
-    Each of up to 1,000 rows is left out in turn, and its targets, a column per class or concept,
-    are predicted from the others. Roots of features that are all 0 or 1 are what they are.
+    `targets` has one column per class or concept. Of equal errors, as with and without roots of
+    features that are all 0 or 1, the first of `_CHOICES` is taken.
     """
-    if len(rows) > _MOST_ROWS:
-        chosen = np.sort(rng.permutation(len(rows))[:_MOST_ROWS])
+    if len(rows) > _MAX_ROWS:
+        chosen = np.sort(rng.permutation(len(rows))[:_MAX_ROWS])
         rows, targets = rows[chosen], targets[chosen]
 
     def error(scaling: Scaling) -> float:

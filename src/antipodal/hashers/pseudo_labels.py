@@ -1,4 +1,12 @@
-"""Class probabilities of a kernel SVM, as pseudo-labels for unlabelled rows."""
+"""Class probabilities of a kernel SVM, and pseudo-labels for unlabelled rows.
+
+One machine per class or concept, with the Gaussian kernel k(x, s) = exp(-γ‖x - s‖²) on support
+vectors s, and probabilities calibrated with one slope t and one offset o per class (Platt scaling):
+
+    f(x) = Σ_s a_s k(x, s) + b
+    p(x) = softmax(t·f(x) + o)             classes
+    p(x) = sigmoid(t·f(x) + o)             concepts
+"""
 
 import warnings
 from collections.abc import Callable
@@ -18,12 +26,18 @@ from antipodal.hashers.preprocessing import gaussian_kernel
 from antipodal.hashers.rows import draw_rows
 
 Floats = NDArray[np.floating[Any]]
+Float32Array = NDArray[np.float32]
 
-_FOLDS = 5
+_N_FOLDS = 5  # of the cross-validation that calibrates probabilities
+_MAX_LABELLED = 5000  # labelled rows for the SVM, whose memory grows with their square
+_MIN_PER_CLASS = 3  # labelled rows, on average, that calibration needs
+_PENALTY = 5.0  # C of the SVM, as in `ClassifierLSH`
+_N_NEAREST, _SHARE = 10, 0.25  # neighbours that pseudo-labels are averaged with, and their weight
+_BLOCK_ROWS = 1024
 
 
 class SVM(NamedTuple):
-    """A fitted classifier of n features and c classes, with m support vectors."""
+    """Fitted classifier of n features and c classes or concepts, with m support vectors."""
 
     support: NDArray[np.float32]  # (m, n)
     weights: NDArray[np.float32]  # (m, c): t·a
@@ -39,9 +53,9 @@ def fit_svm(
     gamma: float | None,
     rng: np.random.RandomState,
 ) -> SVM:
-    """Fit to scaled rows (m, n) and labels, classes 0 … c - 1 (m,) or concepts (m, c).
+    """Fit an SVM to scaled rows (m, n) and labels: classes 0 … c - 1 (m,) or concepts (m, c).
 
-    gamma=None is 1/n. The slope and the offsets come from cross-validation in five folds.
+    gamma=None is 1/n. The slope and the offsets are fitted to out-of-fold values of f.
     """
     X = X.astype(np.float64)
     gamma = 1 / X.shape[1] if gamma is None else gamma
@@ -49,12 +63,12 @@ def fit_svm(
     Y = label_table(labels)
     K = gaussian_kernel(X, gamma)
     fold = _folds(labels, rng)
-    held_out = np.empty(Y.shape)
-    for k in range(_FOLDS):
+    F = np.empty(Y.shape)
+    for k in range(_N_FOLDS):
         train, test = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
         a, b = _machines(K[np.ix_(train, train)], Y[train], C)
-        held_out[test] = K[np.ix_(test, train)] @ a + b
-    t, o = _calibrate(held_out, Y, multilabel=multilabel)
+        F[test] = K[np.ix_(test, train)] @ a + b
+    t, o = _calibrate(F, Y, multilabel=multilabel)
     a, b = _machines(K, Y, C)
     used = np.flatnonzero(np.abs(a).max(axis=1))
     return SVM(
@@ -67,7 +81,7 @@ def fit_svm(
 
 
 def svm_probabilities(svm: SVM, max_rows: int) -> Callable[[Tensor], Tensor]:
-    """Return the map (m, n) -> (m, c), for up to max_rows scaled rows."""
+    """Return the function (m, n) -> (m, c) from up to max_rows scaled rows to probabilities."""
     S, weights, offsets = (torch.from_numpy(array) for array in svm[:3])
     gamma = svm.gamma
     # -γ‖z - s‖² = 2γ z·s - γ‖s‖² - γ‖z‖²
@@ -85,7 +99,7 @@ def svm_probabilities(svm: SVM, max_rows: int) -> Callable[[Tensor], Tensor]:
 
 
 def label_table(labels: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which row has which class or concept, (m, c), of classes (m,) or concepts (m, c)."""
+    """Return multi-hot labels (m, c) of class numbers (m,) or concepts (m, c)."""
     if labels.ndim == 2:
         return labels.astype(bool)
     table: NDArray[np.bool_] = labels[:, None] == np.arange(labels.max() + 1)
@@ -93,11 +107,11 @@ def label_table(labels: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _machines(K: Floats, Y: NDArray[np.bool_], C: float) -> tuple[Floats, Floats]:
-    """Dual coefficients a (m, c) and intercepts b (c,) of a machine for each column of Y."""
+    """Return dual coefficients a (m, c) and intercepts b (c,), one SVM per column of Y."""
     a, b = np.zeros(Y.shape), np.empty(Y.shape[1])
     for c, y in enumerate(Y.T):
         if y.all() or not y.any():
-            b[c] = 1.0 if y.all() else -1.0  # nothing to tell apart
+            b[c] = 1.0 if y.all() else -1.0  # no boundary to learn
             continue
         machine = SVC(C=C, kernel="precomputed").fit(K, y)
         a[machine.support_, c], b[c] = machine.dual_coef_[0], machine.intercept_[0]
@@ -105,19 +119,19 @@ def _machines(K: Floats, Y: NDArray[np.bool_], C: float) -> tuple[Floats, Floats
 
 
 def _folds(labels: NDArray[Any], rng: np.random.RandomState) -> NDArray[np.int64]:
-    """Deal the rows out to the folds at random, those of a class evenly."""
+    """Return a random fold number of each row, with classes spread evenly over the folds."""
     order = rng.permutation(len(labels))
     if labels.ndim == 1:
         order = order[np.argsort(labels[order], kind="stable")]
     fold = np.empty(len(labels), np.int64)
-    fold[order] = np.arange(len(labels)) % _FOLDS
+    fold[order] = np.arange(len(labels)) % _N_FOLDS
     return fold
 
 
 def _calibrate(F: Floats, Y: NDArray[np.bool_], *, multilabel: bool) -> tuple[float, Floats]:
-    """Slope t ≥ 0 and offsets o that make probabilities of F likely, the mean log-loss least.
+    """Return the slope t ≥ 0 and the offsets o that minimise the mean log-loss + 10⁻³‖o‖².
 
-    A little weight on o² decides where the rows do not: a class that is never, or always, there.
+    The second term determines the offset of a class that no row, or every row, belongs to.
     """
     n, c = Y.shape
 
@@ -140,67 +154,65 @@ def _calibrate(F: Floats, Y: NDArray[np.bool_], *, multilabel: bool) -> tuple[fl
     return float(best[0]), best[1:]
 
 
-Float32Array = NDArray[np.float32]
+def enough_labels(labels: NDArray[Any]) -> bool:
+    """Return whether the labels suffice to calibrate probabilities; warn if they do not.
 
-_MOST_LABELLED = 5000  # rows that the machines are fitted to: their memory grows with the square
-_FEWEST_A_CLASS = 3  # labelled rows, on average, that probabilities can be calibrated with
-_PENALTY = 5.0  # C of the machines, as in `ClassifierLSH`
-_NEAREST, _SHARE = 10, 0.25
-_BLOCK_ROWS = 1024
-
-
-def can_teach(labels: NDArray[Any]) -> bool:
-    """Return whether labels are enough to calibrate probabilities; if not, warn that they are not.
-
-    Without a teacher a network learns from the labelled rows alone.
+    A network then learns from the labelled rows alone.
     """
     table = label_table(labels)
     n_classes = int(table.any(axis=0).sum())
-    if table.sum() >= _FEWEST_A_CLASS * n_classes:
+    if table.sum() >= _MIN_PER_CLASS * n_classes:
         return True
     warnings.warn(
-        f"{len(labels)} labelled rows of {n_classes} classes are too few to calibrate a classifier "
-        "with: the rows without labels are not used",
+        f"{len(labels)} labelled rows of {n_classes} classes are too few to calibrate a "
+        f"classifier, which needs {_MIN_PER_CLASS} per class: the unlabelled rows are not used",
         UserWarning,
         stacklevel=4,
     )
     return False
 
 
-def beliefs(
+def pseudo_labels(
     labelled: Float32Array,
     labels: NDArray[Any],
     unlabelled: Float32Array,
     rng: np.random.RandomState,
 ) -> Float32Array:
-    """Return p of all rows, the labelled ones first, (l + u, c); rows are scaled."""
+    """Return class probabilities of all scaled rows, the labelled ones first, (l + u, c).
+
+    Labelled rows have their labels. The probabilities p of unlabelled rows are those of an SVM,
+    smoothed over the 10 nearest labelled or unlabelled rows: ¾p + ¼ of their mean.
+    """
     known = label_table(labels).astype(np.float32)
-    shown = draw_rows(len(labelled), _MOST_LABELLED, rng, labels)
-    teacher = fit_svm(labelled[shown], labels[shown], _PENALTY, None, rng)
-    believed = np.empty((len(unlabelled), known.shape[1]), np.float32)
-    believed[:, len(teacher.offsets) :] = 0.0  # classes that no shown row is of
-    probabilities = svm_probabilities(teacher, block_rows(len(unlabelled)))
+    chosen = draw_rows(len(labelled), _MAX_LABELLED, rng, labels)
+    svm = fit_svm(labelled[chosen], labels[chosen], _PENALTY, None, rng)
+    predicted = np.empty((len(unlabelled), known.shape[1]), np.float32)
+    predicted[:, len(svm.offsets) :] = 0.0  # classes without a chosen row
+    probabilities = svm_probabilities(svm, block_rows(len(unlabelled)))
     for start, values in map_blocks(probabilities, unlabelled):
-        believed[start : start + len(values), : values.shape[1]] = values
+        predicted[start : start + len(values), : values.shape[1]] = values
     means = _mean_of_nearest(
         unlabelled,
-        np.concatenate([unlabelled, labelled[shown]]),
-        np.concatenate([believed, known[shown]]),
+        np.concatenate([unlabelled, labelled[chosen]]),
+        np.concatenate([predicted, known[chosen]]),
     )
-    believed += _SHARE * (means - believed)
-    return np.concatenate([known, believed])
+    predicted += _SHARE * (means - predicted)
+    return np.concatenate([known, predicted])
 
 
-def sharpened(p: Float32Array, power: float, *, exclusive: bool) -> Float32Array:
-    """Return p^a, of classes over its sum, of concepts over p^a + (1 - p)^a: surer for a > 1."""
+def sharpen(p: Float32Array, power: float, *, exclusive: bool) -> Float32Array:
+    """Return probabilities raised to a power and normalised: closer to 0 and 1 for powers above 1.
+
+    p^a / Σ_c p_c^a for exclusive classes, p^a / (p^a + (1 - p)^a) for concepts.
+    """
     if power == 1:
         return p
     raised = np.power(p, np.float32(power))
     total = raised.sum(axis=1, keepdims=True)
     if not exclusive:
         total = raised + np.power(1 - p, np.float32(power))
-    surer: Float32Array = raised / total
-    return surer
+    sharper: Float32Array = raised / total
+    return sharper
 
 
 def _mean_of_nearest(
@@ -208,17 +220,22 @@ def _mean_of_nearest(
 ) -> Float32Array:
     """Return the mean value of the rows nearest to each query.
 
-    The queries are the first rows: a query does not count among those nearest to itself.
+    The queries are the first rows; a query is not its own neighbour.
     """
     index = faiss.IndexFlatL2(rows.shape[1])
     index.add(rows)
-    n_nearest = min(_NEAREST, len(rows) - 1)
+    n_nearest = min(_N_NEAREST, len(rows) - 1)
     means = np.empty((len(queries), values.shape[1]), np.float32)
     for start in range(0, len(queries), _BLOCK_ROWS):
         block = queries[start : start + _BLOCK_ROWS]
         _, found = index.search(block, n_nearest + 1)
         others = found != np.arange(start, start + len(block))[:, None]
-        others[:, -1] &= ~others.all(axis=1)  # one too many where many rows are equal to the query
+        # If many rows equal the query, it may be missing in the result: drop the last neighbour.
+        others[:, -1] &= ~others.all(axis=1)
         total = np.einsum("qk,qkc->qc", others.astype(np.float32), values[found])
         means[start : start + len(block)] = total / n_nearest
     return means
+
+
+# Names that `network` imports.
+beliefs, can_teach, sharpened = pseudo_labels, enough_labels, sharpen

@@ -1,4 +1,4 @@
-"""Binary quantisation as vector databases do it: the sign of every feature."""
+"""Binary quantisation, as in vector databases: the sign of every feature."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -16,20 +16,19 @@ from antipodal.threads import one_thread
 
 @built_in
 class SignHash(BaseHasher):
-    """Signs of the features, one bit a feature: b = [Qᵀ(x - μ) > 0], Q = I or orthogonal.
+    """Signs of the features, one bit per feature: b = [Qᵀ(x - μ) > 0], Q = I or orthogonal.
 
-    With a rotation the columns of Q are random and orthonormal, which makes every bit carry as
-    much of the features as any other; of a pair at angle θ, each bit then differs with
-    probability θ/π as in `LSH`, but the bits repeat each other less. Without one, bit i is the
-    sign of feature i, and fewer bits than features keep the first ones: sensible for embeddings
-    trained to be cut short ("Matryoshka"), whose first features matter most.
+    With `rotate` the columns of Q are random and orthonormal, and all bits carry the same amount
+    of information. The bits of two vectors at angle θ differ with probability θ/π as in `LSH`,
+    but are less redundant. Without it, bit i is the sign of feature i, and fewer bits than
+    features use the first features, which suits embeddings trained for truncation ("Matryoshka").
 
     Parameters
     ----------
     n_bits : int
-        Length of the code, at most the number of features.
+        Code length, at most the number of features.
     center : bool
-        Whether to subtract the mean μ of the training rows, or compare with zero.
+        Whether to subtract the mean μ of the training rows; otherwise μ = 0.
     rotate : bool
         Whether to rotate before the sign.
     random_state : int, RandomState or None
@@ -66,8 +65,8 @@ class SignHash(BaseHasher):
         n_features = rows.shape[1]
         if self.n_bits > n_features:
             raise ValueError(
-                f"SignHash needs n_bits ≤ features, since a bit is the sign of one feature: got "
-                f"{self.n_bits} bits for {n_features} feature(s). LSH has no such limit"
+                f"SignHash needs n_bits ≤ features, one feature per bit: got {self.n_bits} bits "
+                f"for {n_features} feature(s). LSH has no such limit"
             )
         self.mean_ = np.zeros(n_features, np.float32)
         if self.center:
@@ -80,6 +79,6 @@ class SignHash(BaseHasher):
         return self
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map to the values whose signs are the bits."""
+        """Return the function whose signs are the bits."""
         mean, rotation = torch.from_numpy(self.mean_), torch.from_numpy(self.rotation_)
         return lambda X: (X - mean) @ rotation

@@ -107,9 +107,9 @@ def solve_linf(
 
     Notes
     -----
-    A small residual bounds the objective only as well as D is conditioned. For float32 and nearly
-    singular D, such as Hilbert matrices, `converged=True` permits an objective up to
-    1e-3·‖y‖² above the optimum. Use float64 for such dictionaries.
+    A small residual implies a nearly optimal objective only if D is well conditioned. In float32,
+    with nearly singular D such as Hilbert matrices, the objective of a solution with
+    `converged=True` can exceed the optimum by 1e-3·‖y‖². Use float64 for such dictionaries.
 
     Examples
     --------
