@@ -1,4 +1,4 @@
-"""The iteration against the printed equations, and what its solutions promise."""
+"""ADMM iteration against the printed equations, and the bound of Theorem 1."""
 
 from functools import partial
 
@@ -54,7 +54,7 @@ def test_a_solution_is_a_fixed_point_of_the_unfolded_step():
     torch.testing.assert_close(again, z, atol=1e-10, rtol=0)
 
 
-def test_the_relaxed_step_is_its_formula_and_needs_no_other_memory():
+def test_the_relaxed_step_is_its_formula():
     rng = np.random.default_rng(9)
     D, y, u = (
         rng.standard_normal((12, 8)),
@@ -76,7 +76,7 @@ def test_the_relaxed_step_is_its_formula_and_needs_no_other_memory():
     assert z_new.data_ptr() == box.data_ptr()
 
 
-def test_a_step_in_given_memory_is_the_same_step():
+def test_a_step_with_out_gives_the_same_result():
     drive, z, S, b = (torch.randn(shape) for shape in ((6, 4), (6, 4), (4, 4), (4,)))
     memory = torch.empty(6, 4)
     z_new, u = admm_step(drive, z, S, b, torch.tanh, out=memory)
@@ -86,17 +86,17 @@ def test_a_step_in_given_memory_is_the_same_step():
 
 
 # Theorem 1.1: quantising each entry to one of L levels, the centres of equal cells of [-λ, λ],
-# moves an entry by at most λ/L and x by at most λ√N/L. A bit tells the cell for L = 2.
+# moves an entry by at most λ/L and x by at most λ√N/L. For L = 2 a bit selects the cell.
 
 
 def quantise(x, reach, n_levels):
-    """Centres of n_levels equal cells of [-reach, reach]."""
+    """Return the centres of n_levels equal cells of [-reach, reach]."""
     cell = np.clip(np.floor((x / reach + 1) / 2 * n_levels), 0, n_levels - 1)
     return reach * ((2 * cell + 1) / n_levels - 1)
 
 
 @pytest.mark.parametrize("n_bits", [32, 128])  # a learned dictionary, a frame
-def test_the_bits_of_a_code_keep_the_bound_of_theorem_1_and_wrong_bits_break_it(n_bits):
+def test_bits_of_a_code_satisfy_the_bound_of_theorem_1_and_wrong_bits_violate_it(n_bits):
     X = load_digits(return_X_y=True)[0][:400]
     hasher = LinfHash(n_bits, bound=0.3, random_state=0).fit(X)
     x, bits = hasher.project(X).astype(np.float64), unpack(hasher.encode(X), n_bits)
@@ -114,8 +114,8 @@ def test_the_bits_of_a_code_keep_the_bound_of_theorem_1_and_wrong_bits_break_it(
 
 @examples(30)
 @given(seed=seeds, n_levels=st.integers(1, 64), share=st.floats(0.01, 0.3))
-def test_solutions_keep_the_bound_of_theorem_1_for_any_number_of_levels(seed, n_levels, share):
-    """They do because they are in the box: least squares, quantised alike, leaves the bound."""
+def test_solutions_satisfy_the_bound_of_theorem_1_for_any_number_of_levels(seed, n_levels, share):
+    """Least squares solutions, quantised in the same way, violate the bound."""
     rng = np.random.default_rng(seed)
     D, Y = rng.standard_normal((24, 16)), rng.standard_normal((3, 24))
     least_squares = np.linalg.lstsq(D, Y.T)[0].T
@@ -129,13 +129,13 @@ def test_solutions_keep_the_bound_of_theorem_1_for_any_number_of_levels(seed, n_
     assert (moved(codes, quantise(codes, bound, n_levels)) <= most * (1 + 1e-12)).all()
     if n_levels >= 4:  # an entry outside by 2.3 λ outweighs √N·λ/L
         assert (moved(least_squares, quantise(least_squares, bound, n_levels)) > most).all()
-    # A corner of the box needs all of the bound, so that no smaller one would hold.
+    # A corner of the box reaches the bound, so that no smaller bound holds.
     corner = np.full((1, 16), bound)
     np.testing.assert_allclose(moved(corner, quantise(corner, bound, n_levels)), most)
 
 
 def test_on_random_frames_the_linf_solution_survives_quantisation_better_than_least_squares():
-    """Each solution quantised over its own range, as many levels; the error is that of Dx."""
+    """Each solution is quantised over its own range with the same number of levels."""
     rng = np.random.default_rng(9)
     D = np.linalg.qr(rng.standard_normal((128, 64)))[0].T  # (64, 128), DDᵀ = I: a tight frame
     Y = rng.standard_normal((100, 64))

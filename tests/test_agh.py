@@ -20,7 +20,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def dense_weights(hasher, rows):
-    """Z of the rows, one row at a time."""
+    """Return Z of the rows, computed row by row."""
     distance = euclidean_distances(rows, hasher.anchors_)
     Z = np.zeros_like(distance)
     for i, d in enumerate(distance):
@@ -52,15 +52,15 @@ def test_the_functions_are_orthogonal_eigenvectors_of_the_graph(seed):
     np.testing.assert_allclose(values, eigh(A)[0][::-1][1:6], atol=1e-9)
 
 
-def test_in_a_graph_of_two_parts_the_constant_function_is_still_left_out():
+def test_in_a_graph_of_two_components_the_constant_function_is_excluded():
     Z = csr_array(np.kron(np.eye(2), random_graph(0).toarray()))
     values, W = graph_functions(Z, 3)
     Y = Z @ W
     assert values[0] == pytest.approx(1.0)
     np.testing.assert_allclose(Y.sum(axis=0), 0, atol=1e-6)
-    np.testing.assert_allclose(np.abs(Y[:, 0]), 1.0, atol=1e-6)  # which part a row is in
+    np.testing.assert_allclose(np.abs(Y[:, 0]), 1.0, atol=1e-6)  # the component of a row
     assert Y[0, 0] * Y[-1, 0] < 0
-    above, below = split_thresholds(Z, Y[:, 0])  # nothing between the sides: their means
+    above, below = split_thresholds(Z, Y[:, 0])  # no edges between the sides: their means
     assert (above, below) == pytest.approx((1.0, -1.0), abs=1e-6)
 
 
@@ -104,7 +104,7 @@ def test_new_rows_are_projected_as_if_they_had_been_in_the_graph(n_nearest):
     )
 
 
-def test_the_bandwidth_is_the_mean_distance_of_the_last_of_the_nearest():
+def test_the_bandwidth_is_the_mean_distance_of_the_farthest_of_the_nearest_anchors():
     hasher = AGH(10, n_anchors=40, n_nearest=3, random_state=0).fit(X)
     third = np.sort(euclidean_distances(X, hasher.anchors_), axis=1)[:, 2]
     assert hasher.bandwidth_ == pytest.approx(third.mean(), rel=1e-4)
@@ -112,7 +112,7 @@ def test_the_bandwidth_is_the_mean_distance_of_the_last_of_the_nearest():
 
 
 @pytest.mark.parametrize("n_bits", [7, 8])
-def test_second_bits_cut_the_sides_of_the_first(n_bits):
+def test_bits_of_the_second_layer_split_the_sides_of_the_first(n_bits):
     one = AGH(4, layers=1, random_state=0).fit(X)
     two = AGH(n_bits, layers=2, random_state=0).fit(X)
     first, second = two.project(X)[:, :4], two.project(X)[:, 4:]
@@ -134,13 +134,13 @@ def test_centres_cluster_nearly_as_well_as_scikit_learns():
     assert ours < 0.8 * (euclidean_distances(X, start).min(axis=1) ** 2).sum()
 
 
-def test_there_are_never_more_centres_than_distinct_rows():
+def test_centres_are_at_most_as_many_as_distinct_rows():
     rows = np.repeat(X[:7], 20, axis=0)
     centres = cluster_centres(rows, 50, 3, np.random.RandomState(0))
     np.testing.assert_allclose(centres, np.unique(X[:7], axis=0), atol=1e-5)
 
 
-def test_distances_hold_far_from_zero():
+def test_distances_are_accurate_far_from_zero():
     anchors = (X[:20] + 4096).astype(np.float32)
     rows = X[:100] + 4096
     mean = rows.mean(axis=0).astype(np.float32)
@@ -160,12 +160,12 @@ def test_distances_hold_far_from_zero():
         ({"n_anchors": 10}, r"\b10 eigenvectors\b.*\b20 bits\b.*\b2 layer"),
     ],
 )
-def test_senseless_options_and_too_few_anchors_are_refused(options, message):
+def test_invalid_options_and_too_few_anchors_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         AGH(20, **options, random_state=0).fit(X)
 
 
-def test_rows_that_are_all_equal_or_too_large_are_refused():
+def test_rows_that_are_all_equal_or_too_large_are_rejected():
     with pytest.raises(ValueError, match=r"\b1 anchors\b.*\b9 rows\b.*\b0\b"):
         AGH(2).fit(np.ones((9, 3)))
     with pytest.raises(ValueError, match="float32"):

@@ -40,7 +40,7 @@ def cost_of(bits, cost, J):
     zeros=st.booleans(),
     copies=st.booleans(),
 )
-def test_a_weight_is_the_best_of_all_between_and_beyond_the_thresholds(seed, m, k, zeros, copies):
+def test_the_best_weight_is_found_between_and_beyond_the_thresholds(seed, m, k, zeros, copies):
     rng = np.random.default_rng(seed)
     rest, column, cost = rng.standard_normal(m), rng.standard_normal(m), rng.standard_normal((m, k))
     if zeros:
@@ -77,7 +77,7 @@ def test_every_accepted_weight_lowers_the_cost(seed):
         assert costs[-1] < costs[-2] - 1e-12 if w[i] != before else costs[-1] == costs[-2]
 
 
-def test_a_bit_that_is_improved_is_what_its_weights_say():
+def test_an_improved_bit_is_the_bit_of_its_weights():
     rng = np.random.RandomState(0)
     K, cost, J = rng.randn(40, 6), rng.randn(40, 5), rng.randint(0, 40, (40, 5))
     w = rng.randn(6)
@@ -88,7 +88,7 @@ def test_a_bit_that_is_improved_is_what_its_weights_say():
 
 
 @pytest.mark.parametrize("labelled", [True, False])
-def test_the_error_falls_with_every_sweep_and_is_the_error_of_the_bits(labelled):
+def test_the_error_decreases_with_every_sweep_and_is_that_of_the_bits(labelled):
     rng = np.random.RandomState(0)
     Z = X[:300] - X[:300].mean(axis=0)
     Z /= np.linalg.norm(Z, axis=1, keepdims=True)
@@ -129,7 +129,7 @@ def test_partners_by_label_are_similar_and_dissimilar_rows():
     np.testing.assert_array_equal(itself[:, 4:].all(axis=1), ~others.any(axis=1))
 
 
-def test_a_row_alone_with_its_label_does_no_harm():
+def test_a_row_alone_with_its_label_is_allowed():
     rows, target = label_partners(np.array([0, 0, 0, 1]), 4, np.random.RandomState(0))
     np.testing.assert_array_equal(rows[3, :2], 3)
     np.testing.assert_array_equal(target[3], [0, 0, 1, 1])
@@ -146,7 +146,7 @@ def test_partners_by_distance_are_nearest_and_random_rows():
     assert (rows != np.arange(50)[:, None]).all()
 
 
-def test_labels_help_and_both_beat_weights_that_were_not_learned():
+def test_learned_weights_beat_random_ones_and_labels_help():
     train, test = slice(0, 600), slice(600, 1200)
 
     def score(y, n_sweeps):
@@ -161,6 +161,6 @@ def test_labels_help_and_both_beat_weights_that_were_not_learned():
     ("setting", "error"),
     [({"n_anchors": 0}, ValueError), ({"gamma": 0.0}, ValueError), ({"n_sweeps": 1.5}, TypeError)],
 )
-def test_settings_that_cannot_work_are_refused(setting, error):
+def test_invalid_settings_are_rejected(setting, error):
     with pytest.raises(error, match=next(iter(setting))):
         BRE(8, **setting).fit(X)

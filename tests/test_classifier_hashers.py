@@ -13,7 +13,7 @@ from antipodal.hashers.classifierlsh import ClassifierLSH
 from antipodal.hashers.pseudo_labels import _calibrate, fit_svm, svm_probabilities
 
 X, Y = load_digits(return_X_y=True)
-ORDER = np.random.default_rng(0).permutation(len(X))  # they come writer by writer
+ORDER = np.random.default_rng(0).permutation(len(X))  # rows are ordered by writer
 X, Y = X[ORDER], Y[ORDER]
 TRAIN, TEST = slice(0, 500), slice(500, 1100)
 CONCEPT_X, CONCEPTS = make_multilabel_classification(
@@ -54,7 +54,7 @@ def test_probabilities_sum_to_one_predict_well_and_are_calibrated(lsh):
     np.testing.assert_allclose(P.sum(axis=1), 1, atol=1e-5)
     right = P.argmax(axis=1) == Y[TEST]
     theirs = make_pipeline(StandardScaler(), SVC(C=5.0)).fit(X[TRAIN], Y[TRAIN])
-    assert right.mean() > theirs.score(X[TEST], Y[TEST]) - 0.02  # one against one, no calibration
+    assert right.mean() > theirs.score(X[TEST], Y[TEST]) - 0.02  # one-vs-one, without calibration
     assert P.max(axis=1).mean() == pytest.approx(right.mean(), abs=0.05)
 
 
@@ -73,20 +73,20 @@ def test_calibration_recovers_the_slope_and_the_offsets_that_labels_were_drawn_w
 
 
 def test_one_hot_codes_are_equal_within_and_equally_far_between_predicted_classes(lsh, one_hot):
-    predicted = lsh.class_probabilities(X[TEST]).argmax(axis=1)  # of the same machines and folds
+    predicted = lsh.class_probabilities(X[TEST]).argmax(axis=1)  # of the same SVMs and folds
     bits = one_hot.transform(X[TEST]).astype(int)
     distance = (bits[:, None] != bits).sum(axis=2)
     np.testing.assert_array_equal(distance == 0, predicted[:, None] == predicted)
-    assert set(np.unique(distance)) == {0, 12}  # ⌊64 / 10⌋ bits a class
+    assert set(np.unique(distance)) == {0, 12}  # ⌊64 / 10⌋ bits per class
 
 
 @pytest.mark.parametrize("n_bits", [4, 9, 10, 19])
-def test_one_hot_codes_tell_all_classes_apart_at_any_length_that_can(n_bits):
+def test_one_hot_codes_distinguish_all_classes_at_any_sufficient_length(n_bits):
     codes = OneHotHash(n_bits, random_state=0).fit(X[TRAIN], Y[TRAIN]).encode(X[TRAIN])
     assert len(np.unique(unpack(codes, n_bits), axis=0)) == 10
 
 
-def test_too_few_bits_for_the_classes_are_refused():
+def test_too_few_bits_for_the_classes_are_rejected():
     with pytest.raises(ValueError, match=r"\b3 bit.*\b8 codes\b.*\b10 classes\b"):
         OneHotHash(3).fit(X[TRAIN], Y[TRAIN])
 
@@ -109,7 +109,7 @@ def test_bits_are_signs_of_projected_centred_probabilities(lsh):
     )
 
 
-def test_several_concepts_a_row_are_each_predicted():
+def test_several_concepts_per_row_are_predicted():
     hasher = OneHotHash(10, random_state=0).fit(CONCEPT_X[:300], CONCEPTS[:300])
     P, bits = hasher.class_probabilities(CONCEPT_X[300:]), hasher.transform(CONCEPT_X[300:])
     np.testing.assert_array_equal(bits[:, :5], bits[:, 5:])

@@ -1,4 +1,4 @@
-"""Codes in the forms of other engines: nothing is lost, and the engines count the same bits."""
+"""Conversion of codes to the formats of other engines and back."""
 
 import faiss
 import numpy as np
@@ -22,7 +22,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("name", PAIRS)
 @given(b=bits)
-def test_from_undoes_to(name, b):
+def test_from_is_the_inverse_of_to(name, b):
     to, back = PAIRS[name]
     codes, n_bits = pack(b), b.shape[1]
     again = back(to(codes, n_bits), n_bits)
@@ -33,7 +33,7 @@ def test_from_undoes_to(name, b):
 
 
 @given(b=bits)
-def test_each_form_says_the_same_number_as_the_bits(b):
+def test_each_format_has_the_same_value_as_the_bits(b):
     codes, n_bits = pack(b), b.shape[1]
     padded = 8 * codes.shape[1] - n_bits
     numbers = [int("".join(map(str, row)), 2) << padded for row in b]
@@ -52,7 +52,7 @@ def test_zero_bytes_at_the_end_of_a_row_are_kept():
 
 
 @pytest.mark.parametrize("n_bits", [8, 13, 64, 100])
-def test_faiss_and_usearch_take_codes_as_they_are_and_find_the_same_distances(n_bits):
+def test_faiss_and_usearch_accept_codes_and_return_the_same_distances(n_bits):
     rng = np.random.default_rng(n_bits)
     b = rng.integers(0, 2, (300, n_bits), dtype=np.uint8)
     codes = pack(b)
@@ -82,6 +82,6 @@ def test_faiss_and_usearch_take_codes_as_they_are_and_find_the_same_distances(n_
         (lambda: forms.to_hex(np.zeros((1, 2), np.uint8), 8), ValueError, r"\b8 bits\b.*\b1 byte"),
     ],
 )
-def test_what_is_not_a_code_is_named(call, error, message):
+def test_invalid_codes_are_named(call, error, message):
     with pytest.raises(error, match=message):
         call()

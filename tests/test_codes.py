@@ -1,4 +1,4 @@
-"""The bit contract: most significant bit first, zero padding, and nothing else accepted."""
+"""Packing of bits: most significant bit first, zero padding, checked input."""
 
 import faiss
 import numpy as np
@@ -15,7 +15,7 @@ bits = st.tuples(st.integers(0, 9), st.integers(1, 70)).flatmap(
 
 
 @given(bits)
-def test_unpacking_undoes_packing(b):
+def test_unpack_is_the_inverse_of_pack(b):
     codes = pack(b)
     assert codes.dtype == np.uint8
     assert codes.shape == (len(b), -(-b.shape[1] // 8))
@@ -40,7 +40,7 @@ def test_faiss_counts_the_same_differing_bits(b):
     np.testing.assert_array_equal(distances[0], (b[0] != b[ids[0]]).sum(axis=1))
 
 
-def test_booleans_are_bits_too():
+def test_booleans_are_accepted_as_bits():
     np.testing.assert_array_equal(pack(np.array([[True, False]])), [[128]])
 
 
@@ -54,7 +54,7 @@ def test_booleans_are_bits_too():
         (np.zeros((3, 0), np.uint8), ValueError, r"\(3, 0\)"),
     ],
 )
-def test_what_cannot_be_bits_is_named(value, error, message):
+def test_invalid_bits_are_named(value, error, message):
     with pytest.raises(error, match=message):
         pack(value)
 
@@ -68,6 +68,6 @@ def test_what_cannot_be_bits_is_named(value, error, message):
         (np.full((2, 2), 255, np.uint8), 15, ValueError, r"\b15 bits\b.*\bn_bits\b"),
     ],
 )
-def test_what_cannot_be_codes_is_named(codes, n_bits, error, message):
+def test_invalid_codes_are_named(codes, n_bits, error, message):
     with pytest.raises(error, match=message):
         unpack(codes, n_bits)

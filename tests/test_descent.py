@@ -1,4 +1,4 @@
-"""Bits flipped until rows are rebuilt best, and the dictionary fitted to them."""
+"""Bit descent and the dictionary fitted to its codes."""
 
 import itertools
 import re
@@ -40,14 +40,14 @@ def descend_by_loops(y, D, offset, b, weight):
 
 @pytest.mark.parametrize("weight", [0.0, 1.0])
 @pytest.mark.parametrize("seed", range(8))
-def test_descent_takes_the_steps_that_loops_over_rows_and_bits_take(seed, weight):
+def test_descent_gives_the_same_signs_as_loops_over_rows_and_bits(seed, weight):
     Y, D, offset, signs = problem(seed)
     ours = bit_descent(*map(torch.from_numpy, (Y, D, offset, signs.copy())), weight).numpy()
     for y, b, found in zip(Y, signs, ours, strict=True):
         np.testing.assert_array_equal(found, descend_by_loops(y, D, offset, b, weight))
 
 
-def test_the_best_code_of_all_is_left_as_it_is():
+def test_the_optimal_code_is_not_changed():
     Y, D, offset, _ = problem(0, m=3, n_bits=8)
     corners = [np.array(c, float) for c in itertools.product([-1, 1], repeat=8)]
     best = [min(corners, key=lambda b, y=y: objective(y, D, offset, b, 1.0)) for y in Y]
@@ -55,7 +55,7 @@ def test_the_best_code_of_all_is_left_as_it_is():
     np.testing.assert_array_equal(found, best)
 
 
-def test_small_blocks_change_nothing(monkeypatch):
+def test_the_block_size_does_not_change_the_result(monkeypatch):
     Y, D, offset, signs = (torch.from_numpy(a) for a in problem(1, m=50))
     whole = bit_descent(Y, D, offset, signs.clone())
     monkeypatch.setattr("antipodal.hashers.bit_descent._BLOCK_BYTES", 200)
@@ -72,7 +72,7 @@ def test_the_dictionary_is_that_of_ridge_regression_and_vectors_have_length_one(
     np.testing.assert_allclose(np.square(offset + signs @ D.T).sum(axis=1).mean(), 1.0)
 
 
-def share_found(hasher, X, Q):
+def recall(hasher, X, Q):
     index = HammingIndex(hasher.n_bits)
     index.add(hasher.encode(X))
     nearest = np.argsort(-cosine_similarity(Q, X), axis=1)[:, :10]
@@ -80,10 +80,10 @@ def share_found(hasher, X, Q):
     return np.mean([np.isin(f, n).mean() for f, n in zip(found, nearest, strict=True)])
 
 
-def test_more_neighbours_are_found_by_the_setting_made_for_it():
+def test_the_asymmetric_setting_has_a_higher_recall():
     train, X, Q = DIGITS[:800], DIGITS[800:1600], DIGITS[1600:]
     shares = {
-        name: share_found(hasher.fit(train), X, Q)
+        name: recall(hasher.fit(train), X, Q)
         for name, hasher in {
             "asymmetric": LinfHash.asymmetric(128, random_state=0),
             "random frame": LinfHash.asymmetric(128, random_state=0).set_params(n_refits=0),
@@ -95,7 +95,7 @@ def test_more_neighbours_are_found_by_the_setting_made_for_it():
 
 
 @pytest.mark.parametrize("n_bits", [16, 64, 128])
-def test_scores_estimate_the_cosine_and_codes_rebuild_the_direction(n_bits):
+def test_scores_estimate_cosines_and_codes_reconstruct_directions(n_bits):
     hasher = LinfHash.asymmetric(n_bits, random_state=0).fit(DIGITS)
     units = DIGITS / np.linalg.norm(DIGITS, axis=1, keepdims=True)
     rebuilt = hasher.reconstruct(hasher.encode(DIGITS))
@@ -107,7 +107,7 @@ def test_scores_estimate_the_cosine_and_codes_rebuild_the_direction(n_bits):
     assert error < {16: 0.1, 64: 0.05, 128: 0.03}[n_bits]
 
 
-def test_length_and_company_of_a_row_and_its_kind_of_number_do_not_change_its_bits(tmp_path):
+def test_bits_do_not_depend_on_length_dtype_or_other_rows(tmp_path):
     X = DIGITS.astype(np.float16)
     hasher = LinfHash.asymmetric(48, random_state=0).fit(X)
     codes = hasher.encode(X)
@@ -122,14 +122,14 @@ def test_length_and_company_of_a_row_and_its_kind_of_number_do_not_change_its_bi
     np.testing.assert_array_equal(again.encode(X), codes)
 
 
-def test_rows_that_do_not_vary_and_rows_of_zeros_have_codes():
+def test_constant_rows_and_rows_of_zeros_have_codes():
     for X in (np.ones((20, 4)), np.zeros((20, 4))):
         hasher = LinfHash.asymmetric(8, random_state=0).fit(X)
         assert np.isfinite(hasher.query(X)).all()
         assert len(np.unique(hasher.encode(X))) == 1
 
 
-def test_query_is_the_product_with_what_codes_rebuild():
+def test_scores_are_products_with_reconstructions():
     hasher = LinfHash(100, random_state=0).fit(DIGITS)
     signs = 2.0 * hasher.transform(DIGITS[:30]) - 1
     rebuilt = hasher.reconstruct(hasher.encode(DIGITS[:30])) - hasher.mean_
@@ -140,7 +140,7 @@ def test_query_is_the_product_with_what_codes_rebuild():
 @pytest.mark.parametrize(
     ("setting", "error"), [({"n_refits": -1}, ValueError), ({"descent": "yes"}, TypeError)]
 )
-def test_settings_that_cannot_work_are_refused(setting, error):
+def test_invalid_settings_are_rejected(setting, error):
     with pytest.raises(error, match=next(iter(setting))):
         LinfHash(8, **setting).fit(DIGITS)
 
@@ -173,16 +173,16 @@ def test_a_prefix_is_a_hasher_of_the_first_bits(tmp_path):
     )
 
 
-def test_the_shortest_prefix_is_the_code_of_that_length_and_more_bits_find_more():
+def test_the_shortest_prefix_is_the_code_of_that_length_and_recall_grows_with_bits():
     train, X, Q = DIGITS[:800], DIGITS[800:1600], DIGITS[1600:]
     hasher = LinfHash.asymmetric(96, nested=(24, 48), random_state=0).fit(train)
     alone = LinfHash.asymmetric(24, random_state=0).fit(train)
     np.testing.assert_array_equal(hasher.prefix(24).transform(X), alone.transform(X))
-    shares = [share_found(h, X, Q) for h in (alone, hasher.prefix(48), hasher)]
+    shares = [recall(h, X, Q) for h in (alone, hasher.prefix(48), hasher)]
     assert all(np.diff(shares) > 0.05)
 
 
-def test_other_prefixes_and_lengths_that_cannot_be_nested_are_refused():
+def test_other_prefixes_and_invalid_nested_lengths_are_rejected():
     hasher = LinfHash.asymmetric(40, nested=(16,), random_state=0).fit(DIGITS)
     with pytest.raises(ValueError, match=r"\b16\b.*\b20\b.*\bnested\b"):
         hasher.prefix(20)

@@ -24,7 +24,7 @@ def random_dictionary(rng, n_features, n_atoms):
 
 
 def sparse_signals(seed, n_samples=1500, n_features=20, n_atoms=50, sparsity=3, decibels=20):
-    """Samples of a known dictionary, as in Section V-A of Aharon et al. (2006)."""
+    """Return samples of a known dictionary, as in Section V-A of Aharon et al. (2006)."""
     rng = np.random.default_rng(seed)
     D = random_dictionary(rng, n_features, n_atoms)
     X = np.zeros((n_samples, n_atoms))
@@ -36,14 +36,14 @@ def sparse_signals(seed, n_samples=1500, n_features=20, n_atoms=50, sparsity=3, 
 
 
 @st.composite
-def nasty_samples(draw):
-    """Few, repeated, constant, zero, dependent, or badly scaled rows and columns."""
+def difficult_samples(draw):
+    """Draw few, repeated, constant, zero, dependent, or badly scaled rows and columns."""
     rng = np.random.default_rng(draw(seeds))
     m, n = draw(st.integers(1, 24)), draw(st.integers(1, 8))
     rank = draw(st.integers(1, 8))
     Y = rng.standard_normal((m, rank)) @ rng.standard_normal((rank, n))
     if draw(st.booleans()):
-        Y = np.round(Y)  # exact ties and copies
+        Y = np.round(Y)  # exact ties and duplicates
     if draw(st.booleans()):
         Y = Y[rng.integers(0, m, m)]
     if draw(st.booleans()):
@@ -63,14 +63,14 @@ def dense(codes, n_atoms):
     for x, atoms, values in zip(X, *codes, strict=True):
         for atom, value in zip(atoms, values, strict=True):
             if atom >= 0:
-                assert x[atom] == 0  # an atom has one place
+                assert x[atom] == 0  # an atom occurs once
                 x[atom] = value
             else:
                 assert value == 0
     return X
 
 
-def test_the_atoms_that_made_the_signals_are_found_again():
+def test_the_atoms_that_generated_the_signals_are_recovered():
     recovered = []
     for seed in range(5):
         Y, D = sparse_signals(seed)
@@ -80,8 +80,8 @@ def test_the_atoms_that_made_the_signals_are_found_again():
 
 
 @fresh_examples(300)
-@given(data=nasty_samples(), seed=seeds)
-def test_the_error_never_rises_and_atoms_have_length_one(data, seed):
+@given(data=difficult_samples(), seed=seeds)
+def test_the_error_never_increases_and_atoms_have_length_one(data, seed):
     Y, n_atoms, sparsity = data
     before = Y.copy()
     learned = ksvd(Y, n_atoms, sparsity=sparsity, n_iter=8, random_state=seed)
@@ -96,12 +96,12 @@ def test_the_error_never_rises_and_atoms_have_length_one(data, seed):
 
 @fresh_examples(60)
 @given(seed=seeds, n_atoms=st.integers(2, 6), sparsity=st.integers(1, 3))
-def test_the_error_is_one_that_the_dictionary_can_reach(seed, n_atoms, sparsity):
+def test_the_error_is_attainable_with_the_dictionary(seed, n_atoms, sparsity):
     sparsity = min(sparsity, n_atoms)
     Y = np.random.default_rng(seed).standard_normal((20, 4))
     learned = ksvd(Y, n_atoms, sparsity=sparsity, n_iter=5, random_state=0)
     D, best = learned.dictionary, np.full(20, np.inf)
-    for chosen in combinations(range(n_atoms), sparsity):  # the best code of all
+    for chosen in combinations(range(n_atoms), sparsity):  # exhaustive search
         basis = np.linalg.svd(D[:, chosen], full_matrices=False)[0]
         best = np.minimum(best, np.sum((Y - Y @ basis @ basis.T) ** 2, axis=1))
     optimum = np.sqrt(best.sum()) / np.linalg.norm(Y)
@@ -118,27 +118,27 @@ def test_one_atom_becomes_the_first_singular_vector():
     assert learned.errors[-1] == pytest.approx(expected, rel=1e-9)
 
 
-def test_as_many_atoms_as_features_leave_nothing_when_all_may_be_used():
+def test_as_many_atoms_as_features_represent_all_samples_exactly():
     Y = np.random.default_rng(0).standard_normal((50, 8))
     assert ksvd(Y, 8, sparsity=8, random_state=0).errors[-1] < 1e-12
 
 
-def test_enough_atoms_for_every_sample_leave_nothing():
+def test_one_atom_per_sample_represents_all_samples_exactly():
     Y = np.random.default_rng(0).standard_normal((9, 5))
     assert ksvd(Y, 12, sparsity=1, random_state=0).errors[-1] < 1e-12
 
 
-def test_digits_are_coded_better_than_by_scikit_learns_dictionaries():
+def test_digits_are_coded_better_than_with_scikit_learns_dictionaries():
     Y, sparsity = load_digits().data / 16, 4
 
-    def error(D):  # scikit-learn codes for both
+    def error(D):  # with codes of scikit-learn for both
         X = sparse_encode(Y, D.T, algorithm="omp", n_nonzero_coefs=sparsity)
         return np.linalg.norm(Y - X @ D.T) / np.linalg.norm(Y)
 
     learned = ksvd(Y, 32, sparsity=sparsity, random_state=0)
     ours = error(learned.dictionary)
     assert ours == pytest.approx(learned.errors[-1], rel=0.03)
-    # its fit knows no sparsity but an l1 penalty, whose default is the best for these data
+    # Its fit has an l1 penalty, whose default is the best for these data.
     theirs = MiniBatchDictionaryLearning(32, fit_algorithm="cd", max_iter=10, random_state=0)
     atoms = theirs.fit(Y).components_
     assert ours < error(atoms.T / np.linalg.norm(atoms, axis=1))
@@ -156,8 +156,8 @@ def test_pursuit_agrees_with_scikit_learns(seed, n, n_atoms, sparsity):
 
 
 @fresh_examples(200)
-@given(data=nasty_samples(), seed=seeds)
-def test_what_pursuit_leaves_is_orthogonal_to_the_atoms_it_chose(data, seed):
+@given(data=difficult_samples(), seed=seeds)
+def test_the_residual_of_pursuit_is_orthogonal_to_the_chosen_atoms(data, seed):
     samples, n_atoms, sparsity = data
     Y = samples.astype(float)
     Y /= np.abs(Y).max()
@@ -172,7 +172,7 @@ def test_what_pursuit_leaves_is_orthogonal_to_the_atoms_it_chose(data, seed):
 
 @fresh_examples(50)
 @given(seed=seeds)
-def test_updating_atoms_descends_and_keeps_the_residual_true(seed):
+def test_updating_atoms_lowers_the_error_and_updates_the_residual(seed):
     rng = np.random.default_rng(seed)
     D, Y = np.asfortranarray(random_dictionary(rng, 5, 9)), rng.standard_normal((40, 5))
     codes = pursue(D.T @ D, Y @ D, 3)
@@ -201,7 +201,9 @@ def test_small_blocks_of_samples_give_the_same_dictionary(monkeypatch):
 
 
 def test_memory_beyond_the_samples_is_about_one_copy_of_them():
-    Y = np.random.default_rng(0).standard_normal((20_000, 200)) + 1  # one atom serves them all
+    Y = (
+        np.random.default_rng(0).standard_normal((20_000, 200)) + 1
+    )  # they share one dominant direction
     tracemalloc.start()
     try:
         ksvd(Y, 16, sparsity=2, n_iter=2, random_state=0)
@@ -220,7 +222,7 @@ def test_the_same_seed_gives_the_same_dictionary():
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1e200])
-def test_the_scale_of_the_samples_does_not_matter(scale):
+def test_the_dictionary_does_not_depend_on_the_scale_of_the_samples(scale):
     Y, _ = sparse_signals(0, n_samples=100)
     plain, scaled = (ksvd(Z, 8, sparsity=2, n_iter=3, random_state=0) for Z in (Y, Y * scale))
     np.testing.assert_allclose(scaled.dictionary, plain.dictionary, atol=1e-8)
@@ -228,7 +230,7 @@ def test_the_scale_of_the_samples_does_not_matter(scale):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_tensors_give_a_tensor_of_their_kind(dtype):
+def test_tensors_give_a_tensor_of_the_same_dtype(dtype):
     Y = torch.randn(30, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
     learned = ksvd(Y.requires_grad_(), 4, sparsity=2, random_state=0)
     assert learned.dictionary.dtype == dtype
@@ -236,7 +238,7 @@ def test_tensors_give_a_tensor_of_their_kind(dtype):
     assert learned.errors == pytest.approx(expected.errors[: len(learned.errors)], rel=1e-3)
 
 
-def test_whole_numbers_and_lists_are_samples_too():
+def test_integers_and_lists_are_accepted():
     Y = np.random.default_rng(0).integers(0, 9, (20, 4))
     learned = ksvd(Y.tolist(), 3, sparsity=2, random_state=0)
     assert learned.dictionary.dtype == np.float64
@@ -261,7 +263,7 @@ def test_whole_numbers_and_lists_are_samples_too():
         (np.eye(3), 2, {"n_iter": 0}, ValueError, r"\bn_iter\b.*\b1\b.*\b0\b"),
     ],
 )
-def test_wrong_arguments_are_named(Y, n_atoms, options, error, message):
+def test_invalid_arguments_are_named(Y, n_atoms, options, error, message):
     with pytest.raises(error, match=message):
         ksvd(Y, n_atoms, **{"sparsity": 1, **options})
     if isinstance(Y, np.ndarray):

@@ -1,4 +1,4 @@
-"""How features are scaled, and that the choice is one of rows that were left out."""
+"""Feature scaling and its selection by leave-one-out error."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def fit_with_offset(K, T, ridge):
 
 
 @given(seed=st.integers(0, 2**32 - 1), ridge=st.floats(0.01, 3.0))
-def test_residuals_of_rows_left_out_are_those_of_machines_fitted_without_them(seed, ridge):
+def test_leave_one_out_residuals_are_those_of_fits_without_each_row(seed, ridge):
     rng = np.random.default_rng(seed)
     rows, T = rng.standard_normal((12, 3)), rng.choice([-1.0, 1.0], (12, 2))
     K = gaussian_kernel(rows, 0.4)
@@ -58,12 +58,12 @@ def test_each_is_scikit_learns_scaler_and_common_keeps_the_proportions():
     np.testing.assert_allclose(np.ptp(rows.std(axis=0) / common.std(axis=0)), 0, atol=1e-5)
 
 
-def test_roots_keep_their_sign():
+def test_roots_preserve_signs():
     np.testing.assert_array_equal(rooted(np.array([[-9.0, 0.0, 4.0]])), [[-3, 0, 2]])
     inputs = learn_inputs(X, "root-each")
     rows = torch.tensor([[-9.0, 0.0, 4.0]])
     np.testing.assert_array_equal(root_map(inputs)(rows), [[-3, 0, 2]])
-    np.testing.assert_array_equal(rows, [[-9, 0, 4]])  # the rows of the caller stay
+    np.testing.assert_array_equal(rows, [[-9, 0, 4]])  # the input is not changed
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
@@ -83,7 +83,7 @@ def test_scaled_rows_and_products_with_them_are_the_same_when_encoding(scaling, 
 def test_the_choice_follows_the_data():
     rng = np.random.RandomState(0)
     digits = choose_scaling(X[:500], label_table(Y[:500]), rng)
-    assert digits.endswith("common")  # pixels at the border hardly vary, and say little
+    assert digits.endswith("common")  # pixels at the border hardly vary
     labels = np.arange(300) % 3
     informative = 1e-3 * (labels[:, None] == np.arange(3)) + 1e-4 * rng.standard_normal((300, 3))
     rows = np.hstack([informative, 10 * rng.standard_normal((300, 3))])

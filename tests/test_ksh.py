@@ -25,7 +25,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def label_matrix(labels):
-    """S, entry by entry."""
+    """Return S, computed entry by entry."""
     same = [
         [bool(a == b) if labels.ndim == 1 else bool((a & b).any()) for b in labels] for a in labels
     ]
@@ -41,7 +41,7 @@ def problem(seed, multilabel=False, n=40, m=6):
 
 @given(seed=SEEDS, multilabel=st.booleans())
 @examples(30)
-def test_the_residue_is_the_label_matrix_less_the_bits(seed, multilabel):
+def test_the_residue_is_the_label_matrix_minus_the_bits(seed, multilabel):
     labels, Q, rng = problem(seed, multilabel)
     residue = LabelResidue(labels, 5)
     R = 5 * label_matrix(labels)
@@ -79,7 +79,7 @@ def test_without_iterations_the_first_bit_is_scipys_generalised_eigenvector(seed
     gram += ridge * np.trace(gram) / len(gram) * np.eye(len(gram))
     values, vectors = eigh(K.T @ label_matrix(labels) @ K, gram)
     a = A[:, 0]
-    # The quotient, not the vector: it settles the eigenvalue even where two are nearly equal.
+    # Compare quotients: eigenvectors are ambiguous where two eigenvalues are nearly equal.
     quotient = (a @ K.T @ label_matrix(labels) @ K @ a) / (a @ gram @ a)
     assert quotient == pytest.approx(values[-1], rel=1e-3, abs=1e-3)
     assert np.linalg.norm(K @ a) == pytest.approx(np.sqrt(len(K)), rel=1e-4)
@@ -110,10 +110,10 @@ def test_the_codes_fit_the_labels_better_with_each_bit():
     hasher = KSH(16, n_anchors=100, random_state=0).fit(rows, labels)
     H = 2.0 * hasher.transform(rows) - 1
     S = label_matrix(labels)
-    # Bits are learned against rS, so the first k of them are measured as their sum.
+    # Bits are learned from rS, so that the first k bits are measured by their sum.
     errors = [np.linalg.norm(H[:, :k] @ H[:, :k].T - 16 * S) for k in range(17)]
     assert (np.diff(errors) < 0).all()
-    # The ascent is worth its time: the spectral relaxation alone fits worse.
+    # The spectral relaxation alone fits worse.
     relaxed = KSH(16, n_anchors=100, n_iter=0, random_state=0).fit(rows, labels)
     H = 2.0 * relaxed.transform(rows) - 1
     assert errors[-1] < 0.98 * np.linalg.norm(H @ H.T - 16 * S)
@@ -135,7 +135,7 @@ def test_features_far_from_zero_give_the_same_bits():
     assert (near.transform(X) == far.transform(X + 4096)).mean() > 0.999
 
 
-def test_labels_make_neighbours_of_unseen_rows():
+def test_unseen_rows_of_a_class_are_neighbours():
     hasher = KSH(32, n_anchors=100, random_state=0).fit(X[:900], Y[:900])
     codes = hasher.encode(X[900:])
     assert evaluate(codes, codes, Y[900:], Y[900:], n_bits=32).map > 85
@@ -169,17 +169,17 @@ def test_rows_beyond_the_limit_are_drawn_evenly_from_the_classes(monkeypatch):
         ({"n_iter": -1}, r"\bn_iter\b.*\b0\b.*-1\b"),
     ],
 )
-def test_senseless_options_are_refused(options, message):
+def test_invalid_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         KSH(4, **options).fit(X, Y)
 
 
-def test_labels_are_needed():
+def test_labels_are_required():
     with pytest.raises(ValueError, match=r"\by\b.*\bNone\b"):
         KSH(4).fit(X)
 
 
-def test_equal_rows_and_features_too_large_do_not_go_unnoticed():
+def test_equal_rows_are_encoded_and_too_large_features_rejected():
     assert KSH(4).fit(np.ones((6, 3)), [0, 0, 0, 1, 1, 1]).encode(np.ones((2, 3))).shape == (2, 1)
     with pytest.raises(ValueError, match="float32"):
         KSH(4).fit(X[:50] * 1e20, Y[:50])

@@ -13,12 +13,12 @@ from antipodal.baselines.ldahash import LDAHash, covariances_of_classes
 X, Y = load_digits(return_X_y=True)
 
 
-def covariance_of_pairs(rows, labels, alike):
+def covariance_of_pairs(rows, labels, similar_pairs):
     products = [
         np.outer(rows[i] - rows[j], rows[i] - rows[j])
         for i in range(len(rows))
         for j in range(i)
-        if (labels[i] == labels[j]) == alike
+        if (labels[i] == labels[j]) == similar_pairs
     ]
     return np.mean(products, axis=0)
 
@@ -37,7 +37,9 @@ def test_the_projection_whitens_similar_pairs_and_orders_dissimilar_ones_by_vari
     rows, labels = X[:150], Y[:150]
     hasher = LDAHash(20, regularization=1e-3).fit(rows, labels)
     P = hasher.projection_.astype(np.float64)
-    similar, dissimilar = (covariance_of_pairs(rows, labels, alike) for alike in (True, False))
+    similar, dissimilar = (
+        covariance_of_pairs(rows, labels, similar_pairs) for similar_pairs in (True, False)
+    )
     ridge = 1e-3 * np.trace(dissimilar) / 64
     whitened = P.T @ (similar + ridge * np.eye(64)) @ P
     np.testing.assert_allclose(whitened, np.eye(20), atol=1e-5)
@@ -48,7 +50,7 @@ def test_the_projection_whitens_similar_pairs_and_orders_dissimilar_ones_by_vari
 
 def test_without_a_ridge_the_leading_directions_are_those_of_discriminant_analysis():
     rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(4), 100)  # of equal size, so that both weigh classes alike
+    labels = np.repeat(np.arange(4), 100)  # of equal size, so that both weight classes equally
     rows = rng.standard_normal((400, 6)) @ rng.standard_normal((6, 6))
     rows += 3 * rng.standard_normal((4, 6))[labels]
     ours = LDAHash(3, regularization=1e-9).fit(rows, labels).project(rows)
@@ -57,15 +59,15 @@ def test_without_a_ridge_the_leading_directions_are_those_of_discriminant_analys
     np.testing.assert_allclose(np.abs(np.diag(correlation)), 1, atol=1e-5)
 
 
-def test_no_threshold_makes_fewer_false_negatives_and_positives():
+def test_no_threshold_has_fewer_false_negatives_and_positives():
     rows, labels = X[:60], Y[:60]
     hasher = LDAHash(5).fit(rows, labels)
     i, j = np.tril_indices(60, -1)
-    alike = labels[i] == labels[j]
+    similar_pairs = labels[i] == labels[j]
 
     def errors(bits):
         same = bits[i] == bits[j]
-        return np.mean(~same[alike]) + np.mean(same[~alike])
+        return np.mean(~same[similar_pairs]) + np.mean(same[~similar_pairs])
 
     for values, bits in zip(hasher.project(rows).T, hasher.transform(rows).T, strict=True):
         least = min(errors(values > cut) for cut in np.sort(values)[:-1])
@@ -88,14 +90,14 @@ def test_as_many_bits_as_informative_directions_rank_far_better_than_random_proj
     assert score(LDAHash(9)) > score(LSH(9, random_state=0)) + 15
 
 
-def test_rows_that_equal_their_class_are_no_obstacle():
+def test_rows_equal_to_their_class_mean_are_allowed():
     centres = np.random.default_rng(0).standard_normal((4, 6))
     labels = np.repeat(np.arange(4), 5)
     bits = LDAHash(4).fit(centres[labels], labels).transform(centres)
     assert len(np.unique(bits, axis=0)) == 4
 
 
-def test_what_ldahash_cannot_learn_from_is_refused():
+def test_invalid_training_data_are_rejected():
     with pytest.raises(ValueError, match=r"\by\b.*\bNone\b"):
         LDAHash(8).fit(X)
     with pytest.raises(ValueError, match=r"\bn_bits\b.*\b65\b.*\b64\b"):

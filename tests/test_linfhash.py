@@ -20,12 +20,12 @@ def relative_error(X, rebuilt):
     return np.square(X - rebuilt).sum() / np.square(X - X.mean(axis=0)).sum()
 
 
-def rebuilt_error(hasher, X):
+def reconstruction_error(hasher, X):
     return relative_error(X, hasher.fit(X).reconstruct(hasher.encode(X)))
 
 
 def projection_error(X, n_bits):
-    """Error of signs of random projections, rebuilt by the best linear map for these very rows."""
+    """Return the error of random projections with the best linear reconstruction."""
     Y = X - X.mean(axis=0)
     normals = np.random.default_rng(1).standard_normal((X.shape[1], n_bits))
     signs = np.where(Y @ normals > 0, 1.0, -1.0)
@@ -56,19 +56,21 @@ def test_the_frame_is_tight_and_atoms_of_k_svd_have_length_one():
 
 
 @pytest.mark.parametrize("bound", [0.2, 0.4])
-def test_past_the_features_rows_are_rebuilt_better_with_every_bit_and_than_from_projections(bound):
+def test_reconstruction_improves_with_bits_and_beats_random_projections(bound):
     lengths = [32, 64, 128, 256]
-    errors = [rebuilt_error(LinfHash(n, bound=bound, random_state=0), ISOTROPIC) for n in lengths]
+    errors = [
+        reconstruction_error(LinfHash(n, bound=bound, random_state=0), ISOTROPIC) for n in lengths
+    ]
     assert all(np.diff(errors) < -0.03)
     assert all(e < projection_error(ISOTROPIC, n) for e, n in zip(errors, lengths, strict=True))
 
 
-def test_with_fewer_bits_than_features_a_learned_dictionary_also_rebuilds_better():
-    ours = rebuilt_error(LinfHash(32, bound=0.6, random_state=0), DIGITS)
+def test_with_fewer_bits_than_features_a_learned_dictionary_reconstructs_better():
+    ours = reconstruction_error(LinfHash(32, bound=0.6, random_state=0), DIGITS)
     assert ours < 0.9 * projection_error(DIGITS, 32)
 
 
-def test_the_box_loses_less_than_signs_of_dty():
+def test_codes_reconstruct_better_than_signs_of_dty():
     hasher = LinfHash(128, bound=0.6, random_state=0).fit(ISOTROPIC)
     D = hasher.dictionary_
     corners = np.where((ISOTROPIC - ISOTROPIC.mean(axis=0)) @ D > 0, 1.0, -1.0) @ D.T
@@ -76,10 +78,10 @@ def test_the_box_loses_less_than_signs_of_dty():
     signs = relative_error(
         ISOTROPIC, ISOTROPIC - Y + corners * (corners * Y).sum() / (corners**2).sum()
     )
-    assert rebuilt_error(hasher, ISOTROPIC) < 0.75 * signs
+    assert reconstruction_error(hasher, ISOTROPIC) < 0.75 * signs
 
 
-def test_no_other_scale_rebuilds_better():
+def test_no_other_scale_reconstructs_better():
     hasher = LinfHash(48, random_state=0).fit(DIGITS)
     codes, best = hasher.encode(DIGITS), hasher.scale_
     errors = []
@@ -113,6 +115,6 @@ def test_a_row_at_the_mean_has_a_code():
         ({"n_samples": 1.5}, TypeError),
     ],
 )
-def test_settings_that_cannot_work_are_refused(setting, error):
+def test_invalid_settings_are_rejected(setting, error):
     with pytest.raises(error, match=next(iter(setting))):
         LinfHash(8, **setting).fit(DIGITS)

@@ -1,4 +1,4 @@
-"""The neurons against their definitions, and their gradients."""
+"""Neurons against their definitions, and their gradients."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_a_neuron_is_its_definition(neuron, u, theta):
 
 
 @pytest.mark.parametrize("neuron", [BLU, SHeLU, HELU])
-def test_a_unit_neuron_in_given_memory_is_the_same_neuron(neuron):
+def test_a_unit_neuron_with_out_gives_the_same_result(neuron):
     v = torch.tensor([-3.0, -1.0, -0.4, 0.0, 0.5, 2.0])
     memory = torch.empty_like(v)
     assert neuron.unit(v, out=memory) is memory
@@ -50,7 +50,7 @@ def test_gradients_reach_input_and_thresholds(neuron):
     assert torch.autograd.gradcheck(call, (u, unit.log_threshold))
 
 
-def test_thresholds_stay_positive_whatever_is_learned():
+def test_thresholds_are_always_positive():
     unit = BLU(3)
     with torch.no_grad():
         unit.log_threshold.copy_(torch.tensor([-50.0, 0.0, 3.0]))

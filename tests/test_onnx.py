@@ -42,7 +42,7 @@ from antipodal import (
 from antipodal.cli import app
 from antipodal.hashers.registry import built_in_hashers
 from antipodal.io.model_file import model_identity
-from antipodal.io.onnx import Graph, GraphError, Symbol, packed
+from antipodal.io.onnx import Graph, GraphError, Symbol, pack_symbol
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "onnx"
 X, Y = load_digits(return_X_y=True)
@@ -156,7 +156,7 @@ def test_bits_are_packed_as_codes_have_them(n_bits):
     values = np.random.default_rng(n_bits).standard_normal((5, n_bits)).astype(np.float32)
     values[0], values[1, 0] = 0, np.nan
     graph = Graph()
-    made = packed(Symbol(graph, "x"), n_bits)
+    made = pack_symbol(Symbol(graph, "x"), n_bits)
     helper = onnx.helper
     model = helper.make_model(
         helper.make_graph(

@@ -17,7 +17,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def gap(bits, pairs, similar):
-    """P(same bit | similar) - P(same bit | dissimilar), a pair at a time."""
+    """Return P(same bit | similar) - P(same bit | dissimilar), computed pair by pair."""
     same = [bits[i] == bits[j] for i, j in pairs]
     together = [s for s, kind in zip(same, similar, strict=True) if kind]
     apart = [s for s, kind in zip(same, similar, strict=True) if not kind]
@@ -25,7 +25,7 @@ def gap(bits, pairs, similar):
 
 
 def largest_gap(values, pairs, similar):
-    cuts = np.unique(values)[:-1]  # x > cut takes every way to cut the values in two
+    cuts = np.unique(values)[:-1]  # x > cut gives every split of the values
     return max((gap(values > cut, pairs, similar) for cut in cuts), default=-np.inf)
 
 
@@ -64,20 +64,20 @@ def test_the_thresholds_are_those_of_a_search_over_all_thresholds_and_listed_pai
     check_cuts(rows, cuts, pairs, similar)
 
 
-def test_a_value_that_never_varies_cannot_be_cut_and_its_bit_is_zero():
+def test_a_constant_value_cannot_be_split_and_its_bit_is_zero():
     cuts = best_cuts(torch.full((4, 1), 7.0), torch.ones(1, 1), np.array([0, 0, 1, 1]))
     assert cuts.gaps == -np.inf
     assert cuts.thresholds == 7
 
 
-def test_neighbouring_float32_values_are_cut_apart():
+def test_neighbouring_float32_values_are_separated():
     low = np.float32(1.5)
     rows = np.array([[low], [low], [np.nextafter(low, np.float32(2))]] * 2)
     cuts = best_cuts(torch.from_numpy(rows), torch.ones(1, 1), np.array([0, 0, 1] * 2))
     np.testing.assert_array_equal(rows[:, 0] > cuts.thresholds, [False, False, True] * 2)
 
 
-def test_many_directions_in_blocks_give_what_each_gives_alone(monkeypatch):
+def test_the_block_size_does_not_change_the_result(monkeypatch):
     rows, directions = torch.from_numpy(X[:50].astype(np.float32)), torch.eye(64)[:, 10:30]
     whole = best_cuts(rows, directions, Y[:50])
     monkeypatch.setattr("antipodal.baselines.thresholds._BLOCK_ENTRIES", 150)
@@ -114,7 +114,7 @@ def test_each_bit_added_separates_the_distances_best(seed):
         assert separation(chosen[: i + 1]) == pytest.approx(best, abs=1e-5)
 
 
-def test_copies_of_one_good_feature_do_not_fill_the_code():
+def test_duplicates_of_one_good_feature_do_not_fill_the_code():
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(4), 50)
     strong, weak = labels // 2, labels % 2
@@ -137,11 +137,11 @@ def test_codes_of_unseen_rows_rank_their_class_far_better_than_random_projection
         codes = hasher.fit(X[:1000], Y[:1000]).encode(X[1000:])
         return evaluate(codes[:300], codes[300:], Y[1000:1300], Y[1300:], n_bits=32).map
 
-    # 68 and 50; the 32 candidates of largest gap, copies and all, reach 64.
+    # 68 and 50; the 32 candidates of largest gap, with duplicates, reach 64.
     assert score(PSH(32, random_state=0)) > score(LSH(32, random_state=0)) + 10
 
 
-def test_what_psh_cannot_learn_from_is_refused():
+def test_invalid_training_data_are_rejected():
     with pytest.raises(ValueError, match=r"\by\b.*\bNone\b"):
         PSH(8).fit(X)
     with pytest.raises(ValueError, match=r"\b8\b.*\b6\b"):
@@ -154,7 +154,7 @@ def test_what_psh_cannot_learn_from_is_refused():
         PSH(8, n_pairs=1).fit(X, Y)
 
 
-def test_a_value_missing_from_a_feature_that_no_bit_uses_is_still_found():
+def test_nan_in_an_unused_feature_is_rejected():
     hasher = PSH(2, n_projections=0, random_state=0).fit(X, Y)
     unused = np.flatnonzero((hasher.directions_ == 0).all(axis=1))
     rows = X[:5].copy()

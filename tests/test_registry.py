@@ -1,4 +1,4 @@
-"""Hashers from outside: registered, as a plug-in, or by module and class."""
+"""Custom hashers: registered, as a plug-in, or by module and class."""
 
 import json
 import sys
@@ -19,12 +19,12 @@ from antipodal.io.model_file import read_model_file
 
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:200], Y[:200]
-OUTSIDE = '''
+CUSTOM_MODULE = '''
 import numpy as np, torch
 from antipodal import BaseHasher
 
-class Outsider(BaseHasher):
-    """Signs of chosen features, less their means."""
+class CustomHash(BaseHasher):
+    """Signs of chosen features, minus their means."""
 
     def __init__(self, n_bits=8, *, shift=0, random_state=None):
         self.n_bits, self.shift, self.random_state = n_bits, shift, random_state
@@ -42,56 +42,58 @@ class Outsider(BaseHasher):
 
 
 @pytest.fixture(autouse=True)
-def _as_before(monkeypatch):
-    """Forget afterwards what a test registered and imported."""
+def _restore_registry(monkeypatch):
+    """Undo the registrations and imports of a test."""
     monkeypatch.setattr(registry, "_registered", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield
-    sys.modules.pop("outside", None)
+    sys.modules.pop("custom_module", None)
 
 
 @pytest.fixture
-def outside(tmp_path, monkeypatch):
-    """Stand in a folder with a module that has a hasher."""
-    (tmp_path / "outside.py").write_text(OUTSIDE)
+def custom_module(tmp_path, monkeypatch):
+    """Change to a folder with a module that defines a hasher."""
+    (tmp_path / "custom_module.py").write_text(CUSTOM_MODULE)
     np.save(tmp_path / "X.npy", X)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-class Own(LSH):
-    """A class from outside: of this file."""
+class LocalHash(LSH):
+    """A custom class, defined in this file."""
 
 
-def test_a_registered_hasher_is_made_saved_and_loaded(tmp_path):
-    assert register(Own) is Own
-    assert register(Own) is Own
-    hasher = make_hasher("Own", 12, seed=3).fit(X)
-    assert type(hasher) is Own
-    assert "Own" in method_names()
+def test_a_registered_hasher_is_created_saved_and_loaded(tmp_path):
+    assert register(LocalHash) is LocalHash
+    assert register(LocalHash) is LocalHash
+    hasher = make_hasher("LocalHash", 12, seed=3).fit(X)
+    assert type(hasher) is LocalHash
+    assert "LocalHash" in method_names()
     hasher.save(tmp_path / "m")
     loaded = load(tmp_path / "m")
-    assert type(loaded) is Own
+    assert type(loaded) is LocalHash
     np.testing.assert_array_equal(loaded.encode(X), hasher.encode(X))
 
 
-def test_a_model_of_a_class_that_is_not_known_says_what_to_register(tmp_path):
-    Own(12).fit(X).save(tmp_path / "m")
-    with pytest.raises(AntipodalError, match=r"'Own'.*'test_registry'.*register\(Own\)"):
+def test_loading_a_model_of_an_unknown_class_names_the_class_to_register(tmp_path):
+    LocalHash(12).fit(X).save(tmp_path / "m")
+    with pytest.raises(
+        AntipodalError, match=r"'LocalHash'.*'test_registry'.*register\(LocalHash\)"
+    ):
         load(tmp_path / "m")
 
 
-def test_a_file_is_no_reason_to_import_what_it_names(outside):
-    make_hasher("outside:Outsider", 8, seed=0).fit(X).save("m")
-    assert read_model_file("m", "hasher")[0]["module"] == "outside"
+def test_loading_a_file_does_not_import_the_module_it_names(custom_module):
+    make_hasher("custom_module:CustomHash", 8, seed=0).fit(X).save("m")
+    assert read_model_file("m", "hasher")[0]["module"] == "custom_module"
     registry._registered.clear()
-    del sys.modules["outside"]
-    with pytest.raises(AntipodalError, match=r"antipodal\.register\(Outsider\)"):
+    del sys.modules["custom_module"]
+    with pytest.raises(AntipodalError, match=r"antipodal\.register\(CustomHash\)"):
         load("m")
-    assert "outside" not in sys.modules
+    assert "custom_module" not in sys.modules
 
 
-def test_a_class_with_the_name_of_another_is_refused_and_never_taken_for_it(tmp_path):
+def test_a_class_with_the_name_of_another_is_rejected(tmp_path):
     mine = type("LSH", (ITQ,), {"__module__": "elsewhere"})
     for name in ("LSH", "AGH1"):
         with pytest.raises(ValueError, match=rf"\b{name}\b"):
@@ -99,12 +101,16 @@ def test_a_class_with_the_name_of_another_is_refused_and_never_taken_for_it(tmp_
     mine(8).fit(X).save(tmp_path / "m")
     with pytest.raises(AntipodalError, match=r"'LSH'.*'elsewhere'"):
         load(tmp_path / "m")
-    register(Own)
-    with pytest.raises(ValueError, match=r"test_registry\.Own\b.*elsewhere\.Own\b"):
-        register(type("Own", (LSH,), {"__module__": "elsewhere", "__qualname__": "Own"}))
-    again = type("Own", (LSH,), {"__module__": Own.__module__, "__qualname__": "Own"})
-    assert register(again) is again  # a cell of a notebook, run once more
-    assert type(make_hasher("Own", 8, seed=0)) is again
+    register(LocalHash)
+    with pytest.raises(ValueError, match=r"test_registry\.LocalHash\b.*elsewhere\.LocalHash\b"):
+        register(
+            type("LocalHash", (LSH,), {"__module__": "elsewhere", "__qualname__": "LocalHash"})
+        )
+    again = type(
+        "LocalHash", (LSH,), {"__module__": LocalHash.__module__, "__qualname__": "LocalHash"}
+    )
+    assert register(again) is again  # a cell of a notebook that runs again
+    assert type(make_hasher("LocalHash", 8, seed=0)) is again
 
 
 class NoBits(BaseHasher):
@@ -115,13 +121,13 @@ class NoBits(BaseHasher):
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
     [
-        (Own(8), TypeError, "BaseHasher"),
+        (LocalHash(8), TypeError, "BaseHasher"),
         (int, TypeError, "BaseHasher"),
         (NoBits, TypeError, r"\bNoBits\b.*\bn_bits\b.*\brandom_state\b"),
         (antipodal.NetworkHasher, ValueError, "NetworkHasher"),
     ],
 )
-def test_what_is_no_hasher_cannot_be_registered(kind, error, message):
+def test_only_hashers_can_be_registered(kind, error, message):
     with pytest.raises(error, match=message):
         register(kind)
 
@@ -131,13 +137,15 @@ def test_registering_a_hasher_of_the_library_changes_nothing():
     assert type(make_hasher("antipodal:DeepLinf:n_stages=4", 8, seed=0)) is DeepLinf
 
 
-def test_module_and_class_are_told_from_settings(outside):
-    hasher = make_hasher("outside:Outsider:shift=3", 8, seed=0, settings=["shift=4"])
+def test_module_and_class_are_distinguished_from_settings(custom_module):
+    hasher = make_hasher("custom_module:CustomHash:shift=3", 8, seed=0, settings=["shift=4"])
     assert hasher.get_params() == {"n_bits": 8, "shift": 4, "random_state": 0}
-    assert type(make_hasher("Outsider", 8, seed=0)) is type(hasher)  # known from now on
+    assert type(make_hasher("CustomHash", 8, seed=0)) is type(
+        hasher
+    )  # registered by the first call
     for method, message in (
-        ("outside:Outsider:shift", "NAME=VALUE"),
-        ("outside:Nobody", "outside.*'Nobody'"),
+        ("custom_module:CustomHash:shift", "NAME=VALUE"),
+        ("custom_module:Nobody", "custom_module.*'Nobody'"),
         ("nowhere:Nobody", "'nowhere'"),
         ("Nobody", r"'Nobody'.*module:Class"),
         ("Nobody:a=1", "'Nobody'"),
@@ -146,10 +154,10 @@ def test_module_and_class_are_told_from_settings(outside):
             make_hasher(method, 8, seed=0)
 
 
-def test_a_module_that_fails_at_its_import_is_named(outside):
-    (outside / "broken_outside.py").write_text("1 / 0")
-    with pytest.raises(ValueError, match=r"broken_outside.*ZeroDivisionError"):
-        make_hasher("broken_outside:Hash", 8, seed=0)
+def test_a_module_that_fails_at_its_import_is_named(custom_module):
+    (custom_module / "broken_custom_module.py").write_text("1 / 0")
+    with pytest.raises(ValueError, match=r"broken_custom_module.*ZeroDivisionError"):
+        make_hasher("broken_custom_module:Hash", 8, seed=0)
 
 
 def plug_in(monkeypatch, name, value):
@@ -162,13 +170,13 @@ def plug_in(monkeypatch, name, value):
     monkeypatch.setattr(registry, "entry_points", entry_points)
 
 
-def test_a_plug_in_is_imported_when_it_is_first_asked_for(outside, monkeypatch):
-    monkeypatch.syspath_prepend(outside)
-    plug_in(monkeypatch, "Outsider", "outside:Outsider")
+def test_a_plug_in_is_imported_on_first_use(custom_module, monkeypatch):
+    monkeypatch.syspath_prepend(custom_module)
+    plug_in(monkeypatch, "CustomHash", "custom_module:CustomHash")
     make_hasher("LSH", 8, seed=0)
-    assert "Outsider" in method_names()
-    assert "outside" not in sys.modules
-    hasher = make_hasher("Outsider:shift=2", 8, seed=0).fit(X)
+    assert "CustomHash" in method_names()
+    assert "custom_module" not in sys.modules
+    hasher = make_hasher("CustomHash:shift=2", 8, seed=0).fit(X)
     hasher.save("m")
     monkeypatch.setattr(registry, "_registered", {})
     np.testing.assert_array_equal(load("m").encode(X), hasher.encode(X))
@@ -177,39 +185,41 @@ def test_a_plug_in_is_imported_when_it_is_first_asked_for(outside, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("Outsider", "nowhere:Outsider", "nowhere:Outsider.*ModuleNotFoundError"),
-        ("Outsider", "outside:torch", r"outside:torch.*BaseHasher.*\bOutsider\b"),
-        ("Other", "outside:Outsider", r"outside:Outsider.*BaseHasher.*\bOther\b"),
+        ("CustomHash", "nowhere:CustomHash", "nowhere:CustomHash.*ModuleNotFoundError"),
+        ("CustomHash", "custom_module:torch", r"custom_module:torch.*BaseHasher.*\bCustomHash\b"),
+        ("Other", "custom_module:CustomHash", r"custom_module:CustomHash.*BaseHasher.*\bOther\b"),
     ],
 )
-def test_a_broken_plug_in_is_named(outside, monkeypatch, name, value, message):
-    monkeypatch.syspath_prepend(outside)
+def test_a_broken_plug_in_is_named(custom_module, monkeypatch, name, value, message):
+    monkeypatch.syspath_prepend(custom_module)
     plug_in(monkeypatch, name, value)
     with pytest.raises(AntipodalError, match=message):
         make_hasher(name, 8, seed=0)
 
 
-def test_the_command_line_fits_a_class_from_outside(outside):
-    command = "fit X.npy --method outside:Outsider:shift=1 --bits 8 --set shift=2 -o m"
+def test_the_command_line_fits_a_custom_class(custom_module):
+    command = "fit X.npy --method custom_module:CustomHash:shift=1 --bits 8 --set shift=2 -o m"
     done = CliRunner().invoke(app, command.split())
     assert done.exit_code == 0, done.output
     expected = X[:, 2:10] > X.astype(np.float32).mean(axis=0)[2:10]
     np.testing.assert_array_equal(load("m").transform(X), expected)
 
 
-def test_workers_of_a_benchmark_import_a_class_from_outside_or_say_why_not(outside):
-    register(Own)  # in this process only, as under `if __name__ == "__main__"`
-    cells = grid(["outside:Outsider", "Own"], [8], [0])
+def test_workers_of_a_benchmark_import_a_custom_class_or_report_the_error(custom_module):
+    register(LocalHash)  # in this process only, as under `if __name__ == "__main__"`
+    cells = grid(["custom_module:CustomHash", "LocalHash"], [8], [0])
     benchmark = Benchmark(datasets.digits(), n_train=20, n_query=5)
     outcomes = {cell.method: outcome for cell, outcome in run_cells(benchmark, cells, 2)}
-    assert outcomes["outside:Outsider"]["map"] > 15
-    assert isinstance(outcomes["Own"], ValueError)
-    assert '`if __name__ == "__main__"`' in str(outcomes["Own"])
+    assert outcomes["custom_module:CustomHash"]["map"] > 15
+    assert isinstance(outcomes["LocalHash"], ValueError)
+    assert '`if __name__ == "__main__"`' in str(outcomes["LocalHash"])
 
 
-def test_bench_scores_a_class_from_outside(outside):
-    command = "bench digits --methods outside:Outsider,LSH --bits 8 --train 20 --queries 5 --json"
+def test_bench_evaluates_a_custom_class(custom_module):
+    command = (
+        "bench digits --methods custom_module:CustomHash,LSH --bits 8 --train 20 --queries 5 --json"
+    )
     done = CliRunner().invoke(app, [*command.split(), "--processes", "1"])
     assert done.exit_code == 0, done.output
     records = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [record["method"] for record in records] == ["outside:Outsider", "LSH"]
+    assert [record["method"] for record in records] == ["custom_module:CustomHash", "LSH"]

@@ -39,14 +39,14 @@ def problem(seed, multilabel=False, n=40, m=6, n_bits=5):
 
 
 def ridge_fit(A, targets, penalty, intercept=False):
-    """Coefficients, their price and what they predict, by scikit-learn."""
+    """Return coefficients, penalty and predictions of scikit-learn's Ridge."""
     model = Ridge(alpha=penalty, fit_intercept=intercept, solver="svd").fit(A, targets)
     price = penalty * np.square(model.coef_).sum()
     return model.coef_.T, price, model.predict(A)
 
 
-def least(fast, dense, K, B, regularization, fidelity):
-    """Return the objective at codes B, for the W, P and p that are best for them."""
+def objective(fast, dense, K, B, regularization, fidelity):
+    """Return the objective of codes B with the optimal W, P and p."""
     inputs, outputs = (dense, B) if fast else (B, dense)
     _, price, predicted = ridge_fit(inputs, outputs, regularization)
     K = K.astype(np.float64)
@@ -58,15 +58,15 @@ def least(fast, dense, K, B, regularization, fidelity):
 
 @given(seed=SEEDS, multilabel=st.booleans(), fast=st.booleans(), fidelity=st.floats(1e-5, 2))
 @examples(30)
-def test_the_objective_never_rises(seed, multilabel, fast, fidelity):
+def test_the_objective_never_increases(seed, multilabel, fast, fidelity):
     labels, dense, K, B, _ = problem(seed, multilabel)
     learn = regress_codes if fast else regress_labels
     Ys, regression = label_matrix(labels), KernelRegression(K, RIDGE)
-    values = [least(fast, dense, K, B, 0.5, fidelity)]
+    values = [objective(fast, dense, K, B, 0.5, fidelity)]
     for n_iter in range(1, 8):
         codes = learn(B, Ys, regression, 0.5, fidelity, n_iter)
         assert set(np.unique(codes)) <= {-1.0, 1.0}
-        values.append(least(fast, dense, K, codes, 0.5, fidelity))
+        values.append(objective(fast, dense, K, codes, 0.5, fidelity))
     assert (np.diff(values) <= 1e-5 * values[0]).all()
     assert values[-1] < values[0]
 
@@ -93,7 +93,7 @@ def test_no_other_choice_of_one_bit_of_all_rows_is_better(seed):
 
 @given(seed=SEEDS)
 @examples(30)
-def test_a_single_bit_is_the_best_of_all_codes(seed):
+def test_a_single_bit_is_optimal(seed):
     """With one bit the B-step of SDH is exact: ‖Y - BW‖² + ν‖B - F‖² itself is enumerated."""
     rng = np.random.default_rng(seed)
     labels, W = rng.random((8, 3)), rng.standard_normal((1, 3))
@@ -110,7 +110,7 @@ def test_a_single_bit_is_the_best_of_all_codes(seed):
 @given(seed=SEEDS, fidelity=st.floats(0.01, 5))
 @examples(30)
 def test_the_fast_codes_are_the_best_for_their_weights(seed, fidelity):
-    """Every entry of B stands alone in ‖B - YW‖² + ν‖B - F‖²: flip each."""
+    """The entries of B are independent in ‖B - YW‖² + ν‖B - F‖²: flip each."""
     labels, dense, K, B, _ = problem(seed, n=12, n_bits=3)
     YW = ridge_fit(dense, B, 0.5)[2]
     ridge = RIDGE * np.square(K).sum() / K.shape[1]
@@ -151,7 +151,7 @@ def test_projections_are_centred_kernels_times_the_projection(fast):
     np.testing.assert_allclose(hasher.kernel_mean_, in_sample.mean(axis=0), atol=1e-6)
 
 
-def test_fast_codes_of_a_class_are_one_code_where_kernels_have_no_say():
+def test_fast_codes_of_a_class_are_equal_without_fidelity():
     regression = KernelRegression(np.float32(X[:300] - X[:300].mean(axis=0)), RIDGE)
     start = np.where(np.random.default_rng(0).random((300, 16)) < 0.5, -1.0, 1.0)
     B = regress_codes(start, label_matrix(Y[:300]), regression, 1.0, 1e-9, 10)
@@ -165,14 +165,14 @@ def test_features_far_from_zero_give_the_same_bits():
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_labels_make_neighbours_of_unseen_rows(fast):
+def test_unseen_rows_of_a_class_are_neighbours(fast):
     hasher = SDH(32, fast=fast, n_anchors=200, random_state=0).fit(X[:900], Y[:900])
     codes = hasher.encode(X[900:])
     assert evaluate(codes, codes, Y[900:], Y[900:], n_bits=32).map > 85  # chance: 10
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_concepts_make_neighbours_of_unseen_rows(fast):
+def test_unseen_rows_that_share_a_concept_are_neighbours(fast):
     concepts = np.column_stack([Y % 2 == 0, Y < 5, Y % 3 == 0, Y > 7])
     hasher = SDH(32, fast=fast, n_anchors=200, random_state=0).fit(X[:900], concepts[:900])
     has_any = concepts.any(axis=1)[900:]
@@ -214,7 +214,7 @@ def test_rows_beyond_the_limit_are_drawn_evenly_from_the_classes(monkeypatch):
         ({"n_iter": 0}, r"\bn_iter\b.*\b1\b.*\b0\b"),
     ],
 )
-def test_senseless_options_are_refused(options, message):
+def test_invalid_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         SDH(4, **options).fit(X, Y)
 
@@ -224,13 +224,13 @@ def test_fast_is_true_or_false():
         SDH(4, fast="yes").fit(X, Y)
 
 
-def test_labels_are_needed():
+def test_labels_are_required():
     with pytest.raises(ValueError, match=r"\by\b.*\bNone\b"):
         SDH(4).fit(X)
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_equal_rows_and_features_too_large_do_not_go_unnoticed(fast):
+def test_equal_rows_are_encoded_and_too_large_features_rejected(fast):
     hasher = SDH(4, fast=fast).fit(np.ones((6, 3)), [0, 0, 0, 1, 1, 1])
     assert hasher.encode(np.ones((2, 3))).shape == (2, 1)
     with pytest.raises(ValueError, match="float32"):

@@ -19,7 +19,7 @@ def test_without_rotation_fewer_bits_keep_the_first_features():
     np.testing.assert_array_equal(SignHash(5, rotate=False).fit(X).transform(X), bits[:, :5])
 
 
-def test_a_bad_value_is_noticed_in_a_feature_that_no_bit_shows():
+def test_nan_in_an_unused_feature_is_rejected():
     rows = X.copy()
     rows[3, -1] = np.inf
     with pytest.raises(ValueError, match=r"\brow 3\b"):
@@ -43,6 +43,6 @@ def test_a_rotated_bit_differs_with_the_probability_of_the_angle():
     assert np.abs(differ).mean() == pytest.approx(0.25, abs=0.02)
 
 
-def test_more_bits_than_features_are_refused():
+def test_more_bits_than_features_are_rejected():
     with pytest.raises(ValueError, match=r"\bSignHash\b.*\bn_bits\b.*\b25\b.*\b24\b"):
         SignHash(25).fit(X)

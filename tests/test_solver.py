@@ -17,7 +17,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def kkt_violation(D, y, x, bound):
-    """Loops, straight from the definition: the slope along which an entry could still move."""
+    """Return the largest violation of the optimality conditions, with loops from the definition."""
     unit = D / np.where(np.linalg.norm(D, axis=0) > 0, np.linalg.norm(D, axis=0), 1)
     slope = unit.T @ (D @ x - y)
     worst = 0.0
@@ -68,14 +68,14 @@ def test_entries_match_scipys_where_the_dictionary_is_well_conditioned(seed, bou
         np.testing.assert_allclose(x, theirs, atol=1e-6)
 
 
-def test_an_idle_box_gives_least_squares():
+def test_an_inactive_bound_gives_least_squares():
     rng = np.random.default_rng(0)
     D, Y = rng.standard_normal((40, 10)), rng.standard_normal((5, 40))
     codes = solve_linf(Y, D, bound=1e9).codes
     np.testing.assert_allclose(codes, np.linalg.lstsq(D, Y.T)[0].T, atol=1e-8)
 
 
-def test_a_vanishing_box_gives_the_signs_of_the_correlations():
+def test_a_tiny_bound_gives_the_signs_of_the_correlations():
     rng = np.random.default_rng(1)
     D, Y = rng.standard_normal((40, 10)), rng.standard_normal((5, 40))
     for bound in (1e-6, 1e-12):
@@ -94,7 +94,7 @@ def test_nearly_dependent_atoms_are_solved_to_the_tolerance():
         assert objective(D, y, x) <= objective(D, y, theirs) + 1e-8 * (y @ y)
 
 
-def test_unused_and_zero_columns_and_zero_rows_are_harmless():
+def test_zero_columns_and_zero_rows_are_allowed():
     D = np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
     solution = solve_linf(np.array([[0.0, 0.0], [5.0, 5.0]]), D, bound=1.0)
     assert solution.converged
@@ -122,7 +122,7 @@ DTYPES = [np.float32, np.float64]
     [(np.float32, s) for s in (1e-38, 1e-25, 1e-12, 1e12, 1e20, 1e38)]
     + [(np.float64, s) for s in (1e-307, 1e-200, 1e-30, 1e30, 1e180, 1e307)],
 )
-def test_a_problem_is_solved_whatever_its_scale(dtype, scale):
+def test_problems_of_any_scale_are_solved(dtype, scale):
     Y = dtype(scale) * np.array([[3.0, -0.25]], dtype)
     solution = solve_linf(Y, np.eye(2, dtype=dtype), float(dtype(scale)))
     assert solution.converged
@@ -148,13 +148,13 @@ def test_rows_and_atoms_of_any_scale_have_scipys_solution_of_the_problem_at_scal
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         solution = solve_linf(np.ldexp(Y, r), np.ldexp(D, c), bound)
-    if not solution.converged:  # only where the codes themselves are too small for their dtype
+    if not solution.converged:  # only if the codes underflow in their dtype
         assert (r - c).min() < np.finfo(dtype).minexp + 8
         assert f"torch.{np.dtype(dtype)}" in str(warned[0].message)
         return
     assert not warned
     assert np.abs(solution.codes).max() <= dtype(bound)
-    # Past 1e9 no wall is reached; below 1e-9 its width matters no more, only the side.
+    # Above 1e9 no bound is reached; below 1e-9 all entries are at a bound.
     with np.errstate(over="ignore"):
         box = np.ldexp(0.3, power + c - r).clip(1e-9, 1e9)
     at_scale_one = np.ldexp(solution.codes.astype(np.float64), c - r)
@@ -169,7 +169,7 @@ def test_rows_and_atoms_of_any_scale_have_scipys_solution_of_the_problem_at_scal
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_of_very_different_scale_share_a_batch(dtype):
+def test_rows_of_very_different_scales_are_solved_in_one_batch(dtype):
     scales = dtype(10.0) ** np.arange(-30, 31, 5, dtype=dtype)
     rng = np.random.default_rng(10)
     D, y = rng.standard_normal((12, 4)).astype(dtype), rng.standard_normal(12).astype(dtype)
@@ -181,7 +181,7 @@ def test_rows_of_very_different_scale_share_a_batch(dtype):
         np.testing.assert_allclose(x / scale, theirs, rtol=1e-3, atol=1e-4 * bound)
 
 
-def test_codes_too_small_for_their_dtype_are_reported_not_hidden():
+def test_codes_too_small_for_their_dtype_are_reported():
     Y, D = np.array([[3e-30, -1e-30]], np.float32), np.diag([1e30, 1e30]).astype(np.float32)
     with pytest.warns(ConvergenceWarning, match=r"torch\.float32"):
         solution = solve_linf(Y, D, 1.0)
@@ -224,7 +224,7 @@ def test_a_warm_start_saves_iterations_and_a_solution_is_its_own_start():
     np.testing.assert_allclose(again.codes, cold.codes, atol=1e-8)
 
 
-def test_rows_are_solved_the_same_alone_and_in_any_company():
+def test_solutions_do_not_depend_on_the_other_rows():
     rng = np.random.default_rng(5)
     D, Y = rng.standard_normal((20, 15)), rng.standard_normal((20_000, 20))
     together = solve_linf(Y, D, 0.5).codes
@@ -232,7 +232,7 @@ def test_rows_are_solved_the_same_alone_and_in_any_company():
     np.testing.assert_allclose(together[::2000], alone, atol=1e-7)
 
 
-def test_too_few_iterations_are_reported_not_hidden():
+def test_too_few_iterations_are_reported():
     rng = np.random.default_rng(6)
     D, Y = rng.standard_normal((20, 40)), 10 * rng.standard_normal((30, 20))
     with pytest.warns(ConvergenceWarning, match=r"\b1 iteration"):
@@ -266,21 +266,21 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_named(case):
+def test_invalid_input_is_named(case):
     change, error, message = BAD[case]
     arguments = {"Y": np.ones((1, 2)), "D": np.ones((2, 1)), "bound": 1.0} | change
     with pytest.raises(error, match=message):
         solve_linf(**arguments)
 
 
-def test_read_only_arrays_are_solved_and_left_alone():
+def test_read_only_arrays_are_solved_and_not_changed():
     D, Y = np.eye(2), np.array([[3.0, 0.5]])
     D.flags.writeable = Y.flags.writeable = False
     np.testing.assert_array_equal(solve_linf(Y, D, 1.0).codes, [[1.0, 0.5]])
     np.testing.assert_array_equal(Y, [[3.0, 0.5]])
 
 
-def test_tensors_that_want_gradients_are_solved_without_them():
+def test_tensors_with_gradients_are_solved_without_them():
     D = torch.eye(2, requires_grad=True)
     codes = solve_linf(torch.tensor([[3.0, -0.25]]), D, 1.0).codes
     torch.testing.assert_close(codes, torch.tensor([[1.0, -0.25]]))

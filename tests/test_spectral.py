@@ -16,7 +16,7 @@ X, Y = load_digits(return_X_y=True)
 
 
 def graph_eigenvectors(points, width):
-    """Eigenvectors of the graph Laplacian of Gaussian affinities, smoothest first."""
+    """Return eigenvectors of the graph Laplacian of Gaussian affinities, smoothest first."""
     W = np.exp(-cdist(points, points, "sqeuclidean") / (2 * width**2))
     D = np.diag(W.sum(axis=1))
     return eigh(D - W, D)[1]
@@ -33,7 +33,7 @@ def test_on_a_segment_the_projections_are_the_eigenvectors_of_the_graph_in_their
     assert np.diag(correlations(ours, graph)).min() > 0.995
 
 
-def test_on_a_turned_box_each_projection_is_an_eigenvector_and_they_come_in_order():
+def test_on_a_rotated_box_projections_are_eigenvectors_in_order():
     across, along = np.meshgrid(np.linspace(0, 1, 20), np.linspace(0, 2.7, 54))
     box = np.column_stack([across.ravel(), along.ravel()])
     turn = np.array([[0.8, -0.6], [0.6, 0.8]])
@@ -49,7 +49,7 @@ def test_on_a_turned_box_each_projection_is_an_eigenvector_and_they_come_in_orde
     sides=st.lists(st.floats(0.01, 10), min_size=1, max_size=6),
     n_modes=st.integers(1, 30),
 )
-def test_the_modes_are_the_slowest_of_all(sides, n_modes):
+def test_the_modes_are_the_smoothest(sides, n_modes):
     side, mode = smoothest_modes(np.array(sides), n_modes)
     everything = sorted(k / length for length in sides for k in range(1, n_modes + 1))
     ours = mode / np.array(sides)[side]
@@ -64,13 +64,13 @@ def test_the_bits_are_signs_of_sines_along_principal_components(n_bits):
     a, b = V.min(axis=0), V.max(axis=0)
     j, k = hasher.component_, hasher.mode_
     phi = np.sin(np.pi / 2 + k * np.pi * (V[:, j] - a[j]) / (b[j] - a[j]))
-    # A component is known up to its direction, which turns odd modes around.
+    # The sign of a component is arbitrary, and that of odd modes follows it.
     sign = np.sign((phi * hasher.project(X)).sum(axis=0))
     assert (sign[k % 2 == 0] == 1).all()
     np.testing.assert_allclose(hasher.project(X), phi * sign, atol=2e-3)
 
 
-def test_rows_outside_of_the_box_get_the_bits_of_its_nearest_face():
+def test_rows_outside_the_box_are_clipped():
     rng = np.random.default_rng(0)
     rows = rng.uniform(-1, 1, (500, 2)) * [3, 1]
     hasher = SpectralHash(8).fit(rows)
@@ -85,7 +85,7 @@ def test_rows_outside_of_the_box_get_the_bits_of_its_nearest_face():
         assert (ends[0][0] != ends[1][0]).any()
 
 
-def test_features_that_never_vary_and_too_few_rows_for_the_bits_leave_the_others_to_it():
+def test_constant_features_and_few_rows_reduce_the_components():
     rows = np.hstack([X[:6, 20:30], np.full((6, 30), 3.3)])
     hasher = SpectralHash(40).fit(rows)
     assert hasher.components_.shape[1] <= 5  # six rows span no more
@@ -94,7 +94,7 @@ def test_features_that_never_vary_and_too_few_rows_for_the_bits_leave_the_others
     np.testing.assert_array_equal(hasher.mode_, only.mode_)
 
 
-def test_rows_that_are_all_the_same_are_refused():
+def test_rows_that_are_all_equal_are_rejected():
     with pytest.raises(ValueError, match=r"\b10\b.*\brows\b"):
         SpectralHash(4).fit(np.full((10, 3), 0.1))
 

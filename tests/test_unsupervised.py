@@ -1,4 +1,4 @@
-"""Iterative quantisation and random projections do what their papers prove of them."""
+"""Iterative quantisation and random projections against the claims of their papers."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ X = X[:600]
 
 
 @given(angle=st.floats(0.05, np.pi - 0.05), seed=st.integers(0, 2**31 - 1))
-def test_bits_of_lsh_agree_with_probability_1_less_the_angle_over_pi(angle, seed):
+def test_bits_of_lsh_agree_with_probability_1_minus_the_angle_over_pi(angle, seed):
     rng = np.random.default_rng(seed)
     plane = np.linalg.qr(rng.standard_normal((20, 2)))[0]
     pair = np.array([[1.0, 0.0], [np.cos(angle), np.sin(angle)]]) @ plane.T
@@ -27,16 +27,16 @@ def test_bits_of_lsh_agree_with_probability_1_less_the_angle_over_pi(angle, seed
     assert low <= agree <= high
 
 
-def rounding_error(hasher):
-    """‖B - VR‖² over the training rows."""
+def quantisation_error(hasher):
+    """Return ‖B - VR‖² over the training rows."""
     Z = hasher.project(X).astype(np.float64)
     return np.square(np.where(Z > 0, 1, -1) - Z).sum()
 
 
 @pytest.mark.parametrize("rotate", [True, False])
-def test_the_objective_of_itq_falls_with_every_iteration(rotate):
+def test_the_objective_of_itq_decreases_with_every_iteration(rotate):
     options = {"rotate": rotate, "random_state": 0}
-    errors = [rounding_error(ITQ(24, n_iter=i, **options).fit(X)) for i in range(12)]
+    errors = [quantisation_error(ITQ(24, n_iter=i, **options).fit(X)) for i in range(12)]
     assert (np.diff(errors) <= 1e-3).all()  # V is projected in float32
     assert errors[-1] < 0.999 * errors[0]
 
@@ -52,5 +52,5 @@ def test_without_iterations_the_bits_of_itq_are_signs_of_scikit_learns_component
     pca = PCA(24, svd_solver="full").fit(X)
     ours = ITQ(24, n_iter=0, rotate=False).fit(X).project(X)
     theirs = pca.transform(X)
-    signs = np.sign((ours * theirs).sum(axis=0))  # a component's sign is anyone's choice
+    signs = np.sign((ours * theirs).sum(axis=0))  # the sign of a component is arbitrary
     np.testing.assert_allclose(ours * signs, theirs, atol=1e-3)

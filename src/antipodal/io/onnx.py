@@ -1,4 +1,9 @@
-"""ONNX export: a graph from features to packed codes and projections."""
+"""ONNX export: a graph from features to projections and packed codes.
+
+The function returned by `BaseHasher.projector` is traced: it is called once with a `Symbol` in
+place of its input, and every PyTorch operation on a symbol adds a node to a `Graph`. The only
+interface to the hashers is that function; `write_onnx` is the only function that they call.
+"""
 
 import hashlib
 import os
@@ -19,11 +24,11 @@ from antipodal.io.atomic import replacing
 
 
 class GraphError(AntipodalError):
-    """What is computed cannot be written down as a graph."""
+    """A projection cannot be represented as a graph."""
 
 
 class Symbol:
-    """A value of the graph, in the place of a float32 tensor. Operations in place rename it."""
+    """A value of the graph, in place of a float32 tensor. In-place operations change its name."""
 
     dtype = torch.float32
 
@@ -39,7 +44,7 @@ class Symbol:
         arguments: Sequence[Any] = (),
         options: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Do what PyTorch was asked to do with a symbol among the arguments."""
+        """Add a PyTorch function with a symbol among its arguments to the graph."""
         options = options or {}
         given = [*arguments, *options.values()]
         given += [entry for value in given if isinstance(value, (list, tuple)) for entry in value]
@@ -47,16 +52,16 @@ class Symbol:
         return symbol.graph.apply(function.__name__, *arguments, **options)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("__"):  # what Python looks for to find out what this is
+        if name.startswith("__"):  # protocols of Python, such as __array__
             raise AttributeError(name)
         return lambda *arguments, **options: self.graph.apply(name, self, *arguments, **options)
 
     def __len__(self) -> int:
-        """Return the rows of memory to work in, which is not used."""
+        """Return 1, a number of rows for scratch memory, which is not used."""
         return 1
 
     def __bool__(self) -> bool:
-        raise GraphError("it decides by a value, and a graph has none")
+        raise GraphError("it branches on a value, which a graph cannot represent")
 
     def __getitem__(self, index: Any) -> Any:
         return self.graph.apply("getitem", self, index)
@@ -89,13 +94,13 @@ class Symbol:
 
 
 class Graph:
-    """A graph that grows.
+    """Nodes and constants of an ONNX graph under construction.
 
     Attributes
     ----------
     nodes : list of onnx.NodeProto
     constants : dict of str to onnx.TensorProto
-        Equal ones are kept once.
+        Equal constants are stored once.
     """
 
     def __init__(self) -> None:
@@ -103,52 +108,53 @@ class Graph:
         self.constants: dict[str, onnx.TensorProto] = {}
 
     def apply(self, name: str, *arguments: Any, out: Any = None, **options: Any) -> Any:
-        """Do what PyTorch has under this name; with `_` behind it, or with `out`, in place."""
+        """Add the PyTorch operation of this name; with a trailing `_` or `out`, in place."""
         plain = name.strip("_")
-        if plain in _SAME and not options:
-            result = self.node(_SAME[plain], *map(_real, arguments))
-        elif plain in _OTHERS:
-            result = _OTHERS[plain](self, *arguments, **options)
+        if plain in _ELEMENTARY and not options:
+            result = self.node(_ELEMENTARY[plain], *map(_as_float, arguments))
+        elif plain in _CONVERTERS:
+            result = _CONVERTERS[plain](self, *arguments, **options)
         else:
-            raise GraphError(f"it calls {name!r}, which has no form in a graph here")
-        place = arguments[0] if name.endswith("_") and not name.startswith("__") else out
-        if isinstance(place, Symbol):
-            place.name = result.name
-            return place
+            raise GraphError(f"it calls {name!r}, which has no ONNX form here")
+        target = arguments[0] if name.endswith("_") and not name.startswith("__") else out
+        if isinstance(target, Symbol):
+            target.name = result.name
+            return target
         return result
 
     def node(self, operator: str, *inputs: Any, **attributes: Any) -> Symbol:
-        """Add an operator of ONNX; tensors, arrays and numbers among the inputs are constants."""
-        return self.node_of_several(operator, 1, *inputs, **attributes)[0]
+        """Add an ONNX operator; tensors, arrays and numbers among the inputs are constants."""
+        return self.node_with_outputs(operator, 1, *inputs, **attributes)[0]
 
-    def node_of_several(
+    def node_with_outputs(
         self, operator: str, n_outputs: int, *inputs: Any, **attributes: Any
     ) -> list[Symbol]:
-        """Add an operator with several outputs."""
+        """Add an ONNX operator with several outputs."""
         names = [
             value.name if isinstance(value, Symbol) else self.constant(value) for value in inputs
         ]
-        outputs = [f"{operator}_{len(self.nodes)}_{place}" for place in range(n_outputs)]
+        outputs = [f"{operator}_{len(self.nodes)}_{i}" for i in range(n_outputs)]
         self.nodes.append(helper.make_node(operator, names, outputs, **attributes))
         return [Symbol(self, name) for name in outputs]
 
     def constant(self, value: Any) -> str:
-        """Return the name of a constant: whole numbers are int64, all others float32."""
+        """Return the name of a constant: integers become int64, all others float32."""
         array: NDArray[Any] = np.asarray(value)
-        whole = array.dtype.kind in "iu"
-        array = np.array(array, np.int64 if whole else np.float32, order="C")
+        dtype = np.int64 if array.dtype.kind in "iu" else np.float32
+        array = np.array(array, dtype, order="C")
         key = hashlib.sha256(f"{array.dtype} {array.shape}".encode() + array.tobytes())
         name = f"constant_{key.hexdigest()[:32]}"
         self.constants.setdefault(name, numpy_helper.from_array(array, name))
         return name
 
 
-def _real(value: Any) -> Any:
-    """Return a number as a float: a whole one would be a constant of int64."""
+def _as_float(value: Any) -> Any:
+    """Return a number as float32, since an integer would become an int64 constant."""
     return np.float32(value) if isinstance(value, (int, float)) else value
 
 
-_SAME = {
+# Operations with the same arguments in PyTorch and ONNX.
+_ELEMENTARY = {
     "abs": "Abs",
     "add": "Add",
     "cos": "Cos",
@@ -178,7 +184,7 @@ def _addmm(
 
 
 def _along(operator: str) -> Callable[..., Symbol]:
-    """Return a sum, a largest entry or a length along an axis."""
+    """Return the converter of a reduction along an axis."""
 
     def reduce(graph: Graph, a: Any, dim: int, keepdim: bool = False) -> Symbol:
         return graph.node(operator, a, [dim], keepdims=int(keepdim))
@@ -195,8 +201,8 @@ def _cat(graph: Graph, parts: Sequence[Any], dim: int = 0) -> Symbol:
 
 
 def _clamp(graph: Graph, a: Any, min: Any = None, max: Any = None) -> Any:
-    a = a if min is None else graph.node("Max", a, _real(min))
-    return a if max is None else graph.node("Min", a, _real(max))
+    a = a if min is None else graph.node("Max", a, _as_float(min))
+    return a if max is None else graph.node("Min", a, _as_float(max))
 
 
 def _copy(graph: Graph, a: Any, b: Any) -> Any:
@@ -211,14 +217,14 @@ def _embedding_bag(
     graph: Graph, rows: Any, table: Any, *, mode: str, per_sample_weights: Any, **_: Any
 ) -> Symbol:
     if mode != "sum":
-        raise GraphError(f"it calls 'embedding_bag' with mode={mode!r}, and not 'sum'")
+        raise GraphError(f"it calls 'embedding_bag' with mode={mode!r} instead of 'sum'")
     chosen = graph.node("Gather", table, rows, axis=0)  # (m, s, p)
     weights = graph.node("Unsqueeze", per_sample_weights, [1])  # (m, 1, s)
     return graph.node("Squeeze", graph.node("MatMul", weights, chosen), [1])
 
 
 def _expand_as(graph: Graph, a: Any, other: Any) -> Any:
-    return a  # operators stretch what is shorter themselves
+    return a  # ONNX operators broadcast
 
 
 def _filled(graph: Graph, a: Any, value: float = 0.0) -> Symbol:
@@ -244,12 +250,12 @@ def _getitem(graph: Graph, a: Any, index: Any) -> Any:
 
 
 def _lerp(graph: Graph, a: Any, b: Any, weight: float) -> Symbol:
-    step = graph.node("Mul", graph.node("Sub", b, a), _real(weight))
+    step = graph.node("Mul", graph.node("Sub", b, a), _as_float(weight))
     return graph.node("Add", a, step)
 
 
 def _rsub(graph: Graph, a: Any, b: Any) -> Symbol:
-    return graph.node("Sub", _real(b), a)
+    return graph.node("Sub", _as_float(b), a)
 
 
 def _scatter(graph: Graph, a: Any, dim: int, index: Any, value: float) -> Symbol:
@@ -265,10 +271,10 @@ def _square(graph: Graph, a: Any) -> Symbol:
 
 
 def _topk(graph: Graph, a: Any, k: int, dim: int = -1, largest: bool = True) -> list[Symbol]:
-    return graph.node_of_several("TopK", 2, a, [k], axis=dim, largest=int(largest))
+    return graph.node_with_outputs("TopK", 2, a, [k], axis=dim, largest=int(largest))
 
 
-_OTHERS: dict[str, Callable[..., Any]] = {
+_CONVERTERS: dict[str, Callable[..., Any]] = {
     "addmm": _addmm,
     "amax": _along("ReduceMax"),
     "argmax": _argmax,
@@ -292,9 +298,9 @@ _OTHERS: dict[str, Callable[..., Any]] = {
 }
 
 
-OPSET, IR_VERSION = 18, 8  # of December 2022, which most runtimes know by now
-_N_CHECKED = 64  # rows that are encoded both ways before a file is written
-_FAR = 1e-3  # relative: what rounding does not explain
+OPSET, IR_VERSION = 18, 8  # of December 2022, supported by most runtimes
+_N_CHECKED = 64  # rows that are encoded with PyTorch and ONNX before a file is written
+_MAX_DIFFERENCE = 1e-3  # relative; larger differences are not rounding
 
 
 def write_onnx(
@@ -302,35 +308,35 @@ def write_onnx(
     project: Callable[[Tensor], Tensor],
     n_features: int,
     n_bits: int,
-    about: Mapping[str, str],
+    metadata: Mapping[str, str],
 ) -> None:
-    """Write what `project` computes, (m, n_features) -> (m, n_bits), and the packing of its signs.
+    """Write `project`, (m, n_features) -> (m, n_bits), and the packing of its signs to a file.
 
-    A few rows are encoded both ways first: a file that is written computes the same.
+    Before writing, random rows are encoded with PyTorch and with the graph, and compared.
     """
     model = helper.make_model(
-        traced(project, n_features, n_bits),
+        trace(project, n_features, n_bits),
         opset_imports=[helper.make_opsetid("", OPSET)],
         ir_version=IR_VERSION,
         producer_name="antipodal",
     )
-    helper.set_model_props(model, dict(about))
+    helper.set_model_props(model, dict(metadata))
     onnx.checker.check_model(model)
-    _check_alike(model, project, n_features)
+    _check_outputs(model, project, n_features)
     with replacing(path) as file:
         file.write(model.SerializeToString())
 
 
-def traced(project: Callable[[Tensor], Tensor], n_features: int, n_bits: int) -> onnx.GraphProto:
-    """Return the graph of a projection and of the codes of its signs."""
+def trace(project: Callable[[Tensor], Tensor], n_features: int, n_bits: int) -> onnx.GraphProto:
+    """Return the graph of a projection and of the packed codes of its signs."""
     graph = Graph()
     x = Symbol(graph, "x")
     with torch.inference_mode():
         values = project(x)  # type: ignore[arg-type]
     if not isinstance(values, Symbol):
-        raise GraphError("its result is in memory that it was given, not returned")
+        raise GraphError("it writes its result to memory instead of returning it")
     graph.nodes.append(helper.make_node("Identity", [values.name], ["projection"]))
-    code = packed(Symbol(graph, "projection"), n_bits)
+    code = pack_symbol(Symbol(graph, "projection"), n_bits)
     graph.nodes.append(helper.make_node("Identity", [code.name], ["code"]))
     return helper.make_graph(
         graph.nodes,
@@ -344,36 +350,36 @@ def traced(project: Callable[[Tensor], Tensor], n_features: int, n_bits: int) ->
     )
 
 
-def packed(projection: Symbol, n_bits: int) -> Symbol:
-    """Return `antipodal.pack(projection > 0)`: Σ 2^(7-i)·bᵢ over the eight bits of each byte."""
+def pack_symbol(projection: Symbol, n_bits: int) -> Symbol:
+    """Add `antipodal.pack(projection > 0)`: Σ 2^(7-i)·bᵢ over the eight bits of each byte."""
     graph = projection.graph
     width = code_width(n_bits)
     bits = graph.node("Cast", projection > 0, to=TensorProto.FLOAT)
     if n_bits % 8:
         bits = graph.node("Pad", bits, [0, 0, 0, 8 * width - n_bits])
-    bits = graph.node("Reshape", bits, [0, width, 8])  # 0: as many rows as there are
+    bits = graph.node("Reshape", bits, [0, width, 8])  # 0 keeps the number of rows
     weighted = bits * np.array([128, 64, 32, 16, 8, 4, 2, 1], np.float32)
     return graph.node(
         "Cast", graph.node("ReduceSum", weighted, [2], keepdims=0), to=TensorProto.UINT8
     )
 
 
-def _check_alike(
+def _check_outputs(
     model: onnx.ModelProto, project: Callable[[Tensor], Tensor], n_features: int
 ) -> None:
-    """Refuse a graph that does not compute what the projection does."""
+    """Raise GraphError if the graph and the projection differ on random rows."""
     rng = np.random.default_rng(0)
     sizes = np.float32(10.0) ** rng.uniform(-2, 2, (_N_CHECKED, 1)).astype(np.float32)
     rows: NDArray[np.float32] = sizes * rng.standard_normal((_N_CHECKED, n_features), np.float32)
     with torch.inference_mode():
         expected = project(torch.from_numpy(rows)).numpy()
     outputs: Any = ReferenceEvaluator(model).run(["code", "projection"], {"x": rows})
-    code, made = outputs
-    gap = float(np.abs(made - expected).max())
-    if not gap <= _FAR * float(np.abs(expected).max()):
+    code, projection = outputs
+    difference = float(np.abs(projection - expected).max())
+    if not difference <= _MAX_DIFFERENCE * float(np.abs(expected).max()):
         raise GraphError(
-            f"it computes something else with symbols than with numbers (a projection is off by "
-            f"{gap:.3g}). Does it use memory that it writes to in place?"
+            f"its graph computes other values (a projection is off by {difference:.3g}). Does it "
+            "write to memory in place?"
         )
-    if not np.array_equal(code, np.packbits(made > 0, axis=1)):
-        raise GraphError("the graph does not pack bits as codes have them")
+    if not np.array_equal(code, np.packbits(projection > 0, axis=1)):
+        raise GraphError("its graph packs bits incorrectly")
