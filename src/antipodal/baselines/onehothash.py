@@ -53,8 +53,8 @@ class OneHotHash(ClassifierHasher):
         n_classes = probabilities.shape[1]
         if 2**self.n_bits < n_classes:
             raise ValueError(
-                f"OneHotHash needs one codeword per class: {self.n_bits} bit(s) give "
-                f"{2**self.n_bits} codewords, but y has {n_classes} classes"
+                f"OneHotHash needs one code per class: {self.n_bits} bit(s) give "
+                f"{2**self.n_bits} codes, but y has {n_classes} classes"
             )
         if self.n_bits >= n_classes:
             codeword = np.eye(n_classes, dtype=np.int64)

@@ -336,9 +336,10 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         if max_rows > _CACHED_ROWS:
             yield self.projector(max_rows)
             return
-        attributes = {name: value for name, value in vars(self).items() if name != "_projectors"}
-        cache: _ProjectorCache = vars(self).setdefault("_projectors", _ProjectorCache())
-        idle = cache.idle(attributes)
+        attributes = dict(vars(self))
+        if attributes.pop("_projectors", None) is None:  # a copy of a hasher
+            self._projectors = _ProjectorCache()
+        idle = self._projectors.idle(attributes)
         try:
             project = idle.pop()
         except IndexError:

@@ -172,4 +172,5 @@ def kernel_feature_rows(features: KernelFeatures, Y: Tensor) -> Tensor:
 
 
 # Names that `network` and `pipeline` import.
-Lift, learn_lift, lift_rows = KernelFeatures, learn_kernel_features, kernel_feature_rows
+Lift = KernelFeatures
+learn_lift, lift_rows = learn_kernel_features, kernel_feature_rows
