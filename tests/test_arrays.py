@@ -1,4 +1,4 @@
-"""Reading arrays: what is there comes back, what is damaged is named."""
+"""Reading and writing NumPy files, and errors that name damaged ones."""
 
 import os
 import re
@@ -23,11 +23,11 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_npy_files_are_mapped_and_npz_arrays_are_named(folder):
+def test_npy_files_are_memory_mapped_and_npz_arrays_chosen_by_name(folder):
     assert isinstance(read_array("x.npy"), np.memmap)
     for source in ("x.npy", "some.npz:X", "small.npz:X"):
         np.testing.assert_array_equal(read_array(source), ROWS)
-    np.testing.assert_array_equal(read_array("small.npz"), ROWS)  # the only one needs no name
+    np.testing.assert_array_equal(read_array("small.npz"), ROWS)  # a single array needs no name
     with pytest.raises(AntipodalError, match=r"\bX, y\b.*some\.npz:X"):
         read_array("some.npz")
     with pytest.raises(AntipodalError, match=r"some\.npz.*'Z'.*\bX, y\b"):
@@ -71,7 +71,7 @@ def test_objects_are_not_unpickled(folder):
         ("none.npz", r"none\.npz\b"),
     ],
 )
-def test_what_is_not_an_array_is_named_and_says_what_was_expected(folder, source, message):
+def test_errors_name_the_file_and_the_expected_format(folder, source, message):
     for name in ("folder", "x.npz.d", "folder.npz"):
         (folder / name).mkdir()
     for name in ("empty.npy", "empty.npz"):
@@ -87,7 +87,7 @@ def test_what_is_not_an_array_is_named_and_says_what_was_expected(folder, source
     assert re.search(message, str(raised.value))
 
 
-def test_a_named_pipe_is_read_whole(folder):
+def test_a_named_pipe_is_read(folder):
     os.mkfifo("pipe")
     writer = threading.Thread(target=lambda: Path("pipe").write_bytes(Path("x.npy").read_bytes()))
     writer.start()
@@ -100,7 +100,7 @@ def test_an_array_without_rows_is_read(folder):
     assert read_array("none.npy").shape == (0, 3)
 
 
-def test_codes_are_written_as_they_come_or_not_at_all(folder):
+def test_codes_are_written_atomically_in_blocks(folder):
     codes = np.arange(20, dtype=np.uint8).reshape(10, 2)
     write_codes("c.npy", [codes[:3], codes[3:]], 10, 2)
     np.testing.assert_array_equal(np.load("c.npy"), codes)

@@ -1,4 +1,4 @@
-"""Datasets: official layouts with their traps, damaged files, and splits that never change."""
+"""Datasets: official layouts, damaged files, and reproducible splits."""
 
 import gzip
 import hashlib
@@ -97,7 +97,7 @@ def test_the_multilabel_protocol_keeps_the_most_frequent_concepts(seed, n_train)
 
 
 @given(seed=seeds, n_pairs=st.integers(1, 60))
-def test_training_pairs_are_half_similar_and_truly_so(seed, n_pairs):
+def test_half_of_the_training_pairs_are_similar(seed, n_pairs):
     split = MULTI.split("paper", seed, n_query=5, n_concepts=3, n_pairs=n_pairs)
     assert split.pairs.shape == (n_pairs, 2)
     assert split.similar.sum() == n_pairs // 2
@@ -117,7 +117,7 @@ def test_every_pair_can_be_drawn():
     assert drawn == every
 
 
-def test_equally_frequent_concepts_are_taken_in_order():
+def test_equally_frequent_concepts_are_chosen_in_order():
     labels = np.tile(np.eye(5, dtype=bool), (4, 1))
     split = Dataset("d", None, labels).split("paper", 0, n_query=1, n_concepts=3, n_pairs=0)
     assert split.concepts.tolist() == [0, 1, 2]
@@ -125,7 +125,7 @@ def test_equally_frequent_concepts_are_taken_in_order():
     assert split.similar is None
 
 
-def test_by_default_the_multilabel_protocol_is_that_of_nus_wide():
+def test_the_defaults_of_the_multilabel_protocol_are_those_of_nus_wide():
     labels = np.random.default_rng(2).random((4000, 30)) < 0.07
     split = Dataset("d", None, labels).split("paper", 0)
     assert (len(split.concepts), len(split.query), len(split.pairs)) == (21, 2100, 100_000)
@@ -133,7 +133,7 @@ def test_by_default_the_multilabel_protocol_is_that_of_nus_wide():
 
 
 @given(seed=st.integers(0, 10**6))
-def test_the_same_seed_gives_the_same_split_and_another_seed_another(seed):
+def test_splits_are_determined_by_the_seed(seed):
     data = digits_once()
     for dataset, protocol, counts in [
         (data, "paper", {"n_train": 20, "n_query": 10}),
@@ -155,7 +155,7 @@ def digits_once():
 
 
 def test_splits_never_change_silently():
-    """A changed digest means that published results can no longer be repeated."""
+    """A changed digest means that published results are no longer reproducible."""
     data = replace(digits_once(), features=None)
     assert digest(data.split("paper", 7, n_train=50, n_query=20)) == "ba813d2c51414ca4"
     assert digest(data.split("unseen", 7, n_train=50, n_query=20)) == "ea41895308270cd0"
@@ -170,7 +170,7 @@ def test_queries_do_not_depend_on_the_training_size_and_training_sets_nest():
     assert set(small.train) < set(large.train)
 
 
-def test_features_do_not_move_a_split():
+def test_splits_do_not_depend_on_features():
     data = digits_once()
     other = Dataset("another name", np.zeros((len(data), 2)), data.labels)
     assert digest(data.split("unseen", 1, n_train=9)) == digest(other.split("unseen", 1, n_train=9))
@@ -197,12 +197,12 @@ TWO = Dataset("two", None, np.repeat([4, 9], 6))
         (MULTI, "unseen", {}, r"\bunseen\b.*\blabel\b"),
     ],
 )
-def test_a_split_that_cannot_be_drawn_says_why(dataset, protocol, options, message):
+def test_impossible_splits_are_refused(dataset, protocol, options, message):
     with pytest.raises(ValueError, match=message):
         dataset.split(protocol, **{"seed": 0, **options})
 
 
-def test_pairs_that_do_not_exist_are_refused():
+def test_impossible_pairs_are_refused():
     alone = np.eye(2, dtype=bool).repeat(2, axis=0)
     with pytest.raises(ValueError, match=r"\bsimilar pairs\b"):
         Dataset("d", None, alone).split("paper", 0, n_query=1, n_concepts=2)
@@ -222,7 +222,7 @@ def test_pairs_that_do_not_exist_are_refused():
         MULTI.split("paper", 0, **{**SMALL, "n_pairs": 0}),
     ],
 )
-def test_a_saved_split_comes_back(tmp_path, split):
+def test_a_saved_split_is_restored(tmp_path, split):
     split.save(tmp_path / "s.npz")
     back = Split.load(tmp_path / "s.npz", n_rows=400)
     for name in ("train", "query", "database", "pairs", "similar", "concepts"):
@@ -262,14 +262,14 @@ GOOD = {"train": [0, 1, 5], "query": [2, 3], "database": [0, 1, 4]}
         ({"more": [1]}, r"\bdatabase, more, query, train\b"),
     ],
 )
-def test_a_bad_split_is_refused_by_name(tmp_path, change, message):
+def test_an_invalid_split_is_refused(tmp_path, change, message):
     np.savez(tmp_path / "s.npz", **{**GOOD, **change})
     with pytest.raises(AntipodalError, match=message) as caught:
         Split.load(tmp_path / "s.npz", n_rows=10)
     assert "s.npz" in str(caught.value)
 
 
-def test_a_file_that_is_no_split_is_refused(tmp_path):
+def test_a_file_without_a_split_is_refused(tmp_path):
     path = tmp_path / "s.npz"
     with pytest.raises(AntipodalError, match=r"\bs\.npz\b.*No such file"):
         Split.load(path)
@@ -304,7 +304,7 @@ def test_a_file_that_is_no_split_is_refused(tmp_path):
         (None, np.arange(4), np.ones((4, 2, 2, 4), np.uint8), r"\bimages\b.*\(4, 2, 2, 4\)"),
     ],
 )
-def test_a_dataset_that_does_not_fit_together_is_refused(features, labels, images, message):
+def test_an_inconsistent_dataset_is_refused(features, labels, images, message):
     with pytest.raises(ValueError, match=message):
         Dataset("d", features, labels, images)
 
@@ -319,7 +319,7 @@ def test_digits_are_those_of_scikit_learn():
     assert Counter(data.labels.tolist())[0] == 178
 
 
-def test_data_is_looked_for_where_the_environment_says(tmp_path, monkeypatch):
+def test_the_environment_variable_sets_the_data_directory(tmp_path, monkeypatch):
     monkeypatch.delenv("ANTIPODAL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for load in (cifar10, nus_wide, idx):
@@ -343,7 +343,7 @@ CIFAR_PIXELS = RNG.integers(0, 256, (6, 2, 3072), dtype=np.uint8)
 
 
 class Trap:
-    """Unpickling this makes a file."""
+    """An object that creates a file when unpickled."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -366,7 +366,7 @@ def write_binary(folder):
 
 
 def python2_batch(labels, pixels):
-    """Return the bytes that Python 2 wrote: its strings are bytes, protocol 2."""
+    """Return a batch as pickled by Python 2: strings are bytes, protocol 2."""
 
     def text(value):
         return b"U" + bytes([len(value)]) + value
@@ -408,7 +408,7 @@ def by_column(labels, pixels):
 @pytest.mark.usefixtures("_two_images_a_batch")
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("layout", [None, python2_batch, python3_batch, by_column])
-def test_cifar10_comes_in_order_with_channels_last(tmp_path, layout, inside):
+def test_cifar10_is_read_in_order_with_channels_last(tmp_path, layout, inside):
     folder = tmp_path / ("cifar-10-batches-py" if layout else "cifar-10-batches-bin")
     if layout:
         write_python(folder, layout)
@@ -455,7 +455,7 @@ def test_an_official_batch_has_30_730_000_bytes(tmp_path):
 
 
 @pytest.mark.usefixtures("_two_images_a_batch")
-def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path):
+def test_a_pickle_with_code_is_refused_and_not_executed(tmp_path):
     folder, trace = tmp_path / "cifar-10-batches-py", tmp_path / "trace"
     write_python(folder, python2_batch)
     trap = Trap(trace)
@@ -469,7 +469,7 @@ def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path)
         b"cbuiltins\neval\n(S'1'\ntR.",
         b"\x80\x04\x8c\x05numpy\x8c\x0dndarray.dumps\x93.",
     ]
-    forbidden = "(open|system|decode|load|eval|dumps)"  # the functions that they would call
+    forbidden = "(open|system|decode|load|eval|dumps)"  # the functions in the pickles
     for content in crafted:
         (folder / "test_batch").write_bytes(content)
         with pytest.raises(AntipodalError, match=rf"\btest_batch\b.*\b{forbidden}\b"):
@@ -478,7 +478,7 @@ def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path)
 
 
 @pytest.mark.usefixtures("_two_images_a_batch")
-def test_a_pickle_of_something_else_is_refused(tmp_path):
+def test_a_pickle_of_other_data_is_refused(tmp_path):
     folder = tmp_path / "cifar-10-batches-py"
     write_python(folder, python2_batch)
     good = (folder / "test_batch").read_bytes()
@@ -507,7 +507,7 @@ def test_a_pickle_of_something_else_is_refused(tmp_path):
 
 
 @pytest.mark.usefixtures("_two_images_a_batch")
-def test_a_pickle_with_flipped_bytes_never_raises_another_error(tmp_path):
+def test_a_pickle_with_flipped_bytes_raises_antipodal_error_only(tmp_path):
     folder = tmp_path / "cifar-10-batches-py"
     write_python(folder, python2_batch)
     good = (folder / "test_batch").read_bytes()
@@ -518,7 +518,7 @@ def test_a_pickle_with_flipped_bytes_never_raises_another_error(tmp_path):
         damaged[place] ^= rng.integers(1, 256)
         (folder / "test_batch").write_bytes(damaged)
         with suppress(AntipodalError):
-            assert len(cifar10(tmp_path)) == 12  # the name of a file may change unnoticed
+            assert len(cifar10(tmp_path)) == 12  # a flipped byte in a file name is harmless
 
 
 # ---- NUS-WIDE
@@ -531,7 +531,7 @@ NUS_CONCEPTS = ["zebra", "airport", "sun_set"]  # not in alphabetical order
 
 @pytest.fixture
 def nus(tmp_path):
-    """A small directory with Windows line ends, trailing and leading blanks, and blank lines."""
+    """Write a small directory with Windows line ends, surrounding blanks and blank lines."""
     for folder in ("Low_Level_Features", "ConceptsList", "Groundtruth/AllLabels"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "ConceptsList/Concepts81.txt").write_bytes(b"zebra\r\nairport\r\nsun_set \r\n\r\n")
@@ -549,7 +549,7 @@ def nus(tmp_path):
 
 
 @pytest.mark.parametrize("block", [1, 7, 1000, 1001, 2500, 4_000_000])
-def test_nus_wide_is_read_whatever_its_blanks_and_blocks(nus, monkeypatch, block):
+def test_nus_wide_is_read_despite_blanks_and_in_blocks(nus, monkeypatch, block):
     monkeypatch.setattr(import_module("antipodal.datasets.nus_wide"), "_BLOCK", block)
     data = nus_wide(nus)
     assert data.features.dtype == np.uint16
@@ -586,7 +586,7 @@ LISTED = "ConceptsList/Concepts81.txt"
         (LISTED, 1, b"\xff", r"\bConcepts81\.txt\b"),
     ],
 )
-def test_what_is_wrong_in_nus_wide_is_named(nus, monkeypatch, block, file, line, text, message):
+def test_invalid_lines_of_nus_wide_are_named(nus, monkeypatch, block, file, line, text, message):
     monkeypatch.setattr(import_module("antipodal.datasets.nus_wide"), "_BLOCK", block)
     lines = (nus / file).read_bytes().split(b"\n")
     lines[line] = text
@@ -596,7 +596,7 @@ def test_what_is_wrong_in_nus_wide_is_named(nus, monkeypatch, block, file, line,
 
 
 @pytest.mark.parametrize("file", [BOW, SUN, LISTED])
-def test_what_is_missing_or_empty_in_nus_wide_is_named(nus, file):
+def test_missing_or_empty_files_of_nus_wide_are_named(nus, file):
     (nus / file).write_bytes(b"\n")
     with pytest.raises(AntipodalError, match=r"\b0 rows\b|\b0 concepts\b"):
         nus_wide(nus)
@@ -728,7 +728,7 @@ def test_arrays_are_read_from_npz_and_npy(tmp_path, labels, expected):
         assert data.labels.dtype == (np.int64 if data.labels.ndim == 1 else bool)
 
 
-def test_a_capital_y_stands_in_for_a_missing_small_one(tmp_path):
+def test_labels_may_be_named_y_in_upper_case(tmp_path):
     np.savez(tmp_path / "a.npz", X=X, Y=Y)
     np.testing.assert_array_equal(arrays(tmp_path / "a.npz").labels, Y.astype(bool))
     np.savez(tmp_path / "b.npz", X=X, Y=Y, y=CLASSES)
@@ -750,14 +750,14 @@ def test_a_capital_y_stands_in_for_a_missing_small_one(tmp_path):
         ({"X": X, "y": np.array([None] * 6)}, r"\bpickle\b"),
     ],
 )
-def test_arrays_that_are_no_dataset_are_refused(tmp_path, content, message):
+def test_arrays_without_a_valid_dataset_are_refused(tmp_path, content, message):
     np.savez(tmp_path / "a.npz", **content)
     with pytest.raises(AntipodalError, match=message) as caught:
         arrays(tmp_path / "a.npz")
     assert "a.npz" in str(caught.value)
 
 
-def test_a_file_that_holds_no_arrays_is_refused(tmp_path):
+def test_a_file_without_arrays_is_refused(tmp_path):
     with pytest.raises(AntipodalError, match=r"\bgone\.npz\b.*No such file"):
         arrays(tmp_path / "gone.npz")
     with pytest.raises(AntipodalError, match=r"\bgone\.npy\b.*No such file"):
@@ -779,7 +779,7 @@ def test_a_file_that_holds_no_arrays_is_refused(tmp_path):
     assert not trace.exists()
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
     write_parquet(tmp_path / "a.parquet", pa.array(ROWS), CLASSES)
     for module in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, module, None)
@@ -794,7 +794,7 @@ WORDS_OF_CLASSES = ["c", "a", "b", "c", "c", "a"]
 
 
 def write_parquet(path, vectors, labels):
-    """Write row groups of four, so that no column is in one piece."""
+    """Write row groups of four, so that columns have several chunks."""
     table = pa.table({"id": range(len(vectors)), "vector": vectors, "label": labels})
     parquet.write_table(table, path, row_group_size=4)
     return path
@@ -837,7 +837,7 @@ def test_parquet_keeps_the_type_of_the_features(tmp_path, dtype):
     np.testing.assert_array_equal(data.features, rows)
 
 
-def test_words_of_any_script_are_ordered_as_in_npz_files(tmp_path):
+def test_string_labels_are_ordered_as_in_npz_files(tmp_path):
     words = ["zebra", "Zebra", "éclair", "", "日本", "😀", "zebra", "éclair"]
     write_parquet(tmp_path / "a.parquet", pa.array(np.eye(8).tolist()), words)
     np.savez(tmp_path / "a.npz", vector=np.eye(8), label=np.array(words))
@@ -895,7 +895,7 @@ ROWS = X.tolist()
         ),
     ],
 )
-def test_parquet_columns_that_are_no_dataset_are_refused(tmp_path, vectors, labels, message):
+def test_parquet_columns_without_a_valid_dataset_are_refused(tmp_path, vectors, labels, message):
     path = write_parquet(tmp_path / "a.parquet", vectors, labels)
     with pytest.raises(AntipodalError, match=message) as caught:
         read_parquet(path)
@@ -907,7 +907,7 @@ def test_a_parquet_file_that_is_missing_or_damaged_is_named(tmp_path):
     with pytest.raises(AntipodalError, match=r"/a\.parquet\b"):
         read_parquet(path)
     write_parquet(path, pa.array(ROWS), CLASSES)
-    np.testing.assert_array_equal(arrays(path).labels, CLASSES)  # what else could be what
+    np.testing.assert_array_equal(arrays(path).labels, CLASSES)  # the only choice of columns
     with pytest.raises(AntipodalError, match=r"'X'.*\bid, vector, label\b"):
         arrays(path, features="X")
     with pytest.raises(AntipodalError, match=r"'y'.*\bid, vector, label\b"):
@@ -919,7 +919,7 @@ def test_a_parquet_file_that_is_missing_or_damaged_is_named(tmp_path):
             read_parquet(path)
 
 
-def test_a_parquet_file_with_checksums_tells_a_flipped_bit(tmp_path):
+def test_checksums_of_parquet_files_are_verified(tmp_path):
     table = pa.table({"vector": pa.array(ROWS, LIST), "label": CLASSES})
     path = tmp_path / "a.parquet"
     plain = {"use_dictionary": False, "compression": "none", "write_page_checksum": True}

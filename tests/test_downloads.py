@@ -1,4 +1,4 @@
-"""Downloads, from a real server on this machine that fails in the ways servers do."""
+"""Downloads from a local HTTP server with injected faults."""
 
 import errno
 import gzip
@@ -34,7 +34,7 @@ FOLDER = "cifar-10-batches-bin"
 
 
 def make_archive(*extra):
-    """Return a .tar.gz of two images a batch, with more members before them."""
+    """Return a .tar.gz with two images per batch, preceded by extra members."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as tar:
         for member, data in extra:
@@ -54,7 +54,7 @@ HALF = len(ARCHIVE) // 2
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves `files`; `mode` says how badly. The `starts` are where answers began."""
+    """Server of `files`; `mode` is the fault. `starts` records the offsets of responses."""
 
     protocol_version = "HTTP/1.1"
 
@@ -126,21 +126,21 @@ def use_archive(monkeypatch, url, data=ARCHIVE):
     monkeypatch.setitem(SOURCES, "cifar10", source)
 
 
-def lay_part(directory, data):
-    """Leave what an earlier download got."""
+def write_part(directory, data):
+    """Write the partial file of an earlier download."""
     work = directory / f"{FOLDER}.part"
     work.mkdir()
     (work / "a.tar.gz.part").write_bytes(data)
 
 
-def left_part(directory):
-    """Return what is kept for the next attempt, which must be all that there is."""
+def read_part(directory):
+    """Return the partial file, which must be the only file."""
     assert os.listdir(directory) == [f"{FOLDER}.part"]
     assert os.listdir(directory / f"{FOLDER}.part") == ["a.tar.gz.part"]
     return (directory / f"{FOLDER}.part" / "a.tar.gz.part").read_bytes()
 
 
-def assert_whole(folder):
+def assert_complete(folder):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == CONTENT
 
 
@@ -148,7 +148,7 @@ def test_an_archive_is_unpacked_and_its_loader_reads_it(server, tmp_path, monkey
     told = []
     folder = download("cifar10", tmp_path / "new" / "dir", progress=lambda *n: told.append(n))
     assert folder == tmp_path / "new" / "dir" / FOLDER
-    assert_whole(folder)
+    assert_complete(folder)
     assert list(folder.parent.iterdir()) == [folder]
     assert told[-1] == (len(ARCHIVE), len(ARCHIVE))
     monkeypatch.setattr(import_module("antipodal.datasets.cifar10"), "_PER_BATCH", 2)
@@ -156,7 +156,7 @@ def test_an_archive_is_unpacked_and_its_loader_reads_it(server, tmp_path, monkey
         assert cifar10(place).labels.tolist() == [3, 7] * 6
 
 
-def test_what_is_there_is_not_downloaded_again(server, tmp_path):
+def test_existing_files_are_not_downloaded_again(server, tmp_path):
     folder = download("cifar10", tmp_path)
     (folder / ".antipodal").mkdir()
     server.files.clear()
@@ -165,7 +165,7 @@ def test_what_is_there_is_not_downloaded_again(server, tmp_path):
     assert len(server.starts) == 1
 
 
-def test_an_incomplete_folder_is_completed_and_other_files_in_it_stay(server, tmp_path):
+def test_an_incomplete_folder_is_completed_and_other_files_are_kept(server, tmp_path):
     folder = download("cifar10", tmp_path)
     (folder / "mine.txt").write_text("kept")
     (folder / "data_batch_2.bin").write_bytes(b"short")
@@ -173,23 +173,23 @@ def test_an_incomplete_folder_is_completed_and_other_files_in_it_stay(server, tm
     assert download("cifar10", tmp_path) == folder
     assert (folder / "mine.txt").read_text() == "kept"
     (folder / "mine.txt").unlink()
-    assert_whole(folder)
+    assert_complete(folder)
 
 
-def test_an_archive_put_there_by_hand_is_unpacked_and_stays(server, tmp_path):
+def test_a_manually_downloaded_archive_is_unpacked_and_kept(server, tmp_path):
     (tmp_path / "a.tar.gz").write_bytes(ARCHIVE)
     server.files.clear()
-    assert_whole(download("cifar10", tmp_path))
+    assert_complete(download("cifar10", tmp_path))
     assert (tmp_path / "a.tar.gz").read_bytes() == ARCHIVE
 
 
-def test_a_cut_connection_is_resumed_where_it_ended(server, tmp_path):
+def test_a_broken_connection_is_resumed(server, tmp_path):
     server.mode = "cut"
     starts = [0]
     for _ in range(2):  # the second attempt gets nothing more
         with pytest.raises(AntipodalError) as caught:
             download("cifar10", tmp_path)
-        part = left_part(tmp_path)
+        part = read_part(tmp_path)
         assert ARCHIVE.startswith(part)
         assert HALF - fetching._CHUNK < len(part) <= HALF
         message = str(caught.value)
@@ -198,7 +198,7 @@ def test_a_cut_connection_is_resumed_where_it_ended(server, tmp_path):
         starts.append(len(part))
     server.mode = "good"
     told = []
-    assert_whole(download("cifar10", tmp_path, progress=lambda *n: told.append(n)))
+    assert_complete(download("cifar10", tmp_path, progress=lambda *n: told.append(n)))
     assert server.starts == starts
     assert all(done > len(part) for done, _ in told)
     assert os.listdir(tmp_path) == [FOLDER]
@@ -206,28 +206,28 @@ def test_a_cut_connection_is_resumed_where_it_ended(server, tmp_path):
 
 def test_a_server_without_ranges_starts_over(server, tmp_path):
     server.mode = "no ranges"
-    lay_part(tmp_path, ARCHIVE[:HALF])
-    assert_whole(download("cifar10", tmp_path))
+    write_part(tmp_path, ARCHIVE[:HALF])
+    assert_complete(download("cifar10", tmp_path))
     assert server.starts == [0]
 
 
-def test_a_server_that_gives_no_length_is_fine(server, tmp_path):
+def test_a_response_without_length_is_accepted(server, tmp_path):
     server.mode = "no length"
-    assert_whole(download("cifar10", tmp_path))
+    assert_complete(download("cifar10", tmp_path))
 
 
 @pytest.mark.parametrize("part", [ARCHIVE, b"x" * len(ARCHIVE), ARCHIVE + b"more"])
-def test_a_part_that_is_whole_is_used_and_one_too_long_is_not(server, tmp_path, part):
-    lay_part(tmp_path, part)
-    assert_whole(download("cifar10", tmp_path))
+def test_a_complete_part_is_used_and_a_longer_one_discarded(server, tmp_path, part):
+    write_part(tmp_path, part)
+    assert_complete(download("cifar10", tmp_path))
     assert server.starts == ([] if part == ARCHIVE else [0])
 
 
-def test_after_a_range_that_the_server_cannot_give_the_next_attempt_starts_over(
+def test_after_an_unsatisfiable_range_the_next_attempt_starts_over(
     server, tmp_path, monkeypatch
 ):
-    use_archive(monkeypatch, server.url, ARCHIVE + b"more")  # the table knows a longer file
-    lay_part(tmp_path, ARCHIVE)
+    use_archive(monkeypatch, server.url, ARCHIVE + b"more")  # the expected file is longer
+    write_part(tmp_path, ARCHIVE)
     with pytest.raises(AntipodalError, match=r"/a\.tar\.gz\b.*\b416\b"):
         download("cifar10", tmp_path)
     assert os.listdir(tmp_path) == []
@@ -237,7 +237,7 @@ def test_after_a_range_that_the_server_cannot_give_the_next_attempt_starts_over(
     assert os.listdir(tmp_path) == []
 
 
-def test_a_server_that_sends_more_than_there_is_is_stopped(server, tmp_path):
+def test_a_response_longer_than_the_file_is_refused(server, tmp_path):
     server.mode = "no length"
     server.files["/a.tar.gz"] = ARCHIVE + bytes(10 * fetching._CHUNK)
     told = []
@@ -247,33 +247,33 @@ def test_a_server_that_sends_more_than_there_is_is_stopped(server, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_compressed_file_is_kept_as_it_is_whatever_the_server_calls_it(server, tmp_path):
-    server.encoding = "x-gzip"  # some servers say so of every .gz
-    assert_whole(download("cifar10", tmp_path))
+def test_a_compressed_file_is_not_decompressed(server, tmp_path):
+    server.encoding = "x-gzip"  # some servers send this for every .gz file
+    assert_complete(download("cifar10", tmp_path))
 
 
-def test_a_file_that_has_moved_is_followed_and_resumed(server, tmp_path):
+def test_redirects_are_followed_and_resumed(server, tmp_path):
     server.moved["/a.tar.gz"] = "/new/a.tar.gz"
     server.files["/new/a.tar.gz"] = server.files.pop("/a.tar.gz")
-    lay_part(tmp_path, ARCHIVE[:HALF])
-    assert_whole(download("cifar10", tmp_path))
+    write_part(tmp_path, ARCHIVE[:HALF])
+    assert_complete(download("cifar10", tmp_path))
     assert server.starts == [HALF]
 
 
 @pytest.mark.parametrize("part", [b"", b"x" * 100])
-def test_a_wrong_checksum_is_refused_and_nothing_of_it_kept(server, tmp_path, part):
+def test_a_file_with_a_wrong_checksum_is_removed(server, tmp_path, part):
     if part:
-        lay_part(tmp_path, part)
+        write_part(tmp_path, part)
     else:
         server.files["/a.tar.gz"] = ARCHIVE[:-1] + bytes([ARCHIVE[-1] ^ 1])
     with pytest.raises(AntipodalError, match=r"\bchecksum\b.*\bMD5 [0-9a-f]{32}\b"):
         download("cifar10", tmp_path)
     assert os.listdir(tmp_path) == []
     server.files["/a.tar.gz"] = ARCHIVE
-    assert_whole(download("cifar10", tmp_path))
+    assert_complete(download("cifar10", tmp_path))
 
 
-def test_another_file_under_the_address_is_refused(server, tmp_path):
+def test_a_file_of_another_size_is_refused(server, tmp_path):
     server.files["/a.tar.gz"] = b"<html>Please log in</html>"
     with pytest.raises(AntipodalError, match=rf"\b{len(ARCHIVE):,}\b.*\b26\b"):
         download("cifar10", tmp_path)
@@ -284,7 +284,7 @@ def no_such_host(*args):
     raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
 
-def test_what_cannot_be_reached_says_what_to_do_by_hand(server, tmp_path, monkeypatch):
+def test_network_errors_explain_the_manual_download(server, tmp_path, monkeypatch):
     by_hand = rf"/a\.tar\.gz\b.*{{}}.*{tmp_path.name}.*\bdata_batch_1\.bin\b"
     server.files.clear()
     with pytest.raises(AntipodalError, match=by_hand.format(r"\b404\b")):
@@ -300,7 +300,7 @@ def test_what_cannot_be_reached_says_what_to_do_by_hand(server, tmp_path, monkey
     assert os.listdir(tmp_path) == []
 
 
-def test_a_server_that_falls_silent_is_given_up(server, tmp_path, monkeypatch):
+def test_a_stalled_connection_times_out(server, tmp_path, monkeypatch):
     server.mode, server.gate = "hang", threading.Event()
     server.files["/a.tar.gz"] = ARCHIVE
     monkeypatch.setattr(fetching, "_TIMEOUT", 0.2)
@@ -309,7 +309,7 @@ def test_a_server_that_falls_silent_is_given_up(server, tmp_path, monkeypatch):
     with pytest.raises(AntipodalError, match=rf"\b{len(ARCHIVE) + 8:,} bytes\b"):
         download("cifar10", tmp_path)
     server.gate.set()
-    part = left_part(tmp_path)
+    part = read_part(tmp_path)
     assert ARCHIVE.startswith(part)
     assert len(part) > len(ARCHIVE) - fetching._CHUNK
 
@@ -320,7 +320,7 @@ def evil(name, kind=tarfile.REGTYPE, target=""):
     return member, b"evil" if kind == tarfile.REGTYPE else b""
 
 
-def test_members_that_nobody_asked_for_are_not_unpacked(server, tmp_path, monkeypatch):
+def test_unexpected_members_are_not_unpacked(server, tmp_path, monkeypatch):
     absolute = tmp_path / "absolute"
     archive = make_archive(
         evil("../x"),
@@ -337,7 +337,7 @@ def test_members_that_nobody_asked_for_are_not_unpacked(server, tmp_path, monkey
     server.files["/a.tar.gz"] = archive
     use_archive(monkeypatch, server.url, archive)
     (tmp_path / "data").mkdir()
-    assert_whole(download("cifar10", tmp_path / "data"))
+    assert_complete(download("cifar10", tmp_path / "data"))
     assert os.listdir(tmp_path) == ["data"]
     assert os.listdir(tmp_path / "data") == [FOLDER]
 
@@ -345,7 +345,7 @@ def test_members_that_nobody_asked_for_are_not_unpacked(server, tmp_path, monkey
 @pytest.mark.parametrize(
     "archive", [b"no archive", ARCHIVE[:-500], gzip.compress(b"no archive", mtime=0)]
 )
-def test_an_archive_that_lacks_a_member_leaves_no_folder(server, tmp_path, monkeypatch, archive):
+def test_an_archive_without_a_member_leaves_no_folder(server, tmp_path, monkeypatch, archive):
     server.files["/a.tar.gz"] = archive
     use_archive(monkeypatch, server.url, archive)
     with pytest.raises(AntipodalError, match=r"\ba\.tar\.gz\b"):
@@ -353,7 +353,7 @@ def test_an_archive_that_lacks_a_member_leaves_no_folder(server, tmp_path, monke
     assert not (tmp_path / FOLDER).exists()
 
 
-def test_a_killed_download_leaves_no_final_name_and_is_resumed(server, tmp_path):
+def test_a_killed_download_leaves_partial_files_only_and_is_resumed(server, tmp_path):
     server.mode, server.gate = "hang", threading.Event()
     first = remote(f"{server.url}/a.tar.gz", ARCHIVE)
     server.files["/a.tar.gz"] = ARCHIVE[:HALF]
@@ -369,7 +369,7 @@ def test_a_killed_download_leaves_no_final_name_and_is_resumed(server, tmp_path)
     )
     command = [sys.executable, "-c", script, first.url, str(first.size), first.md5, str(tmp_path)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Handler, "send_header", lambda *args: None)  # it looks long enough
+        patch.setattr(Handler, "send_header", lambda *args: None)  # without a length
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             while int(process.stdout.readline()) < HALF - fetching._CHUNK:
                 pass
@@ -378,15 +378,15 @@ def test_a_killed_download_leaves_no_final_name_and_is_resumed(server, tmp_path)
     server.gate.set()
     assert os.listdir(tmp_path) == [f"{FOLDER}.part"]
     unpacked = tmp_path / f"{FOLDER}.part" / "unpacked"
-    unpacked.mkdir()  # as if killed when unpacking
+    unpacked.mkdir()  # as after a kill while unpacking
     (unpacked / "data_batch_1.bin").write_bytes(b"half")
     server.mode, server.files["/a.tar.gz"] = "good", ARCHIVE
-    assert_whole(download("cifar10", tmp_path))
+    assert_complete(download("cifar10", tmp_path))
     assert server.starts[-1] > 0
     assert os.listdir(tmp_path) == [FOLDER]
 
 
-def test_two_downloads_at_once_wait_for_each_other(server, tmp_path):
+def test_concurrent_downloads_are_serialised(server, tmp_path):
     results = []
     threads = [
         threading.Thread(target=lambda: results.append(download("cifar10", tmp_path)))
@@ -398,7 +398,7 @@ def test_two_downloads_at_once_wait_for_each_other(server, tmp_path):
         thread.join(600)
     assert results == [tmp_path / FOLDER] * 4
     assert server.starts == [0]
-    assert_whole(tmp_path / FOLDER)
+    assert_complete(tmp_path / FOLDER)
 
 
 # ---- IDX files
@@ -406,7 +406,7 @@ def test_two_downloads_at_once_wait_for_each_other(server, tmp_path):
 
 @pytest.fixture
 def mnist(server, monkeypatch):
-    """Four small files on the server, and what the table should say of them."""
+    """Put four small files on the server, with their sizes and checksums in the table."""
     images = struct.pack(">4B3I", 0, 0, 8, 3, 2, 4, 4) + bytes(range(32))
     labels = struct.pack(">4BI2B", 0, 0, 8, 1, 2, 5, 6)
     files = {}
@@ -442,7 +442,7 @@ def test_only_the_missing_and_the_damaged_idx_files_are_fetched(server, mnist, t
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == mnist.files
 
 
-def test_an_idx_file_that_cannot_be_had_says_where_to_put_it(server, mnist, tmp_path):
+def test_a_missing_idx_file_explains_the_manual_download(server, mnist, tmp_path):
     del server.files["/t10k-labels-idx1-ubyte.gz"]
     with pytest.raises(AntipodalError, match=r"/t10k-labels-idx1-ubyte\.gz\b.*/mnist\b"):
         download("mnist", tmp_path)
@@ -453,7 +453,7 @@ def test_an_idx_file_that_cannot_be_had_says_where_to_put_it(server, mnist, tmp_
     assert download("mnist", tmp_path) == tmp_path / "mnist"
 
 
-# ---- where
+# ---- data directory
 
 
 def test_the_directory_is_the_argument_the_variable_or_the_cache(
@@ -473,7 +473,7 @@ def test_the_directory_is_the_argument_the_variable_or_the_cache(
     assert download("mnist") == tmp_path / "home" / ".cache" / "antipodal" / "mnist"
 
 
-def test_loaders_look_where_download_puts_things_and_say_what_is_missing(
+def test_loaders_read_the_folder_of_download_and_name_missing_files(
     server, mnist, tmp_path, monkeypatch
 ):
     monkeypatch.delenv("ANTIPODAL_DATA", raising=False)
@@ -504,7 +504,7 @@ def test_a_directory_that_cannot_be_written_is_named(server, tmp_path):
         download("cifar10", tmp_path / "file" / "data")
 
 
-def test_a_disk_that_takes_no_more_is_named_and_the_download_goes_on_later(server, tmp_path):
+def test_a_full_disk_is_named_and_the_download_resumes(server, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (HALF, limits[1]))
     try:
@@ -512,12 +512,12 @@ def test_a_disk_that_takes_no_more_is_named_and_the_download_goes_on_later(serve
             download("cifar10", tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert ARCHIVE.startswith(left_part(tmp_path))
-    assert_whole(download("cifar10", tmp_path))
+    assert ARCHIVE.startswith(read_part(tmp_path))
+    assert_complete(download("cifar10", tmp_path))
     assert server.starts[-1] > 0
 
 
-def test_what_was_downloaded_before_the_disk_was_full_is_not_downloaded_again(
+def test_files_downloaded_before_the_disk_was_full_are_kept(
     server, tmp_path, monkeypatch
 ):
     def full(*arguments):
@@ -528,21 +528,21 @@ def test_what_was_downloaded_before_the_disk_was_full_is_not_downloaded_again(
         with pytest.raises(AntipodalError, match=f"{tmp_path}.*{os.strerror(errno.ENOSPC)}"):
             download("cifar10", tmp_path)
     server.files.clear()
-    assert_whole(download("cifar10", tmp_path))
+    assert_complete(download("cifar10", tmp_path))
     assert os.listdir(tmp_path) == [FOLDER]
 
 
-def test_nothing_is_printed_of_a_download(server, tmp_path, capfd):
+def test_downloads_print_nothing(server, tmp_path, capfd):
     download("cifar10", tmp_path)
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_name_that_is_not_offered_is_refused(tmp_path):
+def test_an_unknown_dataset_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"\bcifar10, fashion-mnist, mnist\b.*'nus-wide'"):
         download("nus-wide", tmp_path)
 
 
-def test_the_table_has_what_the_loaders_read():
+def test_the_table_lists_the_files_of_the_loaders():
     assert {name: source.folder for name, source in SOURCES.items()} == {
         "cifar10": FOLDER,
         "fashion-mnist": "fashion-mnist",

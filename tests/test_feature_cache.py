@@ -1,4 +1,4 @@
-"""The feature cache: never a wrong feature, whatever lies in its folder or happens to its disk."""
+"""The feature cache: correct features despite damaged files, full disks and races."""
 
 import errno
 import hashlib
@@ -28,7 +28,7 @@ def data(tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How many images each call of gist has described since, apart from the one of the probe."""
+    """Record the number of images of each call of gist, except those for a single image."""
     seen = []
 
     def counted(images, **options):
@@ -50,7 +50,7 @@ def assert_stored(path, header):
     np.testing.assert_allclose(content["features"], EXPECTED, atol=1e-6)
 
 
-def test_features_are_computed_once_and_are_those_of_gist(data, calls):
+def test_features_are_computed_once_and_equal_gist(data, calls):
     for _ in range(3):
         described = data.with_gist(**SMALL)
         assert described.features.dtype == np.float32
@@ -82,7 +82,7 @@ OTHERS = [
 ]
 
 
-def test_every_parameter_has_a_file_of_its_own(data, calls):
+def test_every_parameter_has_its_own_file(data, calls):
     for number, options in enumerate([SMALL, *OTHERS]):
         for _ in range(2):
             expected = gist(IMAGES, **options)
@@ -106,7 +106,7 @@ def test_equal_parameters_share_a_file_whatever_their_type(data, calls):
         IMAGES[..., 0],
     ],
 )
-def test_other_images_never_meet_the_features_of_these(data, calls, other):
+def test_other_images_have_other_files(data, calls, other):
     data.with_gist(**SMALL)
     described = replace(data, images=other).with_gist(**SMALL)
     np.testing.assert_allclose(described.features, gist(other, **SMALL), atol=1e-6)
@@ -120,8 +120,8 @@ def test_a_new_definition_of_gist_never_reads_an_old_file(data, calls, monkeypat
     assert calls == [6, 6]
 
 
-def test_the_definition_of_gist_is_still_the_first():
-    """If this fails because GIST was changed on purpose, raise `_DEFINITION` in cache.py."""
+def test_the_definition_of_gist_is_unchanged():
+    """If this fails because GIST was changed on purpose, increase `_DEFINITION` in dataset.py."""
     ramp = np.arange(2 * 8 * 8, dtype=np.uint8).reshape(2, 8, 8) * 2
     values = gist(ramp, orientations=(2, 1), grid=1)
     pinned = [[0.05723, 0.10543, 0.11140], [0.01070, 0.01912, 0.02464]]
@@ -160,7 +160,7 @@ def test_a_damaged_or_foreign_file_is_computed_again_and_replaced(data, calls):
     assert files(data.directory) == [path]
 
 
-def test_a_folder_that_cannot_be_written_is_named_and_the_features_come_all_the_same(data):
+def test_a_folder_that_cannot_be_written_is_a_warning(data):
     (data.directory / ".antipodal").write_text("in the way")
     with pytest.warns(UserWarning, match=r"/\.antipodal\b") as seen:
         described = data.with_gist(**SMALL)
@@ -172,14 +172,14 @@ def test_a_folder_that_cannot_be_written_is_named_and_the_features_come_all_the_
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_is_named_and_the_features_come_all_the_same(data):
+def test_a_read_only_folder_is_a_warning(data):
     data.directory.chmod(0o500)
     with pytest.warns(UserWarning, match="Permission denied"):
         described = data.with_gist(**SMALL)
     np.testing.assert_allclose(described.features, EXPECTED, atol=1e-6)
 
 
-def test_a_full_disk_leaves_no_half_file(data, monkeypatch):
+def test_a_full_disk_leaves_no_partial_file(data, monkeypatch):
     def full(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -204,7 +204,7 @@ def test_a_full_disk_leaves_no_half_file(data, monkeypatch):
         ({"border": -1}, ValueError, r"\bborder\b.*\b0\b.*-1\b"),
     ],
 )
-def test_wrong_parameters_are_refused_whether_or_not_a_file_is_there(data, options, error, message):
+def test_invalid_parameters_are_refused_with_and_without_a_file(data, options, error, message):
     data.with_gist(**SMALL)
     for cache in (True, False):
         with pytest.raises(error, match=message):
@@ -218,7 +218,7 @@ def test_a_dataset_without_images_is_refused():
 
 
 def use_and_delete(data):
-    """Ask for the features again and again, with the file gone every time."""
+    """Request the features repeatedly, and remove the file every time."""
     for _ in range(20):
         np.testing.assert_allclose(data.with_gist(**SMALL).features, EXPECTED, atol=1e-6)
         for file in files(data.directory):
@@ -226,7 +226,7 @@ def use_and_delete(data):
                 file.unlink(missing_ok=True)
 
 
-def test_two_processes_at_once_do_not_disturb_each_other(data):
+def test_concurrent_processes_do_not_interfere(data):
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import pathlib, torch; torch.set_num_threads(1)\n"
@@ -244,7 +244,7 @@ def test_two_processes_at_once_do_not_disturb_each_other(data):
         assert other.returncode == 0
 
 
-def test_loaders_say_where_their_data_lies(tmp_path):
+def test_loaders_set_the_directory(tmp_path):
     np.savez(tmp_path / "mine.npz", X=np.ones((3, 2)), y=[0, 1, 2])
     assert arrays(tmp_path / "mine.npz").directory == tmp_path
     for part in ("train", "t10k"):

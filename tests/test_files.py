@@ -1,4 +1,4 @@
-"""Writing files: what is there is replaced whole, and stays what it was."""
+"""Atomic writes: files are replaced completely or left unchanged."""
 
 import errno
 import os
@@ -59,7 +59,7 @@ def test_a_named_pipe_is_written_through(tmp_path):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_links_stay_and_the_file_they_lead_to_is_replaced_or_made(tmp_path, there):
+def test_links_are_kept_and_their_targets_replaced_or_created(tmp_path, there):
     (tmp_path / "elsewhere").mkdir()
     target, link, far = (tmp_path / name for name in ("elsewhere/file", "link", "far"))
     if there:
@@ -85,7 +85,7 @@ def test_an_open_file_without_a_name_is_written_through_its_descriptor(tmp_path)
 
 
 @pytest.mark.parametrize("bits", [0o600, 0o640, 0o755])
-def test_a_file_that_is_replaced_keeps_its_mode_and_owner(tmp_path, bits):
+def test_a_replaced_file_keeps_its_mode_and_owner(tmp_path, bits):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     if os.geteuid() == 0:
@@ -101,7 +101,7 @@ def test_a_file_that_is_replaced_keeps_its_mode_and_owner(tmp_path, bits):
     )  # fmt: skip
 
 
-def test_a_new_file_has_the_mode_that_the_umask_leaves(tmp_path):
+def test_a_new_file_has_the_mode_of_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
         write(tmp_path / "file")
@@ -131,16 +131,16 @@ def test_a_replacement_is_private_until_it_has_the_mode_of_the_old_file(tmp_path
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("change", ["delete", "replace"])
 @pytest.mark.parametrize("through_link", [True, False])
-def test_a_file_that_changes_between_any_two_looks_is_still_replaced(
+def test_a_file_that_changes_between_any_two_system_calls_is_replaced(
     tmp_path, monkeypatch, there, change, through_link
 ):
-    """Change the file after the n-th system call that looks at it, for every n."""
+    """Change the file after the n-th system call that inspects it, for every n."""
     path, link, other = tmp_path / "file", tmp_path / "link", tmp_path / "other"
     link.symlink_to(path)
     name = link if through_link else path
-    looks = ("stat", "lstat", "access", "readlink", "open")
-    real = {look: getattr(os, look) for look in looks}
-    n_looks, change_after = 0, 0
+    calls = ("stat", "lstat", "access", "readlink", "open")
+    real = {call: getattr(os, call) for call in calls}
+    n_calls, change_after = 0, 0
 
     def change_file():
         if change == "delete":
@@ -149,28 +149,28 @@ def test_a_file_that_changes_between_any_two_looks_is_still_replaced(
             other.write_bytes(b"other")
             other.replace(path)
 
-    def looking(look):
+    def hooked(call):
         def hook(file, *arguments, **options):
-            nonlocal n_looks
+            nonlocal n_calls
             is_watched = not isinstance(file, int) and os.fspath(file) in map(str, (path, link))
-            n_looks += is_watched
+            n_calls += is_watched
             try:
-                return real[look](file, *arguments, **options)
+                return real[call](file, *arguments, **options)
             finally:
-                if is_watched and n_looks == change_after:
+                if is_watched and n_calls == change_after:
                     with monkeypatch.context() as unhooked:
-                        for one in looks:
-                            unhooked.setattr(os, one, real[one])
+                        for name in calls:
+                            unhooked.setattr(os, name, real[name])
                         change_file()
 
         return hook
 
-    while change_after <= n_looks:
-        change_after, n_looks = change_after + 1, 0
+    while change_after <= n_calls:
+        change_after, n_calls = change_after + 1, 0
         path.unlink(missing_ok=True)
         if there:
             path.write_bytes(b"old")
-        with monkeypatch.context() as hooks, replacing_in(hooks, looks, looking, name) as file:
+        with monkeypatch.context() as hooks, replacing_in(hooks, calls, hooked, name) as file:
             opened = os.fstat(file.fileno())
             file.write(b"new")
             file.flush()
@@ -182,10 +182,10 @@ def test_a_file_that_changes_between_any_two_looks_is_still_replaced(
 
 
 @contextmanager
-def replacing_in(hooks, looks, looking, name):
+def replacing_in(hooks, calls, hooked, name):
     """Enter `replacing` with hooked system calls, and run its block without them."""
-    for look in looks:
-        hooks.setattr(os, look, looking(look))
+    for call in calls:
+        hooks.setattr(os, call, hooked(call))
     with replacing(name) as file:
         hooks.undo()
         yield file
@@ -201,7 +201,7 @@ def test_a_special_file_that_is_not_a_device_or_a_pipe_is_refused(tmp_path):
     assert stat.S_ISSOCK(path.stat().st_mode)
 
 
-def test_a_block_that_fails_leaves_what_was_there(tmp_path):
+def test_a_block_that_raises_leaves_the_old_file(tmp_path):
     path, link = tmp_path / "file", tmp_path / "link"
     path.write_bytes(b"old")
     link.symlink_to(path)
@@ -212,9 +212,9 @@ def test_a_block_that_fails_leaves_what_was_there(tmp_path):
     assert sorted(tmp_path.iterdir()) == [path, link]
 
 
-@pytest.mark.parametrize(("error", "is_told"), [(errno.EIO, True), (errno.EINVAL, False)])
-def test_a_new_name_that_cannot_be_synced_is_no_success(tmp_path, monkeypatch, error, is_told):
-    """Unless the file system has no syncs of folders."""
+@pytest.mark.parametrize(("error", "is_error"), [(errno.EIO, True), (errno.EINVAL, False)])
+def test_a_failed_sync_of_the_folder_is_an_error(tmp_path, monkeypatch, error, is_error):
+    """Ignore it only if the file system does not support it."""
     fsync = os.fsync
 
     def fail_for_folders(handle):
@@ -224,7 +224,7 @@ def test_a_new_name_that_cannot_be_synced_is_no_success(tmp_path, monkeypatch, e
 
     monkeypatch.setattr(os, "fsync", fail_for_folders)
     refusal = pytest.raises(AntipodalError, match=r"/file\b.*Input/output error")
-    with refusal if is_told else nullcontext():
+    with refusal if is_error else nullcontext():
         write(tmp_path / "file")
     assert os.listdir(tmp_path) == ["file"]
 
@@ -247,7 +247,7 @@ def test_a_name_as_long_as_the_system_allows_can_be_written(tmp_path):
         ("x" * 300, f"/xxx.*{os.strerror(errno.ENAMETOOLONG)}"),
     ],
 )
-def test_what_cannot_be_written_is_known_before_and_leaves_nothing(tmp_path, path, message):
+def test_unwritable_paths_are_detected_before_writing(tmp_path, path, message):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to("nowhere/file")
@@ -279,7 +279,7 @@ def test_files_and_folders_without_permission_are_refused(tmp_path, monkeypatch)
     assert path.read_bytes() == b"old"
 
 
-def test_a_folder_is_made_before_the_work_or_refused(tmp_path):
+def test_a_folder_is_created_or_refused(tmp_path):
     folder = tmp_path / "a" / "b"
     assert make_folder(folder) == make_folder(folder) == folder
     assert not list(folder.iterdir())
@@ -289,7 +289,7 @@ def test_a_folder_is_made_before_the_work_or_refused(tmp_path):
             make_folder(tmp_path / path)
 
 
-def test_a_check_leaves_the_file_as_it_is(tmp_path):
+def test_a_check_does_not_change_the_file(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     before = path.stat()
@@ -309,7 +309,7 @@ with replacing(sys.argv[1]) as file:
 """
 
 
-def test_what_a_killed_save_left_is_removed_by_the_next_and_nothing_else(tmp_path):
+def test_files_of_killed_writers_are_removed_by_the_next_writer(tmp_path):
     path, others = tmp_path / "model", [".model.settings", ".model.abcdefgh", ".models.x", "model2"]
     for name in others:
         (tmp_path / name).write_bytes(b"mine")
@@ -318,13 +318,13 @@ def test_what_a_killed_save_left_is_removed_by_the_next_and_nothing_else(tmp_pat
         assert killed.returncode == -signal.SIGKILL
     before = set(os.listdir(tmp_path)) - set(others)
     assert before
-    write(tmp_path / "models")  # of another name
+    write(tmp_path / "models")  # another name
     assert before <= set(os.listdir(tmp_path))
     write(path)
     assert set(os.listdir(tmp_path)) == {*others, "model", "models"}
 
 
-def test_a_save_that_goes_on_is_left_alone_by_others_of_the_name(tmp_path):
+def test_temporary_files_of_running_writers_are_kept(tmp_path):
     path = tmp_path / "model"
     with replacing(path) as slow:
         slow.write(b"slow")
@@ -334,7 +334,7 @@ def test_a_save_that_goes_on_is_left_alone_by_others_of_the_name(tmp_path):
     assert os.listdir(tmp_path) == ["model"]
 
 
-def test_many_saves_of_one_name_at_once_all_succeed(tmp_path):
+def test_concurrent_writers_of_one_file_all_succeed(tmp_path):
     path, failures = tmp_path / "model", []
 
     def save(number):

@@ -1,4 +1,4 @@
-"""GIST against the definition, image by image and filter by filter, and what must hold of it."""
+"""GIST compared with its definition, image by image and filter by filter, and its invariances."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from effort import examples
 
 
 def photographs(n, height, width, n_channels=3, seed=0):
-    """Noise as smooth as photographs are, with their range of values."""
+    """Return noise with the spectrum and the range of values of photographs."""
     rng = np.random.default_rng(seed)
     noise = rng.standard_normal((n, height, width, n_channels))
     fy, fx = np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None, :]
@@ -23,7 +23,7 @@ def photographs(n, height, width, n_channels=3, seed=0):
 
 
 def reference_prefilter(image):
-    """(h, w, channels), by full complex transforms in double precision."""
+    """Prefilter (h, w, channels) with complex transforms in double precision."""
     padded = np.pad(np.log(1 + image), ((5, 5), (5, 5), (0, 0)), mode="symmetric")
     height, width = padded.shape[:2]
     fy, fx = np.meshgrid(np.fft.fftfreq(height), np.fft.fftfreq(width), indexing="ij")
@@ -38,7 +38,7 @@ def reference_prefilter(image):
 
 
 def reference_gain(fy, fx, i, j, o):
-    """One filter at one frequency, in cycles a pixel."""
+    """Return the gain of a filter at a frequency in cycles per pixel."""
     if fy == 0 and fx == 0:
         return 0.0
     theta = np.arctan2(fy, fx) + np.pi * j / o
@@ -52,7 +52,7 @@ def both_signs(f):
 
 
 def reference_gist(images, orientations, grid, border):
-    """Straight from the definition; the grid must divide the sides."""
+    """Compute GIST directly from the definition; the grid must divide the sides."""
     rows = []
     for image in images:
         row = []
@@ -103,10 +103,10 @@ def test_it_matches_the_definition(shape, options, border):
     grey = images.mean(axis=3, keepdims=True)
     expected = reference_gist(grey, orientations, grid, border)
     np.testing.assert_allclose(gist(images, **options), expected, atol=1e-4, rtol=0)
-    assert expected.mean() > 0.02  # the tolerance is small beside the values
+    assert expected.mean() > 0.02  # much larger than the tolerance
 
 
-def test_in_colour_it_matches_the_definition_as_well():
+def test_colour_matches_the_definition():
     images = photographs(2, 16, 16, seed=1)
     expected = reference_gist(images, (8, 4), 4, (8, 8))
     ours = gist(images, orientations=(8, 4), colour=True)
@@ -114,7 +114,7 @@ def test_in_colour_it_matches_the_definition_as_well():
 
 
 @pytest.mark.parametrize("value", [0, 1, 128, 255])
-def test_a_constant_image_answers_no_filter(value):
+def test_a_constant_image_has_no_response(value):
     descriptor = gist(np.full((1, 32, 32), value, np.uint8))
     np.testing.assert_allclose(descriptor, 0, atol=1e-4)
 
@@ -150,7 +150,7 @@ def test_mirroring_twice_changes_nothing_and_once_does():
     assert np.abs(gist(images) - gist(images)[:, mirror_permutation()]).max() > 0.05
 
 
-def test_neither_the_size_of_a_block_nor_the_number_of_threads_changes_the_result():
+def test_the_result_does_not_depend_on_block_size_or_threads():
     images = photographs(23, 32, 32)
     whole = gist(images)
     for size in (1, 4, 7, 16, 100):
@@ -160,7 +160,7 @@ def test_neither_the_size_of_a_block_nor_the_number_of_threads_changes_the_resul
         for n in (1, 3):
             torch.set_num_threads(n)
             np.testing.assert_allclose(gist(images, block_size=5), whole, atol=2e-6, rtol=0)
-            assert torch.get_num_threads() == n  # the caller's setting is given back
+            assert torch.get_num_threads() == n  # the caller's setting is restored
     finally:
         torch.set_num_threads(threads)
 
@@ -184,7 +184,7 @@ def test_a_grating_excites_its_own_orientation_most(scale, orientation):
     assert answers[scale].argmax() == orientation
 
 
-def test_a_corner_answers_in_its_own_cell():
+def test_a_corner_has_its_response_in_its_own_cell():
     image = np.full((1, 32, 32), 100.0)
     image[0, 2:6, 26:30] = 200  # top right
     answers = gist(image).reshape(24, 16).mean(axis=0)
@@ -199,7 +199,7 @@ def test_the_usual_widths():
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.float16, np.float32, np.float64])
-def test_the_type_of_the_numbers_does_not_matter(dtype):
+def test_the_result_does_not_depend_on_the_dtype(dtype):
     images = photographs(3, 20, 30)
     expected = gist(images)
     assert expected.dtype == np.float32
@@ -207,9 +207,9 @@ def test_the_type_of_the_numbers_does_not_matter(dtype):
     np.testing.assert_array_equal(gist(images.astype(dtype).tolist()), expected)
 
 
-def test_images_given_are_left_as_they_were():
+def test_the_images_are_not_modified():
     images = photographs(3, 16, 16).astype(np.float32)
-    images.flags.writeable = False  # as a memory-mapped file is
+    images.flags.writeable = False  # like a memory map
     before = images.copy()
     gist(images)
     np.testing.assert_array_equal(images, before)
@@ -246,12 +246,12 @@ HOLED = np.where(np.arange(3)[:, None, None] == 1, np.nan, GREY)
         ([np.ones((8, 8)), np.ones((8, 9))], {}, ValueError, "size"),
     ],
 )
-def test_what_cannot_be_described_is_refused_with_a_reason(images, options, error, message):
+def test_invalid_images_are_refused(images, options, error, message):
     with pytest.raises(error, match=message):
         gist(images, **options)
 
 
-def test_the_first_bad_image_is_named_whatever_its_block():
+def test_the_first_invalid_image_is_named():
     images = np.ones((40, 8, 8))
     images[33:, 2, 3] = np.nan
     with pytest.raises(ValueError, match=r"image 33\b.*\bnan\b"):

@@ -1,4 +1,4 @@
-"""Model files: what was written comes back, anything else is refused by our own error."""
+"""Model files: round trips, and ModelFileError for anything else."""
 
 import json
 import pickle
@@ -26,7 +26,7 @@ def model_bytes(tmp_path_factory):
     return path.read_bytes()
 
 
-def test_arrays_and_header_come_back(tmp_path):
+def test_arrays_and_header_are_restored(tmp_path):
     arrays = {
         "a": np.arange(6, dtype=np.float32).reshape(2, 3),
         "b": np.array(2.5),
@@ -50,7 +50,7 @@ def test_the_header_is_readable_at_the_beginning_of_the_file(model_bytes):
 
 @fresh_examples(400, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_flipped_bytes_only_ever_give_our_error(tmp_path, model_bytes, data):
+def test_flipped_bytes_raise_model_file_error_only(tmp_path, model_bytes, data):
     damaged = bytearray(model_bytes)
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(damaged) - 1))
@@ -62,7 +62,7 @@ def test_flipped_bytes_only_ever_give_our_error(tmp_path, model_bytes, data):
         load(tmp_path / "m")
 
 
-def test_truncation_anywhere_only_ever_gives_our_error(tmp_path, model_bytes):
+def test_truncated_files_raise_model_file_error_only(tmp_path, model_bytes):
     for length in range(0, len(model_bytes), 7):
         (tmp_path / "m").write_bytes(model_bytes[:length])
         with pytest.raises(AntipodalError):
@@ -89,7 +89,7 @@ def test_foreign_files_are_refused(tmp_path):
             load(file)
 
 
-def test_a_pickle_is_never_run(tmp_path):
+def test_pickles_are_not_executed(tmp_path):
     class Trap:
         def __reduce__(self):
             return (exec, ("raise SystemExit('it ran')",))
@@ -99,7 +99,7 @@ def test_a_pickle_is_never_run(tmp_path):
         load(tmp_path / "m")
 
 
-def test_a_file_from_the_future_asks_for_an_upgrade(tmp_path, model_bytes):
+def test_a_newer_format_version_suggests_an_upgrade(tmp_path, model_bytes):
     newer = model_bytes.replace(b'"version":"1"', b'"version":"2"')
     assert newer != model_bytes
     (tmp_path / "m").write_bytes(newer)
@@ -107,7 +107,7 @@ def test_a_file_from_the_future_asks_for_an_upgrade(tmp_path, model_bytes):
         load(tmp_path / "m")
 
 
-def test_a_changed_weight_is_noticed(tmp_path, model_bytes):
+def test_a_changed_weight_is_detected(tmp_path, model_bytes):
     (tmp_path / "m").write_bytes(model_bytes[:-1] + bytes([model_bytes[-1] ^ 1]))
     with pytest.raises(AntipodalError, match="checksum"):
         load(tmp_path / "m")
@@ -124,7 +124,7 @@ def test_a_changed_weight_is_noticed(tmp_path, model_bytes):
         ({}, "None"),
     ],
 )
-def test_a_well_formed_file_with_odd_content_is_refused(tmp_path, header, message):
+def test_a_well_formed_file_with_invalid_content_is_refused(tmp_path, header, message):
     write_model_file(tmp_path / "m", "hasher", header, {})
     with pytest.raises(AntipodalError, match=message):
         load(tmp_path / "m")
@@ -141,7 +141,7 @@ def test_a_missing_file_is_named(tmp_path):
         load(tmp_path / "nowhere")
 
 
-def test_what_is_no_model_is_named(tmp_path):
+def test_files_that_are_not_models_are_named(tmp_path):
     np.save(tmp_path / "x.npy", ROWS)
     (tmp_path / "empty").touch()
     (tmp_path / "folder").mkdir()
@@ -193,7 +193,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path, model_bytes):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_the_random_state_is_kept_only_if_it_is_a_number(tmp_path):
+def test_the_random_state_is_saved_only_if_it_is_a_number(tmp_path):
     rng = np.random.RandomState(0)
     LSH(4, random_state=rng).fit(ROWS).save(tmp_path / "m")
     assert load(tmp_path / "m").random_state is None
@@ -201,7 +201,7 @@ def test_the_random_state_is_kept_only_if_it_is_a_number(tmp_path):
     assert json.dumps(header)
 
 
-def test_equal_models_have_one_identity_and_others_another(tmp_path):
+def test_identities_are_equal_for_equal_models_only(tmp_path):
     rows = np.random.default_rng(0).standard_normal((50, 6))
     identities = set()
     for i in range(5):

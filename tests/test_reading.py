@@ -1,4 +1,4 @@
-"""Vectors come out of every kind of file as they went in; what is wrong is named."""
+"""Reading vectors from files of every format: exact values, and errors that name the cause."""
 
 import csv
 import gzip
@@ -29,7 +29,7 @@ HOT = np.eye(3, dtype=np.int64)[IDS % 3]
 
 
 def table(rows=X, vectors=None):
-    """Return the rows as a table of Arrow: ids, words, vectors, and labels as lists."""
+    """Return the rows as an Arrow table of ids, words and vectors."""
     n = len(rows)
     if vectors is None:
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
@@ -72,7 +72,7 @@ def write_lines(path, rows=X):
 
 
 def write_csv(path, rows=X):
-    """Write the vector into columns f0, f1, …."""
+    """Write the vectors in columns f0, f1, …."""
     opener = gzip.open if str(path).endswith(".gz") else open
     with opener(path, "wt", encoding="utf-8", newline="") as file:
         tabs = ".tsv" in str(path)
@@ -84,7 +84,7 @@ def write_csv(path, rows=X):
 
 
 def write_text_csv(path, rows=X):
-    """Write the vector as text, in turn as JSON and as NumPy print it, on several lines."""
+    """Write the vectors as text, alternately in the notations of JSON and of NumPy."""
     with path.open("w", encoding="utf-8", newline="") as file:
         out = csv.writer(file)
         out.writerow(["id", "vector", "word"])
@@ -127,7 +127,7 @@ def write(folder, source, rows=X):
 
 
 @pytest.mark.parametrize("source", KINDS)
-def test_rows_ids_words_and_records_are_those_written(folder, source):
+def test_vectors_columns_and_records_equal_the_written_ones(folder, source):
     file = open_vectors(write(folder, source))
     assert (file.n_rows, file.n_features, len(file), file.shape) == (53, 4, 53, (53, 4))
     assert file.dtype == (np.float64 if "csv" in source or "json" in source else file.dtype)
@@ -148,7 +148,7 @@ def test_rows_ids_words_and_records_are_those_written(folder, source):
 @pytest.mark.parametrize(
     "source", ["a.parquet", "lists.pq", "wide.parquet:f*", "a.feather", "a.npz"]
 )
-def test_numbers_keep_their_type(folder, source, dtype):
+def test_the_dtype_is_preserved(folder, source, dtype):
     rows = (X * 20).astype(dtype)
     file = open_vectors(write(folder, source, rows))
     assert file.dtype == dtype
@@ -164,7 +164,7 @@ def test_numbers_keep_their_type(folder, source, dtype):
     ),
     st.integers(1, 5),
 )
-def test_every_double_comes_through_text_as_it_is(tmp_path_factory, rows, size):
+def test_text_formats_preserve_every_double(tmp_path_factory, rows, size):
     folder = tmp_path_factory.mktemp("doubles")
     rows = np.array(rows)
     for name, writer in (("a.jsonl", write_lines), ("a.csv", write_csv), ("t.csv", write_text_csv)):
@@ -174,15 +174,15 @@ def test_every_double_comes_through_text_as_it_is(tmp_path_factory, rows, size):
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_arrays_of_npz_files_are_read_as_they_unpack(folder, order):
+def test_arrays_of_npz_files_are_read_while_decompressing(folder, order):
     np.savez("a.npz", X=np.asarray(X, order=order), y=np.arange(53), words=np.array(WORDS))
-    file = open_vectors("a.npz")  # the only table in it
+    file = open_vectors("a.npz")  # its only 2-d array
     np.testing.assert_array_equal(np.concatenate(list(file.blocks(10))), X)
     np.testing.assert_array_equal(np.asarray(file), X)
     np.testing.assert_array_equal(file.column("y"), np.arange(53))
 
 
-def test_npy_files_are_mapped_and_nothing_is_unpacked(folder, monkeypatch):
+def test_npy_files_are_memory_mapped(folder, monkeypatch):
     monkeypatch.setattr(antipodal.io.numpy_files, "TemporaryFile", None)
     np.save("x.npy", X)
     file = open_vectors("x.npy")
@@ -193,7 +193,7 @@ def test_npy_files_are_mapped_and_nothing_is_unpacked(folder, monkeypatch):
     np.testing.assert_array_equal(file.take([2, 50]), X[[2, 50]])
 
 
-def test_what_a_file_is_may_be_told_by_its_first_bytes(folder):
+def test_formats_are_recognised_by_the_first_bytes(folder):
     for name in ("a.parquet", "a.feather"):
         write(folder, name)
         os.rename(name, "nameless")
@@ -203,7 +203,7 @@ def test_what_a_file_is_may_be_told_by_its_first_bytes(folder):
     np.testing.assert_array_equal(np.asarray(open_vectors("nameless")), X)
 
 
-def test_codes_may_be_bytes_of_fixed_or_any_length(folder):
+def test_codes_may_be_binary_of_fixed_or_variable_length(folder):
     codes = RNG.integers(0, 256, (53, 3), dtype=np.uint8)
     for kind in (pa.binary(3), pa.binary(), pa.large_binary()):
         column = pa.array([code.tobytes() for code in codes], kind)
@@ -216,7 +216,7 @@ def test_codes_may_be_bytes_of_fixed_or_any_length(folder):
         np.asarray(open_vectors("c.parquet"))
 
 
-def test_codes_in_text_are_whole_numbers_of_a_byte(folder):
+def test_codes_in_text_formats_must_be_uint8(folder):
     codes = RNG.integers(0, 256, (53, 4), dtype=np.uint8)
     write_lines(folder / "c.jsonl", codes)
     write_csv(folder / "c.csv", codes)
@@ -233,7 +233,7 @@ def test_codes_in_text_are_whole_numbers_of_a_byte(folder):
             np.asarray(open_vectors("c.csv", text_dtype=np.uint8))
 
 
-def test_a_tensor_of_arrow_is_a_vector(folder):
+def test_an_arrow_tensor_is_a_vector(folder):
     kind = pa.fixed_shape_tensor(pa.float32(), [2, 2])
     storage = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), 4)
     column = pa.ExtensionArray.from_storage(kind, storage)
@@ -244,7 +244,7 @@ def test_a_tensor_of_arrow_is_a_vector(folder):
 # Columns
 
 
-def test_columns_are_named_in_the_path_or_beside_it_and_may_be_patterns(folder):
+def test_columns_are_chosen_by_path_or_argument_and_may_be_patterns(folder):
     write_wide(folder / "wide.parquet")
     for column in ("f*", "f0,f1,f2,f3", "f[0-2], f3", ["f0", "f1", "f2", "f3"], ["f?"]):
         file = open_vectors("wide.parquet", column)
@@ -261,20 +261,20 @@ def test_columns_are_named_in_the_path_or_beside_it_and_may_be_patterns(folder):
     np.testing.assert_array_equal(np.asarray(open_vectors("data:1:vector")), X)
 
 
-def test_a_csv_without_names_has_them_made(folder):
+def test_columns_of_a_csv_without_header_get_default_names(folder):
     np.savetxt("a.csv", X, delimiter=",")
     np.testing.assert_allclose(np.asarray(open_vectors("a.csv")), X, rtol=1e-7)
     np.testing.assert_allclose(np.asarray(open_vectors("a.csv:f3,f1")), X[:, [3, 1]], rtol=1e-7)
 
 
-def test_numbers_and_words_of_csv_are_told_apart(folder):
+def test_numbers_and_strings_of_csv_are_distinguished(folder):
     (folder / "a.csv").write_text(
         'v,code,n,mixed,hot\n"[1 2]",007,1,2.5,"[0, 1]"\n"(3;4)",8,-2,,"[1, 1]"\n'
         '"[5,6]",9,3,true,"[1, 0]"\n'
     )
     file = open_vectors("a.csv:v")
     np.testing.assert_array_equal(np.asarray(file), [[1, 2], [3, 4], [5, 6]])
-    assert file.column("code").tolist() == ["007", "8", "9"]  # 007 is no number
+    assert file.column("code").tolist() == ["007", "8", "9"]  # 007 is not a number
     assert file.column("n").tolist() == [1, -2, 3]
     np.testing.assert_array_equal(file.column("hot"), [[0, 1], [1, 1], [1, 0]])
     records = list(file.records(["code", "n", "mixed"]))
@@ -309,7 +309,7 @@ def test_labels_are_read_from_a_column_of_any_file(folder):
 
 
 @pytest.mark.parametrize("source", KINDS)
-def test_files_of_a_folder_or_a_pattern_follow_each_other_by_name(folder, source):
+def test_files_of_a_folder_or_pattern_are_concatenated_by_name(folder, source):
     name, _, column = source.partition(":")
     os.mkdir("all")
     for part in ("2", "10", "1"):
@@ -327,14 +327,14 @@ def test_files_of_a_folder_or_a_pattern_follow_each_other_by_name(folder, source
         assert len(list(file.records(["id"]))) == 159
 
 
-def test_the_order_is_that_of_the_names(folder):
+def test_files_are_sorted_by_name(folder):
     for part, rows in (("b", X[:20]), ("a", X[20:30]), ("c", X[30:])):
         np.save(f"{part}.npy", rows)
     expected = np.concatenate([X[20:30], X[:20], X[30:]])
     np.testing.assert_array_equal(np.asarray(open_vectors("?.npy")), expected)
 
 
-def test_parts_without_rows_are_passed_over(folder):
+def test_files_without_rows_are_skipped(folder):
     write_lists(folder / "b.parquet")
     write_lists(folder / "a.parquet", X[:0])
     np.testing.assert_array_equal(np.asarray(open_vectors("*.parquet")), X)
@@ -351,14 +351,14 @@ def test_parts_without_rows_are_passed_over(folder):
          r"float64.*b\.parquet.*\b1\b"),
     ],
 )  # fmt: skip
-def test_files_with_other_columns_are_refused_and_both_are_named(folder, first, second, message):
+def test_files_with_different_columns_are_named(folder, first, second, message):
     parquet.write_table(first, "a.parquet")
     parquet.write_table(second, "b.parquet")
     with pytest.raises(AntipodalError, match=message):
         open_vectors("*.parquet")
 
 
-def test_files_of_several_kinds_are_refused_and_two_are_named(folder):
+def test_files_of_different_formats_are_named(folder):
     os.mkdir("all")
     write_parquet(folder / "all" / "a.parquet")
     write_lines(folder / "all" / "b.jsonl")
@@ -371,7 +371,7 @@ def test_files_of_several_kinds_are_refused_and_two_are_named(folder):
         open_vectors("none")
 
 
-# What is wrong
+# Invalid files
 
 
 def check_refused(source, message):
@@ -404,7 +404,7 @@ LIST = pa.list_(pa.float32())
         ({f"c{i}": ["a"] for i in range(30)}, "x", r"\bc0\b.*\bc19\b.*\b10\b"),
     ],
 )
-def test_columns_that_are_no_vectors_are_refused(folder, name, columns, column, message):
+def test_columns_without_valid_vectors_are_refused(folder, name, columns, column, message):
     data = pa.table(columns)
     (parquet.write_table if name == "a.parquet" else feather.write_feather)(data, name)
     check_refused(f"{name}:{column}" if column else name, message)
@@ -433,7 +433,7 @@ def test_columns_that_are_no_vectors_are_refused(folder, name, columns, column, 
         (b"[" * 100_000, r"line 1\b.*\bJSON\b.*recursion"),
     ],
 )
-def test_a_bad_line_is_named(folder, text, message):
+def test_an_invalid_json_line_is_named(folder, text, message):
     (folder / "a.jsonl").write_bytes(text)
     check_refused("a.jsonl:v", message)
 
@@ -443,7 +443,7 @@ def test_integers_of_more_than_64_bits_are_numbers(folder):
     np.testing.assert_array_equal(np.asarray(open_vectors("a.jsonl")), [[1, 2.0**65]])
 
 
-def test_labels_of_lines_must_be_of_one_kind(folder):
+def test_labels_in_json_lines_must_have_one_type(folder):
     for first, second, message in (
         (1, "a", "'y'.*'a'"),
         ("a", 1, r"'y'.*\b1\b"),
@@ -478,7 +478,7 @@ def test_labels_of_lines_must_be_of_one_kind(folder):
         (b'a,b\n"[1, 2]",x\n"[1, \xff]",y\n', "a", "Row #3: .*UTF8"),
     ],
 )
-def test_a_bad_row_of_csv_is_named(folder, text, column, message):
+def test_an_invalid_csv_row_is_named(folder, text, column, message):
     (folder / "a.csv").write_bytes(text)
     check_refused(f"a.csv:{column}", message)
 
@@ -486,7 +486,7 @@ def test_a_bad_row_of_csv_is_named(folder, text, column, message):
 @pytest.mark.parametrize(
     "source", ["a.parquet", "a.feather", "a.arrow", "a.ndjson.gz", "a.csv.gz:f*"]
 )
-def test_truncated_files_are_named_wherever_they_end(folder, source):
+def test_truncated_files_are_named(folder, source):
     name = write(folder, source).partition(":")[0]
     good = (folder / name).read_bytes()
     for length in range(0, len(good) - 9, max(1, len(good) // 40)):
@@ -511,12 +511,12 @@ def test_truncated_files_are_named_wherever_they_end(folder, source):
         ("x.npy", b"text", r"x\.npy.*NumPy"),
     ],
 )  # fmt: skip
-def test_a_file_says_what_it_was_taken_for_and_why(folder, name, data, message):
+def test_errors_name_the_assumed_format_and_its_evidence(folder, name, data, message):
     (folder / name).write_bytes(data)
     check_refused(name, message)
 
 
-def test_an_arrow_file_with_offsets_that_lead_out_of_it_is_refused(folder):
+def test_an_arrow_file_with_offsets_out_of_range_is_refused(folder):
     lists = pa.array(X.tolist(), LIST)
     with pa.OSFile("a.arrow", "wb") as file, pa.ipc.new_file(file, table(X, lists).schema) as out:
         out.write_table(table(X, lists))
@@ -528,7 +528,7 @@ def test_an_arrow_file_with_offsets_that_lead_out_of_it_is_refused(folder):
     check_refused("a.arrow:vector", "a.arrow")
 
 
-def test_arrays_of_other_shapes_and_columns_of_arrays_are_refused(folder):
+def test_arrays_of_other_shapes_and_missing_columns_are_refused(folder):
     np.save("y.npy", IDS)
     check_refused("y.npy", r"\(53,\)")
     np.save("w.npy", np.array([["a"]]))
@@ -542,7 +542,7 @@ def test_arrays_of_other_shapes_and_columns_of_arrays_are_refused(folder):
         open_vectors("a.npz").column("y")
 
 
-def test_a_file_that_grows_while_it_is_read_is_noticed(folder):
+def test_a_file_that_grows_between_counting_and_reading_is_detected(folder):
     write_lines(folder / "a.jsonl")
     file = open_vectors("a.jsonl")
     assert len(file) == 53
@@ -551,7 +551,7 @@ def test_a_file_that_grows_while_it_is_read_is_noticed(folder):
         list(file.blocks())
 
 
-def test_rows_to_take_must_ascend_and_be_there(folder):
+def test_rows_to_take_must_be_ascending_and_in_range(folder):
     file = open_vectors(write(folder, "a.parquet"))
     with pytest.raises(ValueError, match=r"\brows\b"):
         file.take([3, 2])
@@ -596,7 +596,7 @@ def test_pyarrow_is_imported_only_for_files_that_need_it(folder):
 # Memory
 
 
-def test_a_row_group_is_read_in_pieces(folder):
+def test_large_row_groups_are_read_in_pieces(folder):
     rows = RNG.standard_normal((20_000, 128), dtype=np.float32)  # 10 MB
     lists = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), 128)
     parquet.write_table(pa.table({"v": lists}), "a.parquet", row_group_size=20_000)
@@ -626,8 +626,8 @@ def peak_of_reading(source, n_rows):
 
 
 @pytest.mark.parametrize("source", ["a.jsonl", "a.npz", "a.npy"])
-def test_memory_does_not_grow_with_the_file(folder, source):
-    peak_of_reading(source, 10)  # what is imported
+def test_memory_does_not_depend_on_the_file_size(folder, source):
+    peak_of_reading(source, 10)  # warm up: imports
     assert peak_of_reading(source, 8_000) < 1.1 * peak_of_reading(source, 2_000) + 2e4
 
 
@@ -635,7 +635,7 @@ def test_memory_does_not_grow_with_the_file(folder, source):
 
 
 @pytest.mark.parametrize("source", ["a.parquet", "a.csv:f*", "a.jsonl", "a.npz"])
-def test_a_hasher_takes_a_file_for_rows(folder, source):
+def test_hashers_accept_vector_files(folder, source):
     write(folder, source)
     file = open_vectors(source)
     rows = np.asarray(file)
@@ -647,7 +647,7 @@ def test_a_hasher_takes_a_file_for_rows(folder, source):
     np.testing.assert_array_equal(np.concatenate(list(hasher.encode_blocks(file))), codes)
 
 
-def test_the_row_that_is_not_finite_is_named_by_its_place_in_the_files(folder):
+def test_a_row_that_is_not_finite_is_named_by_its_number_in_all_files(folder):
     rows = X.copy()
     rows[17, 2] = np.nan
     write_parquet(folder / "b.parquet", rows)

@@ -1,4 +1,4 @@
-"""Bags of words against a plain loop over OpenCV's own descriptors, and what must hold of them."""
+"""Bags of words compared with a loop over OpenCV's descriptors, and their invariances."""
 
 import itertools
 import sys
@@ -21,7 +21,7 @@ SIZE = 96
 
 
 def scenes(n, height=SIZE, width=SIZE, seed=0):
-    """Colour images of discs and boxes at random, blurred: plenty of keypoints."""
+    """Return blurred colour images of random discs and boxes, with many keypoints."""
     rng = np.random.default_rng(seed)
     images = np.empty((n, height, width, 3), np.uint8)
     for image in images:
@@ -38,14 +38,14 @@ def scenes(n, height=SIZE, width=SIZE, seed=0):
 
 
 def opencv_descriptors(rgb, max_keypoints, root):
-    """Of an image that has its size already, in double precision."""
+    """Return the descriptors of an image of the final size, in double precision."""
     grey = cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY)
     found = cv2.SIFT_create(max_keypoints).detectAndCompute(grey, None)[1].astype(np.float64)
     return np.array([np.sqrt(d / np.abs(d).sum()) for d in found]) if root else found
 
 
 def loop_over_words(rgb, vocabulary):
-    """Count in a plain loop; no descriptor may be as near to two words as rounding is."""
+    """Count in a loop; check that no descriptor is equally near to two words."""
     row = np.zeros(len(vocabulary.words), int)
     descriptors = opencv_descriptors(rgb, vocabulary.max_keypoints, vocabulary.root)
     for distances in cdist(descriptors, vocabulary.words.astype(np.float64)):
@@ -75,7 +75,7 @@ def test_counts_match_a_loop_over_all_words(images, vocabulary):
 
 
 @pytest.mark.parametrize("root", [True, False])
-def test_words_of_ones_own_are_counted_alike(images, root):
+def test_custom_words_are_counted_like_learnt_ones(images, root):
     rng = np.random.default_rng(1)
     everything = np.concatenate([opencv_descriptors(image, 30, root) for image in images])
     chosen = everything[rng.choice(len(everything), 50, replace=False)]
@@ -84,7 +84,7 @@ def test_words_of_ones_own_are_counted_alike(images, root):
     np.testing.assert_array_equal(bag_of_words(images, own), expected)
 
 
-def test_it_does_not_matter_how_many_products_are_made_at_a_time(images, vocabulary, monkeypatch):
+def test_counts_do_not_depend_on_the_block_size(images, vocabulary, monkeypatch):
     expected = bag_of_words(images, vocabulary)
     monkeypatch.setattr(words, "_BLOCK_NUMBERS", 7 * len(vocabulary.words))
     np.testing.assert_array_equal(bag_of_words(images, vocabulary), expected)
@@ -111,11 +111,11 @@ def test_permuted_images_have_permuted_rows(images, vocabulary):
     np.testing.assert_array_equal(bag_of_words(images[3:4], vocabulary), counts[3:4])
 
 
-def test_an_image_is_turned_to_grey_and_squashed(images, vocabulary):
+def test_images_are_converted_to_grey_and_resized(images, vocabulary):
     expected = bag_of_words(images, vocabulary)
     grey = np.stack([cv2.cvtColor(image, cv2.COLOR_RGB2GRAY) for image in images])
     np.testing.assert_array_equal(bag_of_words(grey, vocabulary), expected)
-    # Six pixels for each one, of which it is the mean; never the same six twice.
+    # Each pixel is the mean of six pixels, with different values each time.
     inner = grey.clip(40, 215)
     spread = np.random.default_rng(0).integers(0, 40, grey.shape)[..., None, None]
     cells = inner[..., None, None] + spread * np.array([[1, -1, 0], [0, -1, 1]])  # (m, h, w, 2, 3)
@@ -129,14 +129,14 @@ def test_an_image_is_turned_to_grey_and_squashed(images, vocabulary):
     assert np.any(bag_of_words(upright, vocabulary) != expected)
 
 
-def test_images_given_need_not_be_contiguous_nor_writeable(images, vocabulary):
+def test_images_need_not_be_contiguous_or_writeable(images, vocabulary):
     expected = bag_of_words(images, vocabulary)
     turned = np.ascontiguousarray(images.transpose(0, 3, 2, 1)).transpose(0, 3, 2, 1)
-    turned.flags.writeable = False  # as a memory-mapped file is
+    turned.flags.writeable = False  # like a memory map
     np.testing.assert_array_equal(bag_of_words(turned, vocabulary), expected)
 
 
-def test_a_count_that_does_not_fit_stays_at_the_largest(images, vocabulary, monkeypatch):
+def test_counts_are_clipped_at_the_largest_uint16(images, vocabulary, monkeypatch):
     full = bag_of_words(images, vocabulary)
     assert full.max() > 3
     monkeypatch.setattr(words, "_MAX_COUNT", 3)
@@ -148,7 +148,7 @@ def test_a_count_that_does_not_fit_stays_at_the_largest(images, vocabulary, monk
 
 @pytest.fixture
 def folder(images, tmp_path):
-    """The images as files, in folders such that their order is the array's."""
+    """Write the images to files whose order is that of the array."""
     names = ["A/b.PNG", "A/c/a.bmp", "A/c/b.tif", "A/d.tiff", "B.png", "a.png", "a1.webp"]
     names += [f"b{i}.png" for i in range(len(images) - len(names))]
     for name, image in zip(names, images, strict=True):
@@ -162,7 +162,7 @@ def folder(images, tmp_path):
     return tmp_path, names
 
 
-def test_files_give_the_rows_of_the_array_they_were_written_from(folder, images, vocabulary):
+def test_files_have_the_rows_of_the_array(folder, images, vocabulary):
     path, names = folder
     expected = bag_of_words(images, vocabulary)
     files = image_files(path)
@@ -173,7 +173,7 @@ def test_files_give_the_rows_of_the_array_they_were_written_from(folder, images,
     np.testing.assert_array_equal(bag_of_words(chosen, vocabulary), expected[[4, 0]])
 
 
-def test_words_learnt_from_files_are_those_learnt_from_the_array(folder, images, vocabulary):
+def test_words_learnt_from_files_equal_those_of_the_array(folder, images, vocabulary):
     ours = learn_vocabulary(folder[0], n_words=20, size=SIZE, random_state=0)
     np.testing.assert_array_equal(ours.words, vocabulary.words)
 
@@ -186,14 +186,14 @@ def test_a_jpeg_file_is_read_and_its_grey_is_close(images, vocabulary, tmp_path)
 
 
 def with_thumbnail(jpeg):
-    """A JPEG file with another one, whole, in a segment before its own."""
+    """Return a JPEG file with a complete JPEG thumbnail in a segment."""
     payload = b"Exif\0\0" + jpeg
     segment = b"\xff\xe1" + (len(payload) + 2).to_bytes(2, "big") + payload
     return jpeg[:2] + segment + b"\xff" + jpeg[2:]  # with a byte of padding, which is allowed
 
 
 @pytest.mark.parametrize("extension", ["jpg", "png", "bmp", "webp", "tif"])
-def test_a_truncated_file_is_refused_by_name(images, vocabulary, tmp_path, extension):
+def test_a_truncated_image_is_named(images, vocabulary, tmp_path, extension):
     whole = cv2.imencode(f".{extension}", images[0])[1].tobytes()
     whole = with_thumbnail(whole) if extension == "jpg" else whole
     path = tmp_path / f"photo.{extension}"
@@ -209,7 +209,7 @@ def test_a_truncated_file_is_refused_by_name(images, vocabulary, tmp_path, exten
     ("content", "message"),
     [(b"", "it is empty"), (b"<html>404</html>", "not an image"), (None, "No such file")],
 )
-def test_what_is_no_image_is_refused_by_name(folder, vocabulary, content, message):
+def test_a_file_that_is_not_an_image_is_named(folder, vocabulary, content, message):
     path, _ = folder
     bad = path / "z.jpg"
     if content is not None:
@@ -221,7 +221,7 @@ def test_what_is_no_image_is_refused_by_name(folder, vocabulary, content, messag
         learn_vocabulary(files, n_words=2)
 
 
-def test_an_image_larger_than_opencv_allows_is_refused_by_name(vocabulary, tmp_path):
+def test_an_image_larger_than_the_limit_of_opencv_is_named(vocabulary, tmp_path):
     header = b"BM" + bytes(8) + (54).to_bytes(4, "little") + (40).to_bytes(4, "little")
     header += (1 << 20).to_bytes(4, "little") * 2 + b"\1\0\x18\0" + bytes(24)
     (tmp_path / "vast.bmp").write_bytes(header)
@@ -229,7 +229,7 @@ def test_an_image_larger_than_opencv_allows_is_refused_by_name(vocabulary, tmp_p
         bag_of_words(tmp_path, vocabulary)
 
 
-def test_a_folder_without_images_or_that_is_none_is_refused(vocabulary, tmp_path):
+def test_a_missing_folder_or_one_without_images_is_refused(vocabulary, tmp_path):
     (tmp_path / "notes.txt").write_text("nothing to see")
     with pytest.raises(AntipodalError, match=r"images.*\.bmp.*\.jpeg"):
         bag_of_words(tmp_path, vocabulary)
@@ -246,8 +246,8 @@ def mean_distance(descriptors, centres):
     return (cdist(descriptors, centres).min(axis=1) ** 2).mean()
 
 
-@pytest.mark.parametrize("batch", [100, 3])  # in one batch, in some ten
-def test_words_are_about_as_near_to_the_descriptors_as_those_of_k_means(images, monkeypatch, batch):
+@pytest.mark.parametrize("batch", [100, 3])  # one batch, about ten batches
+def test_words_are_almost_as_good_as_those_of_k_means(images, monkeypatch, batch):
     monkeypatch.setattr(words, "_BATCH", batch)
     descriptors = np.concatenate([opencv_descriptors(image, 400, True) for image in images])
     ours = learn_vocabulary(images, n_words=20, size=SIZE, random_state=0).words
@@ -259,8 +259,8 @@ def test_words_are_about_as_near_to_the_descriptors_as_those_of_k_means(images, 
     assert mean_distance(descriptors, picked) > 1.2 * mean_distance(descriptors, best)
 
 
-def test_every_batch_is_learnt_from(images, monkeypatch):
-    """One word is the mean of all descriptors, however many batches there are."""
+def test_every_batch_contributes(images, monkeypatch):
+    """A single word is the mean of all descriptors, for any number of batches."""
     descriptors = np.concatenate([opencv_descriptors(image, 400, True) for image in images])
     for batch in (100, len(descriptors) // 5, 10**6):
         monkeypatch.setattr(words, "_BATCH", batch)
@@ -270,7 +270,7 @@ def test_every_batch_is_learnt_from(images, monkeypatch):
 
 @pytest.fixture(scope="module")
 def textures():
-    """Six images of dots, then six of bricks."""
+    """Return six images of dots, then six of bricks."""
     rng = np.random.default_rng(0)
     y, x = np.mgrid[:SIZE, :SIZE]
     dots, bricks = [], []
@@ -282,7 +282,7 @@ def textures():
     return (np.array(dots + bricks) + noise).clip(0, 255).astype(np.uint8)
 
 
-def test_distinct_textures_have_words_of_their_own(textures):
+def test_distinct_textures_have_distinct_words(textures):
     vocabulary = learn_vocabulary(textures[::2], n_words=8, size=SIZE, random_state=0)
     counts = bag_of_words(textures[1::2], vocabulary).astype(float)
     profiles = counts / counts.sum(axis=1, keepdims=True)
@@ -292,7 +292,7 @@ def test_distinct_textures_have_words_of_their_own(textures):
     assert shared[~is_same].max() < 0.3
 
 
-def test_images_sorted_by_class_leave_words_for_the_last_class(textures, monkeypatch):
+def test_images_sorted_by_class_have_words_for_every_class(textures, monkeypatch):
     colour = textures[..., None].repeat(3, axis=3)
     descriptors = [opencv_descriptors(image, 60, True) for image in colour]
     dots, bricks = np.concatenate(descriptors[:6]), np.concatenate(descriptors[6:])
@@ -302,7 +302,7 @@ def test_images_sorted_by_class_leave_words_for_the_last_class(textures, monkeyp
     assert mean_distance(bricks, learnt.words) < 1.5 * mean_distance(bricks, best.cluster_centers_)
 
 
-def test_a_seed_decides_the_words_and_threads_do_not(images, vocabulary):
+def test_words_depend_on_the_seed_but_not_on_threads(images, vocabulary):
     threads = torch.get_num_threads()
     try:
         for n in (1, 3):
@@ -319,14 +319,14 @@ def test_a_seed_decides_the_words_and_threads_do_not(images, vocabulary):
     assert np.any(other.words != vocabulary.words)
 
 
-def test_the_settings_are_kept_with_the_words(images):
+def test_the_vocabulary_keeps_its_parameters(images):
     learnt = learn_vocabulary(
         images, n_words=3, max_keypoints=20, size=64, root=False, random_state=0
     )
     assert (learnt.root, learnt.max_keypoints, learnt.size) == (False, 20, 64)
     assert learnt.words.shape == (3, 128)
     assert learnt.words.dtype == np.float32
-    assert learnt.words.max() > 10  # SIFT's own numbers, up to 255
+    assert learnt.words.max() > 10  # SIFT values, up to 255
     with pytest.raises(ValueError, match="read-only"):
         learnt.words[0] = 0
 
@@ -336,7 +336,7 @@ def test_the_defaults_are_the_usual_ones():
     assert (usual.root, usual.max_keypoints, usual.size) == (True, 400, 256)
 
 
-def test_memory_does_not_grow_with_the_images(vocabulary, monkeypatch):
+def test_memory_does_not_depend_on_the_number_of_images(vocabulary, monkeypatch):
     monkeypatch.setattr(words, "_BATCH", 5)
     few = scenes(8, seed=3)
     many = np.tile(few, (8, 1, 1, 1))
@@ -351,14 +351,14 @@ def test_memory_does_not_grow_with_the_images(vocabulary, monkeypatch):
     def learn(images):
         learn_vocabulary(images, n_words=20, size=SIZE, random_state=0)
 
-    learn(few)  # what is imported on first use does not count
+    learn(few)  # warm up: imports
     descriptors = int(bag_of_words(many, vocabulary).sum()) * 128 * 4
     assert peak(lambda: learn(many)) < peak(lambda: learn(few)) + descriptors / 20
     rows = [peak(lambda x=x: bag_of_words(x, vocabulary)) for x in (few, many)]
     assert rows[1] < rows[0] + descriptors / 20
 
 
-def test_only_a_few_images_are_read_ahead():
+def test_only_a_few_images_are_read_in_advance():
     started = []
     with ImageThreads() as threads:
         endless = threads.map(lambda i: started.append(i) or -i, itertools.count())
@@ -366,7 +366,7 @@ def test_only_a_few_images_are_read_ahead():
     assert len(started) < 50 + 5 * torch.get_num_threads()
 
 
-def test_opencv_and_pytorch_get_their_threads_back(images, vocabulary, tmp_path):
+def test_the_thread_settings_of_opencv_and_pytorch_are_restored(images, vocabulary, tmp_path):
     (tmp_path / "bad.png").write_text("no")
     before = cv2.getNumThreads()
     cv2.setNumThreads(3)
@@ -381,7 +381,7 @@ def test_opencv_and_pytorch_get_their_threads_back(images, vocabulary, tmp_path)
         cv2.setNumThreads(before)
 
 
-def test_progress_is_told_after_each_image(images, vocabulary):
+def test_progress_is_reported_after_each_image(images, vocabulary):
     expected = [(i + 1, len(images)) for i in range(len(images))]
     for describe in (
         lambda told: bag_of_words(images, vocabulary, progress=told),
@@ -392,10 +392,10 @@ def test_progress_is_told_after_each_image(images, vocabulary):
         assert calls == expected
 
 
-# Its file
+# Vocabulary files
 
 
-def test_a_saved_vocabulary_is_the_same_when_read(images, vocabulary, tmp_path):
+def test_a_saved_vocabulary_is_restored(images, vocabulary, tmp_path):
     path = tmp_path / "words.antipodal"
     for saved in (vocabulary, Vocabulary(vocabulary.words * 9, False, np.int64(7), np.int64(50))):
         saved.save(path)
@@ -443,14 +443,14 @@ WORDS = np.ones((2, 128), np.float32)
         ("vocabulary", SETTINGS | {"root": 1}, {"words": WORDS}, r"\broot\b.*\b1\b"),
     ],
 )
-def test_a_whole_file_that_is_no_vocabulary_is_refused(tmp_path, kind, header, arrays, message):
+def test_an_intact_file_without_a_vocabulary_is_refused(tmp_path, kind, header, arrays, message):
     path = tmp_path / "words.antipodal"
     write_model_file(path, kind, header, arrays)
     with pytest.raises(ModelFileError, match=message):
         Vocabulary.load(path)
 
 
-# Wrong arguments
+# Invalid arguments
 
 GREY = np.zeros((3, 8, 8), np.uint8)
 
@@ -474,7 +474,7 @@ GREY = np.zeros((3, 8, 8), np.uint8)
         (iter(["a.png"]), TypeError, "list_iterator"),
     ],
 )
-def test_what_is_no_set_of_images_is_refused_with_a_reason(vocabulary, wrong, error, message):
+def test_invalid_images_are_refused(vocabulary, wrong, error, message):
     with pytest.raises(error, match=message):
         bag_of_words(wrong, vocabulary)
     with pytest.raises(error, match=message):
@@ -493,12 +493,12 @@ def test_what_is_no_set_of_images_is_refused_with_a_reason(vocabulary, wrong, er
         ({"random_state": "seed"}, ValueError, "seed"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(images, options, error, message):
+def test_invalid_options_are_refused(images, options, error, message):
     with pytest.raises(error, match=message):
         learn_vocabulary(images, **options)
 
 
-def test_fewer_descriptors_than_words_are_refused_with_their_numbers(images):
+def test_fewer_descriptors_than_words_are_refused(images):
     found = len(np.unique(opencv_descriptors(images[0], 400, True), axis=0))
     twice = images[[0, 0]]
     with pytest.raises(ValueError, match=rf"n_words=500\b.*\b2 images\b.*\b{found}\b"):
@@ -522,17 +522,17 @@ def test_fewer_descriptors_than_words_are_refused_with_their_numbers(images):
         (np.full((1, 128), "a"), TypeError, "<U1"),
     ],
 )
-def test_words_that_cannot_be_are_refused(wrong, error, message):
+def test_invalid_words_are_refused(wrong, error, message):
     with pytest.raises(error, match=message):
         Vocabulary(wrong)
 
 
-def test_words_alone_are_no_vocabulary(images, vocabulary):
+def test_an_array_of_words_is_not_a_vocabulary(images, vocabulary):
     with pytest.raises(TypeError, match=r"\bVocabulary\b.*\bndarray\b"):
         bag_of_words(images, vocabulary.words)
 
 
-def test_without_opencv_the_error_says_what_to_install(images, vocabulary, monkeypatch):
+def test_without_opencv_the_extra_is_named(images, vocabulary, monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
     for call in (lambda: bag_of_words(images, vocabulary), lambda: learn_vocabulary(images)):
         with pytest.raises(AntipodalError, match=r"OpenCV.*\[images\]"):
