@@ -223,9 +223,7 @@ def test_a_complete_part_is_used_and_a_longer_one_discarded(server, tmp_path, pa
     assert server.starts == ([] if part == ARCHIVE else [0])
 
 
-def test_after_an_unsatisfiable_range_the_next_attempt_starts_over(
-    server, tmp_path, monkeypatch
-):
+def test_after_an_unsatisfiable_range_the_next_attempt_starts_over(server, tmp_path, monkeypatch):
     use_archive(monkeypatch, server.url, ARCHIVE + b"more")  # the expected file is longer
     write_part(tmp_path, ARCHIVE)
     with pytest.raises(AntipodalError, match=r"/a\.tar\.gz\b.*\b416\b"):
@@ -517,9 +515,7 @@ def test_a_full_disk_is_named_and_the_download_resumes(server, tmp_path):
     assert server.starts[-1] > 0
 
 
-def test_files_downloaded_before_the_disk_was_full_are_kept(
-    server, tmp_path, monkeypatch
-):
+def test_files_downloaded_before_the_disk_was_full_are_kept(server, tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
