@@ -60,11 +60,14 @@ class TooSlowError(BaseException):
     """Timeout of a case; not an Exception, so that no handler hides it."""
 
 
-def fuzz(kind: str, size: int, seed: int, target: Any = None) -> dict[str, Any]:
-    """Run cases in this process."""
+def fuzz(
+    kind: str, size: int, seed: int, target: Any = None, seconds: float = SECONDS
+) -> dict[str, Any]:
+    """Run cases in this process, each with a limit of CPU time."""
     with _folder() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _try(kind, range(size), seed, target or TARGETS[kind](Path(folder)), lambda n: None)
+        target = target or TARGETS[kind](Path(folder))
+        return _try(kind, range(size), seed, target, lambda n: None, seconds)
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
@@ -73,19 +76,24 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _try(
-    kind: str, numbers: range, seed: int, target: Any, progress: Callable[[int], None]
+    kind: str,
+    numbers: range,
+    seed: int,
+    target: Any,
+    progress: Callable[[int], None],
+    seconds: float = SECONDS,
 ) -> dict[str, Any]:
     outcomes: Counter[str] = Counter()
     failures: list[str] = []
 
     def too_slow(*_: Any) -> None:
-        raise TooSlowError(f"more than {SECONDS:g} s")
+        raise TooSlowError(f"more than {seconds:g} s")
 
     before = signal.signal(signal.SIGPROF, too_slow)
     try:
         for number in numbers:
             progress(number)
-            signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, seconds)
             try:
                 is_used = target.case(random.Random(f"{seed} {kind} {number}"))
                 outcomes["used" if is_used else "refused"] += 1

@@ -1,9 +1,12 @@
 """Servers for tests: an application on a loopback port, and stores behind a service."""
 
+import asyncio
 import socket
 import threading
+import time
 import warnings
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -104,6 +107,33 @@ def unchanged(reader, kept_store):
     assert reader.get("/healthz").json() == {"status": "alive"}
     assert reader.get("/readyz").json() == {"status": "ready"}
     assert contents(kept_store) == before
+
+
+@pytest.fixture
+def timeouts(monkeypatch):
+    """The timeouts of calls in thread pools; they expire only when `expire` is called."""
+    started = []
+
+    def timeout(_):
+        started.append(asyncio.Timeout(None))
+        return started[-1]
+
+    replaced = SimpleNamespace(**{**vars(asyncio), "timeout": timeout})
+    monkeypatch.setattr("antipodal.service.limits.asyncio", replaced)
+    return started
+
+
+def expire(client, timeout):
+    """Let a timeout expire in the event loop of a client."""
+    client.portal.call(timeout.reschedule, 0)
+
+
+def wait_until(condition):
+    """Wait for a condition that only a hang delays for long."""
+    deadline = time.monotonic() + HANG
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 # ------------------------------------------------------------------------------------ servers

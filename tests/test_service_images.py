@@ -152,7 +152,7 @@ def test_a_large_image_is_sent_as_a_binary_body(image_engine):
 def image_engine(tmp_path):
     hasher = LSH(8, random_state=0).fit(RNG.standard_normal((20, 64)))
     with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=8) as store:
-        yield Engine(hasher, store, images="pixels:8x8", limits=Limits(threads=1))
+        yield Engine(hasher, store, images="pixels:8x8", limits=Limits(threads=1, seconds=HANG))
 
 
 def test_probes_searches_and_writes_do_not_wait_for_images(image_engine, monkeypatch):
