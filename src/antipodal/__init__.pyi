@@ -34,6 +34,7 @@ from .hashers.network import NetworkHasher as NetworkHasher
 from .hashers.registry import load as load
 from .hashers.registry import register as register
 from .hashers.signhash import SignHash as SignHash
+from .hashers.training import Training as Training
 from .index.hamming import HammingIndex as HammingIndex
 from .index.rerank import Vectors as Vectors
 from .io.vectors import VectorFile as VectorFile

@@ -12,66 +12,63 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from antipodal.baselines.nnhash import NNHash
+from antipodal.hashers.training import Training
 from antipodal.paper.centres import CentrePairs, Centres, class_centres
-from antipodal.paper.pair_sampling import BelievedPairs, InBatchPairs, PairSource
+from antipodal.paper.pair_sampling import ExpectedPairs, InBatchPairs, PairSource
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CentreHasher(NNHash):
-    """Base of `OrthoHash` and `CSQ`: the encoder of `NNHash`, and class centres for its codes."""
+    """Base of `OrthoHash` and `CSQ`: the encoder of `NNHash`, trained towards class centres."""
 
     centres_: Centres = field(init=False)  # (c, N), ±1
 
     @abstractmethod
     def centre_loss(self, centres: Tensor, *, exclusive: bool) -> partial[Tensor]:
-        """Return the loss of (codes, beliefs), given the centres of all classes or concepts."""
+        """Return the loss of (codes, class probabilities) for the centres of all classes."""
 
     def check_labels(self, y: ArrayLike | None, n_rows: int) -> NDArray[Any]:
-        """Return classes or concepts as all methods do, and give each its centre."""
+        """Return classes or concepts as other hashers do, and choose their centres."""
         labels = super().check_labels(y, n_rows)
         n_classes = labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1
         self.centres_ = class_centres(n_classes, self.n_bits, np.random.default_rng(self._seed()))
         return labels
 
     def fit_pairs(self, *args: Any, **kwargs: Any) -> Never:
-        """Refuse: pairs name no classes, and only a class has a centre."""
+        """Raise `ValueError`: pairs name no classes to choose centres for."""
         raise ValueError(
-            f"{type(self).__name__} does not learn from pairs: they name no classes, and it needs "
-            "one centre a class. Use fit with labels, or DeepLinf, NNHash or SparseHash"
+            f"{type(self).__name__} cannot learn from pairs: it needs the classes of the rows. "
+            "Use fit with labels, or DeepLinf, NNHash or SparseHash"
         )
 
     def _label_pairs(self, labels: NDArray[Any], n_pairs: int, seed: int) -> PairSource:
-        known = torch.from_numpy(labels).to(self._device())
-        return self._towards_centres(InBatchPairs, known, exclusive=labels.ndim == 1)
+        tensor = torch.from_numpy(labels).to(self._options.torch_device())
+        return self._towards_centres(InBatchPairs, tensor, exclusive=labels.ndim == 1)
 
-    def _believed_pairs(self, beliefs: Tensor, seed: int, *, exclusive: bool) -> PairSource:
-        source = partial(BelievedPairs, exclusive=exclusive)
-        return self._towards_centres(source, beliefs, exclusive=exclusive)
+    def _expected_pairs(self, probabilities: Tensor, seed: int, *, exclusive: bool) -> PairSource:
+        source = partial(ExpectedPairs, exclusive=exclusive)
+        return self._towards_centres(source, probabilities, exclusive=exclusive)
 
     def _towards_centres(
         self, source: Callable[[Tensor], PairSource], labels: Tensor, *, exclusive: bool
     ) -> CentrePairs:
         centres = torch.from_numpy(self.centres_).to(labels.device, torch.float32)
         if labels.ndim == 2:
-            centres = centres[: labels.shape[1]]  # the last classes may be those of no row here
+            centres = centres[: labels.shape[1]]  # the last classes may have no training row
         return CentrePairs(source(labels), labels, self.centre_loss(centres, exclusive=exclusive))
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        for name, usual in (
-            ("loss", "contrastive"),
-            ("pairs", "batch"),
-            ("margin", None),
-            ("similar_weight", None),
-            ("centres", None),
-        ):
-            if getattr(self, name) != usual:
+        settings, defaults = {"loss": self.loss, **vars(self._options)}, vars(Training())
+        for name in ("loss", "pairs", "margin", "similar_weight", "centres"):
+            default = defaults.get(name, "contrastive")
+            if settings[name] != default:
                 raise ValueError(
-                    f"{type(self).__name__} has a loss of its own, which knows no pairs: leave "
-                    f"{name} at {usual!r}, got {getattr(self, name)!r}"
+                    f"{type(self).__name__} minimises the distance to class centres, not a loss "
+                    f"of pairs: {name} must be {default!r}, got {settings[name]!r}"
                 )
         if self.nested:
             raise ValueError(
-                f"{type(self).__name__} has codes of one length: the first bits of its centres may "
-                f"be alike. Leave nested at (), got {self.nested}"
+                f"nested must be () for {type(self).__name__}: the first bits of two class "
+                f"centres can be equal. Got {self.nested}"
             )

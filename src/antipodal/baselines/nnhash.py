@@ -12,19 +12,20 @@ from antipodal.paper.encoders import PlainEncoder
 @dataclass(kw_only=True, eq=False, repr=False)
 @built_in
 class NNHash(NetworkHasher):
-    """Siamese network of layers with tanh, the rival NNH of the paper. [Masci2014b]
+    """Siamese network of tanh layers, the baseline NNH of the paper. [Masci2014b]
 
-    Loss, training, depth and weights are those of `DeepLinf`, where the parameters are explained;
-    only the encoder differs. Its first layer alone sees the input:
+    Parameters, loss, training and the shapes of the weights are those of `DeepLinf`; only the
+    encoder differs. The input reaches the first layer only:
 
         z⁰ = tanh(Wy),   zᵏ = tanh(S_k zᵏ⁻¹ + b_k),   bits = (zᴷ > 0)
 
     Examples
     --------
     >>> from sklearn.datasets import load_digits
+    >>> from antipodal import Training
     >>> X, y = load_digits(return_X_y=True)
-    >>> hasher = NNHash(n_bits=16, n_epochs=20, random_state=0).fit(X[:300], y[:300])
-    >>> hasher.encode(X).shape
+    >>> hasher = NNHash(n_bits=16, training=Training(n_epochs=20), random_state=0)
+    >>> hasher.fit(X[:300], y[:300]).encode(X).shape
     (1797, 2)
     """
 
@@ -32,11 +33,9 @@ class NNHash(NetworkHasher):
         self, n_features: int, n_bits: int, n_stages: int, seed: int = 0
     ) -> PlainEncoder:
         """Return an encoder with random weights."""
-        return PlainEncoder(
-            n_features, n_bits, n_stages, tied=self.tied,
-            generator=torch.Generator().manual_seed(seed),
-        )  # fmt: skip
+        generator = torch.Generator().manual_seed(seed)
+        return PlainEncoder(n_features, n_bits, n_stages, generator=generator)
 
     def reach(self) -> float:
-        """Return half the distance between the two values of a bit."""
-        return 1.0  # of tanh
+        """Return half the distance between the two values of a bit, -1 and 1."""
+        return 1.0

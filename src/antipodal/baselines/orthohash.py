@@ -1,4 +1,4 @@
-"""OrthoHash: a network that tells classes by the angle to orthogonal codes."""
+"""OrthoHash: a network trained to classify by the angle to orthogonal class codes."""
 
 import math
 from dataclasses import dataclass
@@ -8,34 +8,36 @@ from torch import Tensor
 
 from antipodal.baselines.centre_hasher import CentreHasher
 from antipodal.hashers.registry import built_in
-from antipodal.paper.centres import COSINE_MARGIN, cosine_loss, usual_scale
+from antipodal.paper.centres import COSINE_MARGIN, cosine_loss, default_scale
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 @built_in
 class OrthoHash(CentreHasher):
-    """Codes at a small angle to the one of their class: one loss for all. [Hoe2021]
+    """Network trained towards a fixed code per class, by a loss of their angle. [Hoe2021]
 
-        L = -log softmax_c(s·(cos(z, h_c) - m)),    m for the class c of the row alone
+        L = -log softmax_c(s·(cos(z, h_c) - m)),    m for the class c of the row only
 
-    with a fixed code h_c of ±1 for each class, orthogonal where `class_centres`
-    can have it. Encoder and training are those of `NNHash`, and its other parameters are explained
-    at `DeepLinf`; `loss`, `pairs`, `margin` and `similar_weight` of pairs have no use here.
+    with a fixed code h_c of ±1 per class, orthogonal if `antipodal.paper.centres.class_centres`
+    finds orthogonal codes. The encoder is that of `NNHash`, and the other parameters are those of
+    `DeepLinf`. The options for pairs, `loss` and the `pairs`, `margin`, `similar_weight` and
+    `centres` of `Training`, must keep their defaults.
 
     Parameters
     ----------
     scale : float, optional
-        s, how sure a small angle is of a class. By default √2·ln C with C classes or concepts:
-        the more there are, the surer it must be to rule out all others.
+        s, the scale of the cosines. By default √2·ln C for C classes or concepts: the more
+        classes, the larger the scale needed for a high probability of one of them.
     cosine_margin : float
-        m, by how much the cosine with the right code must exceed all others.
+        m, the margin by which the cosine of the correct class must exceed all others.
 
     Examples
     --------
     >>> from sklearn.datasets import load_digits
+    >>> from antipodal import Training
     >>> X, y = load_digits(return_X_y=True)
-    >>> hasher = OrthoHash(n_bits=16, n_epochs=20, random_state=0).fit(X[:300], y[:300])
-    >>> hasher.encode(X).shape
+    >>> hasher = OrthoHash(n_bits=16, training=Training(n_epochs=20), random_state=0)
+    >>> hasher.fit(X[:300], y[:300]).encode(X).shape
     (1797, 2)
     """
 
@@ -43,8 +45,8 @@ class OrthoHash(CentreHasher):
     cosine_margin: float = COSINE_MARGIN
 
     def centre_loss(self, centres: Tensor, *, exclusive: bool) -> partial[Tensor]:
-        """Return the loss of (codes, beliefs)."""
-        scale = usual_scale(len(centres)) if self.scale is None else self.scale
+        """Return the loss of (codes, class probabilities)."""
+        scale = default_scale(len(centres)) if self.scale is None else self.scale
         return partial(cosine_loss, centres=centres, scale=scale, margin=self.cosine_margin)
 
     def _check_parameters(self) -> None:

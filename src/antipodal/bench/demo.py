@@ -60,7 +60,7 @@ class Demo:
         self.hashers = {name: make_hasher(name, n_bits, seed) for name in built_in_hashers()}
         for hasher in self.hashers.values():
             if isinstance(hasher, NetworkHasher) and n_epochs is not None:
-                hasher.n_epochs = n_epochs
+                hasher.set_params(training__n_epochs=n_epochs)
         self.deep: NetworkHasher = self.hashers["DeepLinf"]
 
     def scores(self) -> Iterator[Score]:

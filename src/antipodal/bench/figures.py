@@ -415,7 +415,7 @@ def loss_curves(
         for init, start in _STARTS.items():
             hasher = DeepLinf.paper(n_bits, random_state=seed).set_params(init=init)
             if n_epochs is not None:
-                hasher.set_params(n_epochs=n_epochs)
+                hasher.set_params(training__n_epochs=n_epochs)
             say(f"training DeepLinf.paper from {start}, {n_bits} bits, seed {seed}")
             rows.fit(hasher)
             curves[start].append(hasher.loss_curve_)

@@ -23,7 +23,9 @@ from antipodal.evaluation.float_ranking import evaluate_floats
 from antipodal.evaluation.metrics import evaluate
 from antipodal.hashers.base import BaseHasher
 from antipodal.hashers.classifierlsh import ClassifierLSH
-from antipodal.hashers.registry import make_hasher
+from antipodal.hashers.network import NetworkHasher
+from antipodal.hashers.registry import current_method, make_hasher
+from antipodal.hashers.training import REMOVED, RENAMED, Training
 
 FILES = ("multilabel", "arrays")  # read from one file; others from a directory or built in
 NAMES = ("cifar10", "nuswide", "idx", "digits", *FILES)
@@ -334,8 +336,23 @@ class Benchmark:
 def _key(record: Record) -> tuple[Any, ...]:
     """Return the identifying fields of a record as a hashable key; missing fields are None."""
     names = ("protocol", "n_train", "n_query", "n_concepts", "mirrored", "antipodal")
-    values = (record.get(name) for name in ("dataset", "data", *names, *Cell._fields))
-    return (*values, json.dumps(record.get("parameters"), sort_keys=True))
+    values = (record.get(name) for name in ("dataset", "data", *names, "bits", "seed"))
+    method = current_method(str(record.get("method")))
+    return (*values, method, json.dumps(_current(record.get("parameters")), sort_keys=True))
+
+
+def _current(recorded: Any) -> Any:
+    """Return recorded parameters with the names of this version.
+
+    Parameters that no longer exist are omitted if they had no effect.
+    """
+    if not isinstance(recorded, dict):
+        return recorded
+    return {
+        RENAMED.get(name, name): value
+        for name, value in recorded.items()
+        if name not in REMOVED or value != REMOVED[name]
+    }
 
 
 def method_of(cell: Cell) -> BaseHasher | UncompressedMethod:
@@ -346,9 +363,14 @@ def method_of(cell: Cell) -> BaseHasher | UncompressedMethod:
 
 
 def parameters(hasher: BaseHasher | UncompressedMethod) -> Record:
-    """Return all parameters except code length and seed, as JSON values."""
-    values = hasher.get_params(deep=False).items()
-    return {name: _json_value(v) for name, v in values if name not in ("n_bits", "random_state")}
+    """Return all parameters and training options except code length and seed, as JSON values."""
+    values = hasher.get_params(deep=False)
+    if isinstance(hasher, NetworkHasher):
+        options = values.pop("training") or Training()
+        values = {**options.get_params(), **values}
+    return {
+        name: _json_value(v) for name, v in values.items() if name not in ("n_bits", "random_state")
+    }
 
 
 def _json_value(value: Any) -> Any:

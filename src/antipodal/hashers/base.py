@@ -6,6 +6,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, Self, get_origin, get_type_hints
 
 import numpy as np
@@ -202,7 +203,9 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 values[name] = _plain(value)
         header = {
             "class": type(self).__name__,
-            "parameters": {name: _plain(value) for name, value in self.get_params().items()},
+            "parameters": {
+                name: _plain(value) for name, value in self.get_params(deep=False).items()
+            },
             "fitted": values,
             "antipodal": antipodal.__version__,
         }
@@ -458,6 +461,8 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, (list, tuple)):
         return [_plain(entry) for entry in value]
+    if is_dataclass(value):  # training options
+        return {option.name: _plain(getattr(value, option.name)) for option in fields(value)}
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

@@ -1,11 +1,12 @@
-"""Hashers that are siamese networks: the same training for each, only the encoder differs."""
+"""Base class of the siamese networks: preprocessing, feature map, training, prefixes, files."""
 
 import copy
+import inspect
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
@@ -18,106 +19,111 @@ from torch import Tensor, nn
 from antipodal.hashers.base import FloatArray, SupervisedHasher
 from antipodal.hashers.kernel_features import Lift, learn_lift, lift_rows
 from antipodal.hashers.pipeline import Network, forward_map
-from antipodal.hashers.preprocessing import Inputs, Scaling, choose_scaling, learn_inputs, scaled
+from antipodal.hashers.preprocessing import (
+    Inputs,
+    Scaling,
+    check_scaling,
+    choose_scaling,
+    learn_inputs,
+    scaled,
+)
 from antipodal.hashers.pseudo_labels import beliefs, can_teach, label_table, sharpened
 from antipodal.hashers.rows import as_floats, draw_rows, hold_out, sample_labelled
-from antipodal.hashers.training_options import check_nested, check_settings, find_device
+from antipodal.hashers.training import OPTIONS, REMOVED, RENAMED, Training
 from antipodal.io.vectors import VectorFile
 from antipodal.paper.centres import (
     COSINE_MARGIN,
     CentrePairs,
     class_centres,
     cosine_loss,
-    usual_scale,
+    default_scale,
 )
 from antipodal.paper.encoders import Encoder
 from antipodal.paper.losses import PairLoss, function_name, triplet_loss
 from antipodal.paper.pair_sampling import (
-    BelievedPairs,
+    ExpectedPairs,
     InBatchPairs,
     ListedPairs,
     PairSource,
     sample_pairs,
 )
-from antipodal.paper.training import Progress, Training, train
+from antipodal.paper.training import Progress, TrainingRun, train
 from antipodal.threads import one_thread
 from antipodal.validation import check_finite, check_pairs, check_type, check_whole
 
-_PARTS = ("hidden_", "encoder_")  # of the network, in the order in which a row goes through
+_PARTS = ("hidden_", "encoder_")  # modules of the network, from input to output
+_FEATURE_MAPS = ("auto", "none", "hidden", "kernel")
 
 
 @dataclass(eq=False, repr=False)
 class NetworkHasher(SupervisedHasher):
-    """Base of the siamese hashers; see `DeepLinf` for what the parameters mean.
+    """Base class of the siamese networks; `DeepLinf` documents the parameters.
 
-    An own network overrides two hooks: `new_encoder`, which returns an `antipodal.Encoder`, and
-    `reach`; a third, `initial_encoder`, may start the training from elsewhere. The fields are the
-    parameters: a subclass that adds some, or changes a default, is a dataclass as this one is, and
-    adds those that `new_encoder` reads to `encoding_parameters`.
+    A custom network overrides two methods: `new_encoder`, which returns an `antipodal.Encoder`,
+    and `reach`. It may override `initial_encoder` to choose the initial weights. The dataclass
+    fields are the parameters: a subclass that adds a parameter or changes a default is a dataclass
+    too. It adds the parameters that `new_encoder` reads to `encoding_parameters`.
     """
 
-    encoding_parameters: ClassVar[tuple[str, ...]] = ("n_bits", "nested", "n_stages", "tied")
+    encoding_parameters: ClassVar[tuple[str, ...]] = ("n_bits", "nested", "n_stages")
 
     encoder_: Encoder = field(init=False)
-    hidden_: Encoder = field(init=False)  # with front="hidden" only
+    hidden_: Encoder = field(init=False)  # with feature_map="hidden" only
     root_: bool = field(init=False)
     mean_: NDArray[np.float32] = field(init=False)
     scale_: NDArray[np.float32] = field(init=False)
-    anchors_: NDArray[np.float32] = field(init=False)  # these four with front="kernel" only
+    anchors_: NDArray[np.float32] = field(init=False)  # these four with feature_map="kernel" only
     gamma_: float = field(init=False)
     lift_: NDArray[np.float32] = field(init=False)
     lift_offset_: NDArray[np.float32] = field(init=False)
     loss_curve_: NDArray[np.float64] = field(init=False)
     validation_curve_: NDArray[np.float64] = field(init=False)
     best_epoch_: int = field(init=False)
-    full_bits_: int = field(init=False)  # of the whole network, in a prefix only
+    full_bits_: int = field(init=False)  # code length of the whole network, in a prefix only
 
     n_bits: int = 64
     _: KW_ONLY
     nested: tuple[int, ...] = ()
     n_stages: int = 2
-    tied: bool = False
-    front: Literal["auto", "none", "hidden", "kernel"] = "auto"
+    feature_map: Literal["auto", "none", "hidden", "kernel"] = "auto"
     n_hidden: int = 256
-    n_anchors: int = 2000
     scaling: Scaling = "auto"
     loss: Literal["contrastive", "triplet"] | PairLoss = "contrastive"
-    margin: float | None = None
-    similar_weight: float | None = None
-    belief_power: float = 1.0
-    centres: bool | None = None
-    pairs: Literal["batch", "sampled"] = "batch"
-    n_pairs: int = 100_000
-    n_epochs: int | None = None
-    batch_size: int | None = None
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    learning_rate: float = 8e-3
-    schedule: Literal["constant", "cosine"] = "cosine"
-    weight_decay: float | None = None
-    dropout: float | None = None
-    validation_fraction: float = 0.0
-    patience: int = 30
-    n_samples: int = 100_000
-    n_unlabelled: int = 20_000
-    device: str = "auto"
+    training: Training | None = None
     random_state: Any = None
 
     @property
+    def _options(self) -> Training:
+        """Return the training options, the defaults if there are none."""
+        if self.training is None:
+            return Training()
+        if not isinstance(self.training, Training):
+            raise TypeError(f"training must be a Training object or None: got {self.training!r}")
+        return self.training
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; `training__NAME` sets a training option, also if `training` is None."""
+        if self.training is None and any(name.startswith("training__") for name in params):
+            params.setdefault("training", Training())
+        super().set_params(**params)
+        return self
+
+    @property
     def uses_unlabelled(self) -> bool:  # type: ignore[override]
-        """Whether `fit` learns from rows without labels, if it is given some."""
-        return self.pairs == "batch" and self.n_unlabelled > 0
+        """Whether `fit` learns from unlabelled rows, if there are any."""
+        return self._options.pairs == "batch" and self._options.n_unlabelled > 0
 
     @abstractmethod
     def new_encoder(self, n_features: int, n_bits: int, n_stages: int, seed: int = 0) -> Encoder:
         """Return an encoder with random weights, on the CPU."""
 
     def initial_encoder(self, Y: Tensor, seed: int) -> Encoder:
-        """Return the encoder that training starts from, for rows Y as it is to see them."""
+        """Return the encoder with its initial weights, for the mapped training rows Y."""
         return self.new_encoder(Y.shape[1], self.n_bits, self.n_stages, seed)
 
     @abstractmethod
     def reach(self) -> float:
-        """Return half the distance between the two values of a bit, at the start of training."""
+        """Return half the distance between the two values of a bit, before training."""
 
     @one_thread()
     def fit(
@@ -129,10 +135,9 @@ class NetworkHasher(SupervisedHasher):
         progress: Progress | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> Self:
-        """Learn from labels: rows are similar if they share one.
+        """Learn from labels: rows are similar if they share a label.
 
-        Memory and the time of an epoch are bounded by `n_samples` and `n_unlabelled`, however many
-        rows there are.
+        `n_samples` and `n_unlabelled` of `Training` bound the memory and the time of an epoch.
 
         Parameters
         ----------
@@ -141,13 +146,15 @@ class NetworkHasher(SupervisedHasher):
         y : (m,) or (m, c)
             A class per row, or multi-hot concepts.
         unlabelled : (u, n), optional
-            More rows, without labels, such as the database to be searched. A classifier that is
-            fitted to the labelled rows says what they may be, and the network learns from that.
+            Further rows without labels, such as the database to be searched. The network learns
+            from the class probabilities that a classifier, fitted to the labelled rows, assigns
+            to them.
         progress : callable, optional
             Called with an `antipodal.paper.training.Epoch` after each epoch.
         checkpoint : path, optional
-            File to keep the state of the training in, and to resume from if it exists.
+            File that stores the state of the training. If it exists, training resumes from it.
         """
+        options = self._options
         others = self._check_unlabelled(unlabelled)
         checked = self.check_fit(X)
         labels = self.check_labels(y, len(checked))
@@ -157,74 +164,75 @@ class NetworkHasher(SupervisedHasher):
             )
         seed = self._seed()
         rng = np.random.default_rng(seed)
-        rows, labels = sample_labelled(checked, labels, self.n_samples, rng)
-        train_rows, held_out = hold_out(labels, self.validation_fraction, seed)
+        rows, labels = sample_labelled(checked, labels, options.n_samples, rng)
+        train_rows, held_out = hold_out(labels, options.validation_fraction, seed)
         if others is not None and not can_teach(labels[train_rows]):
             others = None
         inputs = self._learn_inputs(_some(rows, train_rows), labels[train_rows], others, seed)
-        device = self._device()
-        # The rows to learn from come first, then those held out.
+        device = options.torch_device()
+        # Training rows first, then the held-out rows.
         parts = [_some(rows, train_rows), *(() if others is None else (others,)), rows[held_out]]
         Y = np.concatenate([scaled(part, inputs) for part in parts])
-        n_learned = len(Y) - len(held_out)
+        n_train = len(Y) - len(held_out)
         pairs: PairSource
         if others is None:
-            pairs = self._label_pairs(labels[train_rows], self.n_pairs, seed)
+            pairs = self._label_pairs(labels[train_rows], options.n_pairs, seed)
         else:
             n = len(train_rows)
             random = np.random.RandomState(seed)
-            p = beliefs(Y[:n], labels[train_rows], Y[n:n_learned], random)
-            p = sharpened(p, self.belief_power, exclusive=labels.ndim == 1)
-            told = torch.from_numpy(p).to(device)
-            pairs = self._believed_pairs(told, seed, exclusive=labels.ndim == 1)
-        seen = self._learn_front(Y, n_learned, seed, believed=others is not None)
+            p = beliefs(Y[:n], labels[train_rows], Y[n:n_train], random)
+            p = sharpened(p, options.pseudo_label_power, exclusive=labels.ndim == 1)
+            probabilities = torch.from_numpy(p).to(device)
+            pairs = self._expected_pairs(probabilities, seed, exclusive=labels.ndim == 1)
+        mapped = self._learn_feature_map(Y, n_train, seed, has_unlabelled=others is not None)
         validation = None
         if len(held_out):
-            n_held_out_pairs = max(2, round(self.n_pairs * self.validation_fraction))
+            n_held_out_pairs = max(2, round(options.n_pairs * options.validation_fraction))
             held_out_pairs = self._label_pairs(labels[held_out], n_held_out_pairs, seed)
-            validation = (seen[n_learned:].to(device), held_out_pairs)
-        self._train(seen[:n_learned], pairs, validation, seed, progress, checkpoint)
+            validation = (mapped[n_train:].to(device), held_out_pairs)
+        self._train(mapped[:n_train], pairs, validation, seed, progress, checkpoint)
         return self
 
     def _label_pairs(self, labels: NDArray[Any], n_pairs: int, seed: int) -> PairSource:
-        device = self._device()
+        device = self._options.torch_device()
         tensor = torch.from_numpy(labels).to(device)
-        if self.pairs == "batch":
+        if self._options.pairs == "batch":
             return InBatchPairs(tensor)
         return sample_pairs(tensor, n_pairs, torch.Generator(device=device).manual_seed(seed))
 
-    def _believed_pairs(self, beliefs: Tensor, seed: int, *, exclusive: bool) -> PairSource:
-        pairs = BelievedPairs(beliefs, exclusive=exclusive)
-        wanted = self.centres
-        if wanted is None:
-            wanted = self.loss == "contrastive" and not self.nested and pairs.are_few()
-        if not wanted:
+    def _expected_pairs(self, probabilities: Tensor, seed: int, *, exclusive: bool) -> PairSource:
+        pairs = ExpectedPairs(probabilities, exclusive=exclusive)
+        add_centres = self._options.centres
+        if add_centres is None:
+            add_centres = self.loss == "contrastive" and not self.nested and pairs.are_few()
+        if not add_centres:
             return pairs
-        n_classes = beliefs.shape[1]
+        n_classes = probabilities.shape[1]
         centres = class_centres(n_classes, self.n_bits, np.random.default_rng(seed))
         loss = partial(
-            cosine_loss, centres=torch.from_numpy(centres).to(beliefs),
-            scale=usual_scale(n_classes), margin=COSINE_MARGIN,
+            cosine_loss, centres=torch.from_numpy(centres).to(probabilities),
+            scale=default_scale(n_classes), margin=COSINE_MARGIN,
         )  # fmt: skip
-        return CentrePairs(pairs, beliefs, loss, beside=True)
+        return CentrePairs(pairs, probabilities, loss, add_pair_loss=True)
 
     def _check_unlabelled(self, unlabelled: ArrayLike | None) -> FloatArray | None:
-        """Return up to `n_unlabelled` of the rows, as floats; a file is read and not unpacked."""
+        """Return a sample of up to `n_unlabelled` rows as floats, without reading a whole file."""
         if unlabelled is None:
             return None
-        check_whole(self.n_unlabelled, "n_unlabelled", 0)
+        options = self._options
+        check_whole(options.n_unlabelled, "n_unlabelled", 0)
         if not self.uses_unlabelled:
             raise ValueError(
-                f"pairs={self.pairs!r} and n_unlabelled={self.n_unlabelled} leave no use for "
-                "unlabelled rows: leave them out"
+                f"unlabelled rows are not used with pairs={options.pairs!r} and "
+                f"n_unlabelled={options.n_unlabelled}: omit them"
             )
         array = unlabelled if isinstance(unlabelled, VectorFile) else np.asarray(unlabelled)
         if array.ndim != 2 or not len(array) or array.dtype.kind not in "fiub":
             raise ValueError(
-                "unlabelled must be a table of numbers, a row per item: got "
+                "unlabelled must be a numeric table with one row per item: got "
                 f"{array.dtype} of shape {array.shape}"
             )
-        chosen = draw_rows(len(array), self.n_unlabelled, np.random.default_rng(self._seed()))
+        chosen = draw_rows(len(array), options.n_unlabelled, np.random.default_rng(self._seed()))
         drawn = as_floats(array.take(chosen) if isinstance(array, VectorFile) else array[chosen])
         check_finite(drawn, "unlabelled", chosen)
         return drawn
@@ -241,22 +249,25 @@ class NetworkHasher(SupervisedHasher):
     ) -> Self:
         """Learn from explicit pairs (P, 2) of rows of X, each similar (1) or not (0).
 
-        With `validation_fraction` that share of the pairs is held out. If there are more rows than
-        `n_samples`, only those that a pair names are learned from, all of them: memory grows with
-        their number. Rows without labels cannot take part as in `fit`: pairs name no classes that
-        a classifier could tell apart.
+        `validation_fraction` of `Training` is then a fraction of the pairs. If X has more than
+        `n_samples` rows, all rows that occur in a pair are used and no others, so memory grows
+        with their number. Unlabelled rows cannot be used: pairs name no classes that a classifier
+        could learn.
         """
         if self.loss == "triplet":
-            raise ValueError("fit_pairs has pairs to learn from and no triplets: change the loss")
+            raise ValueError(
+                "fit_pairs cannot minimise loss='triplet': explicit pairs contain no triplets"
+            )
+        options = self._options
         checked = self.check_fit(X)
         listed, flags = check_pairs(pairs, similar, len(checked))
-        if len(checked) > self.n_samples:
+        if len(checked) > options.n_samples:
             named, listed = np.unique(listed, return_inverse=True)
             checked, listed = checked[named], listed.reshape(-1, 2)
         rows = as_floats(checked)
         seed = self._seed()
-        device = self._device()
-        train_pairs, held_out = hold_out(flags, self.validation_fraction, seed)
+        device = options.torch_device()
+        train_pairs, held_out = hold_out(flags, options.validation_fraction, seed)
 
         def source(chosen: NDArray[np.int64]) -> ListedPairs:
             return ListedPairs(
@@ -265,9 +276,11 @@ class NetworkHasher(SupervisedHasher):
             )
 
         inputs = self._learn_inputs(rows, None, None, seed)
-        seen = self._learn_front(scaled(rows, inputs), len(rows), seed, believed=False)
-        validation = (seen.to(device), source(held_out)) if len(held_out) else None
-        self._train(seen, source(train_pairs), validation, seed, progress, checkpoint)
+        mapped = self._learn_feature_map(
+            scaled(rows, inputs), len(rows), seed, has_unlabelled=False
+        )
+        validation = (mapped.to(device), source(held_out)) if len(held_out) else None
+        self._train(mapped, source(train_pairs), validation, seed, progress, checkpoint)
         return self
 
     def _learn_inputs(
@@ -277,7 +290,7 @@ class NetworkHasher(SupervisedHasher):
         others: FloatArray | None,
         seed: int,
     ) -> Inputs:
-        """Choose and learn how features are scaled: the choice from labels, the rest from all."""
+        """Choose the scaling from the labelled rows, and estimate it from all rows."""
         scaling = self.scaling
         if scaling == "auto":
             scaling = "each"
@@ -288,22 +301,22 @@ class NetworkHasher(SupervisedHasher):
         self.root_, self.mean_, self.scale_ = inputs
         return inputs
 
-    def _learn_front(
-        self, Y: NDArray[np.float32], n_learned: int, seed: int, *, believed: bool
+    def _learn_feature_map(
+        self, Y: NDArray[np.float32], n_train: int, seed: int, *, has_unlabelled: bool
     ) -> Tensor:
-        """Prepare what stands before the encoder, for scaled rows; return what that sees of them.
+        """Prepare the feature map for scaled rows; return the rows as input of the training.
 
-        The kernel is learned from the first n_learned rows. A hidden layer is trained with the
-        encoder, so the rows stay as they are.
+        Kernel features are learned from the first n_train rows. A hidden layer is trained
+        together with the encoder, so the rows are returned unchanged.
         """
-        front = self.front
-        if front == "auto":
-            front = "hidden" if believed else "kernel"
-        if front == "kernel":
-            learned = learn_lift(Y[:n_learned], self.n_anchors, seed)
+        feature_map = self.feature_map
+        if feature_map == "auto":
+            feature_map = "hidden" if has_unlabelled else "kernel"
+        if feature_map == "kernel":
+            learned = learn_lift(Y[:n_train], self._options.n_anchors, seed)
             self.anchors_, self.gamma_, self.lift_, self.lift_offset_ = learned
             return lift_rows(learned, torch.from_numpy(Y))
-        if front == "hidden":
+        if feature_map == "hidden":
             self.hidden_ = self.new_encoder(Y.shape[1], self.n_hidden, 0, seed + 1)
             self.hidden_.add_offset()
         return torch.from_numpy(Y)
@@ -317,30 +330,33 @@ class NetworkHasher(SupervisedHasher):
         progress: Progress | None,
         checkpoint: str | os.PathLike[str] | None,
     ) -> None:
-        device = self._device()
+        options = self._options
+        device = options.torch_device()
         hidden = vars(self).get("hidden_")
         with torch.no_grad():
             encoder = self.initial_encoder(Y if hidden is None else hidden(Y), seed)
         network = (encoder if hidden is None else nn.Sequential(hidden, encoder)).to(device)
-        usual = pairs.usual()
-        settings = Training(
-            n_epochs=self.n_epochs or usual.n_epochs,
-            batch_size=self.batch_size or usual.batch_size,
+        default = pairs.defaults()
+        settings = TrainingRun(
+            n_epochs=options.n_epochs or default.n_epochs,
+            batch_size=options.batch_size or default.batch_size,
             loss=function_name(self.loss) if callable(self.loss) else self.loss,
             margin=self._margin(),
-            similar_weight=self.similar_weight or usual.similar_weight,
-            optimizer=self.optimizer,
-            learning_rate=self.learning_rate,
-            schedule=self.schedule,
-            weight_decay=usual.weight_decay if self.weight_decay is None else self.weight_decay,
-            dropout=usual.dropout if self.dropout is None else self.dropout,
-            patience=self.patience,
+            similar_weight=options.similar_weight or default.similar_weight,
+            optimizer=options.optimizer,
+            learning_rate=options.learning_rate,
+            schedule=options.schedule,
+            weight_decay=(
+                default.weight_decay if options.weight_decay is None else options.weight_decay
+            ),
+            dropout=default.dropout if options.dropout is None else options.dropout,
+            patience=options.patience,
             seed=seed,
             nested=tuple(map(int, self.nested)),
         )
         history = train(
             network, Y.to(device), pairs, settings,
-            loss=self._own_loss(),
+            loss=self._custom_loss(),
             validation=validation, progress=progress, checkpoint=checkpoint,
         )  # fmt: skip
         network.cpu().requires_grad_(False)
@@ -350,29 +366,30 @@ class NetworkHasher(SupervisedHasher):
         self.best_epoch_ = history.best_epoch
 
     def prefix(self, n_bits: int) -> Self:
-        """Return a fitted hasher of the first n_bits bits alone, for a length that is in `nested`.
+        """Return a fitted hasher for the first n_bits bits, a length in `nested`.
 
-        It encodes, saves and loads like any other, and its bits are exactly the first of this one.
-        Every stage mixes all bits, so it keeps the whole network: its codes are shorter, and the
-        file and the time to encode are not.
+        Its bits equal the first bits of this hasher. Every stage mixes all bits, so it contains
+        the whole network: the codes are shorter, but the file size and encoding time are the same.
         """
         self._check_fitted()
         check_whole(n_bits, "n_bits", 1)
         if n_bits not in self.nested:
             allowed = ", ".join(map(str, self.nested)) or "none"
             raise ValueError(
-                f"a prefix must have a length that nested had in fit ({allowed}): got {n_bits}"
+                f"n_bits must be one of the lengths in nested ({allowed}): got {n_bits}"
             )
         short = copy.copy(self)
         short.full_bits_ = len(self.encoder_.W)
-        if self.margin is not None:
-            short.margin = self.margin * math.sqrt(n_bits / self.n_bits)
+        if self.training is not None:
+            short.training = replace(self.training)
+            if self.training.margin is not None:
+                short.training.margin = self.training.margin * math.sqrt(n_bits / self.n_bits)
         short.n_bits, short.nested = int(n_bits), tuple(n for n in self.nested if n < n_bits)
         short._remember_parameters()
         return short
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the map to the values whose signs are the bits."""
+        """Return the function that computes the values whose signs are the bits."""
         forward = forward_map(self._network(), max_rows)
         if "full_bits_" not in vars(self):
             return forward
@@ -385,34 +402,54 @@ class NetworkHasher(SupervisedHasher):
         inputs = Inputs(self.root_, self.mean_, self.scale_)
         return Network(inputs, vars(self).get("hidden_"), lift, self.encoder_)
 
-    def _own_loss(self) -> PairLoss | None:
-        """Return what to minimise in place of Eq. 12, if anything."""
+    def _custom_loss(self) -> PairLoss | None:
+        """Return the loss that replaces Eq. 12, if any."""
         if self.loss == "triplet":
             return partial(triplet_loss, margin=self._margin())
         return self.loss if callable(self.loss) else None
 
     def _margin(self) -> float:
-        """Return the margin given, or a distance that two random codes have: √(2N)·reach."""
-        if self.margin is not None:
-            return self.margin
+        """Return the margin: by default 0.95 times √(2N)·reach, the distance of random codes."""
+        if self._options.margin is not None:
+            return self._options.margin
         return 0.95 * math.sqrt(2 * self.n_bits) * self.reach()
 
     def _seed(self) -> int:
         self._check_parameters()
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _device(self) -> torch.device:
-        return find_device(self.device)
-
     def _check_parameters(self) -> None:
-        """Refuse settings that cannot work, before any time is spent."""
+        """Raise `TypeError` or `ValueError` if a parameter has the wrong type or value."""
         for parameter in fields(self):
             if parameter.init:
                 check_type(getattr(self, parameter.name), parameter.name, parameter.type)
-        check_settings(self.get_params(deep=False))
+        check_whole(self.n_stages, "n_stages", 0)
+        check_whole(self.n_hidden, "n_hidden", 1)
+        _check_nested(self.nested, self.n_bits)
+        check_scaling(self.scaling)
+        if self.feature_map not in _FEATURE_MAPS:
+            raise ValueError(
+                f"feature_map must be one of {_FEATURE_MAPS}: got {self.feature_map!r}"
+            )
+        options = self._options
+        options.validate()
+        if self.loss not in ("contrastive", "triplet") and not callable(self.loss):
+            raise ValueError(
+                "loss must be 'contrastive', 'triplet' or a function of (codes, targets): got "
+                f"{self.loss!r}. A model file stores only the name of a function"
+            )
+        if options.centres and (self.loss != "contrastive" or self.nested):
+            raise ValueError(
+                "centres=True requires loss='contrastive' and nested=(): got "
+                f"loss={self.loss!r} and nested={self.nested}"
+            )
+        if self.loss == "triplet" and options.pairs == "sampled":
+            raise ValueError(
+                "loss='triplet' requires pairs='batch': sampled pairs contain no triplets"
+            )
 
     def fitted_state(self) -> dict[str, Any]:
-        """Return what was learned, the weights of the network by name."""
+        """Return the fitted attributes, with the weights of the network by name."""
         fitted = super().fitted_state()
         for part in _PARTS:
             if part in fitted:
@@ -421,9 +458,9 @@ class NetworkHasher(SupervisedHasher):
         return fitted
 
     def restore_state(self, fitted: Mapping[str, Any]) -> None:
-        """Take back what `fitted_state` gave; files of versions before 0.3 know no roots."""
+        """Set the fitted attributes to the result of `fitted_state`."""
         weights: dict[str, dict[str, Tensor]] = {part: {} for part in _PARTS}
-        others = {"root_": False}
+        others = {"root_": False}  # missing in files of versions before 0.3
         for name, value in fitted.items():
             part, dot, weight = name.partition(".")
             if dot and part in weights:
@@ -431,33 +468,66 @@ class NetworkHasher(SupervisedHasher):
             else:
                 others[name] = value
         super().restore_state(others)
-        made, n_features = weights["encoder_"]["W"].shape
+        n_bits = len(weights["encoder_"]["W"])
         expected = vars(self).get("full_bits_", self.n_bits)
-        if made != expected:  # before anything of that size is made
-            raise ValueError(f"its encoder makes codes of {made} bits, not {expected}")
-        check_nested(self.nested, self.n_bits)
-        self.encoder_ = self.new_encoder(n_features, made, self.n_stages)
+        if n_bits != expected:  # checked before memory of that size is allocated
+            raise ValueError(f"the encoder computes codes of {n_bits} bits, not {expected}")
+        _check_nested(self.nested, self.n_bits)
+        self.encoder_ = self._restored_encoder(weights["encoder_"], self.n_stages)
         if weights["hidden_"]:
-            n_hidden, n_features = weights["hidden_"]["W"].shape
-            self.hidden_ = self.new_encoder(n_features, n_hidden, 0)
-            self.hidden_.add_offset()
-        for part, values in weights.items():
-            if values:
-                getattr(self, part).load_state_dict(values)
-                getattr(self, part).eval().requires_grad_(False)
+            self.hidden_ = self._restored_encoder(weights["hidden_"], 0, offset=True)
+
+    def _restored_encoder(
+        self, weights: dict[str, Tensor], n_stages: int, *, offset: bool = False
+    ) -> Encoder:
+        """Return an encoder with saved weights."""
+        encoder = self._empty_encoder(weights, n_stages)
+        if offset:
+            encoder.add_offset()
+        for name in ("S", "b"):
+            if len(weights[name]) == 1 and n_stages > 1:  # tied=True of 0.6 and earlier
+                weights[name] = weights[name].expand_as(getattr(encoder, name))
+        encoder.load_state_dict(weights)
+        return encoder.eval().requires_grad_(False)
+
+    def _empty_encoder(self, weights: Mapping[str, Tensor], n_stages: int) -> Encoder:
+        """Return an encoder that saved weights can be loaded into."""
+        n_bits, n_features = weights["W"].shape
+        return self.new_encoder(n_features, n_bits, n_stages)
 
     @classmethod
     def read_parameters(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters of a saved model as this version has them."""
+        """Return the parameters of a saved model as this version names them."""
         parameters = dict(saved)
         if "standardize" in parameters:  # before 0.3
             parameters["scaling"] = "each" if parameters.pop("standardize") else "none"
             parameters["front"] = "none" if parameters.pop("kernel", "") == "linear" else "kernel"
-        if "nested" in parameters:  # JSON knows lists alone
+        if "training" not in parameters:  # before 0.7 the options were parameters of the hasher
+            own = inspect.signature(cls).parameters
+            parameters = {
+                RENAMED.get(name, name): value
+                for name, value in parameters.items()
+                if name in own or name not in REMOVED
+            }
+            moved = [name for name in parameters if name in OPTIONS and name not in own]
+            parameters["training"] = {name: parameters.pop(name) for name in moved}
+        if parameters["training"] is not None:
+            parameters["training"] = Training(**parameters["training"])
+        if "nested" in parameters:  # JSON has lists only
             parameters["nested"] = tuple(parameters["nested"])
         return parameters
 
 
+def _check_nested(nested: Sequence[int], n_bits: int) -> None:
+    """Require ascending prefix lengths below n_bits."""
+    lengths = list(nested)
+    if lengths != sorted(set(lengths)) or not all(1 <= n < n_bits for n in lengths):
+        raise ValueError(
+            f"nested must be ascending lengths from 1 to {n_bits - 1}, below n_bits={n_bits}: "
+            f"got {nested}"
+        )
+
+
 def _some(rows: NDArray[Any], chosen: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the rows chosen, in order; without a copy where they are all."""
+    """Return the chosen rows in order, without a copy if they are all rows."""
     return rows if len(chosen) == len(rows) else rows[chosen]

@@ -13,7 +13,7 @@ from antipodal.paper.encoders import Encoder
 
 
 class Network(NamedTuple):
-    """A fitted network: scaling, then a hidden layer, a kernel or neither, then the encoder."""
+    """A fitted network: scaling, feature map (hidden layer, kernel or none), encoder."""
 
     inputs: Inputs
     hidden: Encoder | None
@@ -22,13 +22,13 @@ class Network(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether its layers are those of the unfolding, and not of an own `forward`."""
+        """Return whether no encoder overrides `forward`, so that the fast path applies."""
         hidden = self.hidden
         return self.encoder.is_plain_unfolding and (hidden is None or hidden.is_plain_unfolding)
 
 
 def forward_map(network: Network, max_rows: int) -> Callable[[Tensor], Tensor]:
-    """Return the map (m, n) -> (m, N) from rows to z, for up to max_rows of them."""
+    """Return the function (m, n) -> (m, N) that computes z, for up to max_rows rows."""
     encoder = network.encoder
     if not network.is_plain:
         inputs = encoder_inputs(network)
@@ -36,7 +36,7 @@ def forward_map(network: Network, max_rows: int) -> Callable[[Tensor], Tensor]:
     theta = encoder.threshold
     first_layer = _first_layer(network, encoder.W / theta[:, None], max_rows)
     stages = [(S * theta / theta[:, None], b / theta) for S, b in encoder.stages()]
-    # Memory that is asked for anew for every block would cost more than the neurons.
+    # Allocating memory for every block would take longer than the neurons.
     work = torch.empty(3, max_rows, len(theta))
 
     def forward(X: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def forward_map(network: Network, max_rows: int) -> Callable[[Tensor], Tensor]:
 
 
 def encoder_inputs(network: Network) -> Callable[[Tensor], Tensor]:
-    """Return the map from rows to what the encoder sees of them."""
+    """Return the function that computes the input of the encoder: scaling and feature map."""
     scale, hidden, lift = scale_map(network.inputs), network.hidden, network.lift
     if lift is not None:
         return lambda X: lift_rows(lift, scale(X))
@@ -57,11 +57,11 @@ def encoder_inputs(network: Network) -> Callable[[Tensor], Tensor]:
 
 
 def _first_layer(network: Network, W: Tensor, max_rows: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return what writes Wy of rows (m, n) to a given tensor, y as the encoder sees it."""
+    """Return the function that writes Wy to a given tensor, y the input of the encoder."""
     inputs, hidden, lift, _ = network
     if lift is not None:
         scale, kernels = scale_map(inputs), kernel_map(lift, max_rows)
-        weights = torch.from_numpy(lift.weight) @ W.T  # W(Lᵀk - c), again one product
+        weights = torch.from_numpy(lift.weight) @ W.T  # W(Lᵀk - c) as one product
         shift = -(W @ torch.from_numpy(lift.offset))
         return lambda X, out: torch.addmm(shift, kernels(scale(X)), weights, out=out)
     if hidden is None:

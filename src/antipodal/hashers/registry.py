@@ -21,6 +21,8 @@ import numpy as np
 import antipodal
 from antipodal.errors import AntipodalError, ModelFileError
 from antipodal.hashers.base import BaseHasher, is_built_in
+from antipodal.hashers.network import NetworkHasher
+from antipodal.hashers.training import OPTIONS, RENAMED
 from antipodal.io.model_file import read_model_file
 from antipodal.validation import check_type
 
@@ -158,19 +160,32 @@ _BY_OPTION = {"n_bits": "--bits", "random_state": "--seed or --seeds"}
 
 
 def _apply_setting(hasher: BaseHasher, method: str, setting: str) -> None:
-    parameter, equals, text = setting.partition("=")
-    if parameter in _BY_OPTION:
-        raise ValueError(f"{method}: {setting!r} is set by {_BY_OPTION[parameter]}")
-    known = sorted(hasher.get_params(deep=False).keys() - _BY_OPTION.keys())
-    if not equals or parameter not in known:
+    """Set a parameter, or a training option of a network, from NAME=VALUE."""
+    name, equals, text = setting.partition("=")
+    if name in _BY_OPTION:
+        raise ValueError(f"{method}: {setting!r} is set by {_BY_OPTION[name]}")
+    signature = inspect.signature(type(hasher)).parameters
+    known = {n: p.annotation for n, p in signature.items() if n not in _BY_OPTION}
+    options: dict[str, Any] = {}
+    if isinstance(hasher, NetworkHasher):
+        del known["training"]
+        options = {n: kind for n, kind in OPTIONS.items() if n not in known}
+        name = name if name in known else RENAMED.get(name, name)
+    if not equals or name not in known | options:
         raise ValueError(
-            f"{method}: expected a setting NAME=VALUE with NAME one of {', '.join(known)}: "
-            f"got {setting!r}"
+            f"{method}: expected a setting NAME=VALUE with NAME one of "
+            f"{', '.join(sorted(known | options))}: got {setting!r}"
         )
     value = _parse_value(text)
-    annotation = inspect.signature(type(hasher)).parameters[parameter].annotation
-    check_type(value, parameter, annotation)
-    hasher.set_params(**{parameter: value})
+    check_type(value, name, (known | options)[name])
+    hasher.set_params(**{f"training__{name}" if name in options else name: value})
+
+
+def current_method(method: str) -> str:
+    """Return a method name whose settings have the names of this version."""
+    name, *settings = method.split(":")
+    renamed = (setting.partition("=") for setting in settings)
+    return ":".join([name, *(RENAMED.get(n, n) + equals + text for n, equals, text in renamed)])
 
 
 _CONSTANTS = {"True": True, "False": False, "None": None}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from antipodal.paper.admm import admm_step, unfolded_bias, unfolded_weights
-from antipodal.paper.neurons import BLU, SHeLU, clip, rectify
+from antipodal.paper.neurons import BLU, SHeLU, rectify
 
 
 class Encoder(nn.Module):
@@ -31,8 +31,6 @@ class Encoder(nn.Module):
         Width of the input, n, and of the code, N.
     n_stages : int
         K, the number of unfolded iterations behind the first layer.
-    tied : bool
-        Whether all stages share one S and one b.
     generator : torch.Generator, optional
         Source of the random initial weights.
     """
@@ -47,7 +45,6 @@ class Encoder(nn.Module):
         n_bits: int,
         n_stages: int = 2,
         *,
-        tied: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -57,11 +54,10 @@ class Encoder(nn.Module):
                 f"got {n_features}, {n_bits} and {n_stages}"
             )
         self.n_stages = n_stages
-        n_weights = min(n_stages, 1) if tied else n_stages
         # Wy has the variance of the entries of y.
         self.W = nn.Parameter(torch.empty(n_bits, n_features))
-        self.S = nn.Parameter(torch.empty(n_weights, n_bits, n_bits))
-        self.b = nn.Parameter(torch.zeros(n_weights, n_bits))
+        self.S = nn.Parameter(torch.empty(n_stages, n_bits, n_bits))
+        self.b = nn.Parameter(torch.zeros(n_stages, n_bits))
         self.register_parameter("c", None)
         nn.init.normal_(self.W, std=1 / math.sqrt(n_features), generator=generator)
         nn.init.normal_(self.S, std=self.initial_gain / math.sqrt(n_bits), generator=generator)
@@ -130,9 +126,8 @@ class Encoder(nn.Module):
         return z
 
     def stages(self) -> list[tuple[Tensor, Tensor]]:
-        """Return S_k and b_k for k = 1 … K, which are all the same in a tied encoder."""
-        shared = [min(k, len(self.S) - 1) for k in range(self.n_stages)]
-        return [(self.S[k], self.b[k]) for k in shared]
+        """Return S_k and b_k for k = 1 … K."""
+        return [(self.S[k], self.b[k]) for k in range(self.n_stages)]
 
 
 class LinfEncoder(Encoder):
@@ -144,11 +139,10 @@ class LinfEncoder(Encoder):
         n_bits: int,
         n_stages: int = 2,
         *,
-        tied: bool = False,
         bound: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__(n_features, n_bits, n_stages, tied=tied, generator=generator)
+        super().__init__(n_features, n_bits, n_stages, generator=generator)
         self.blu = BLU(n_bits, bound)
 
     def neuron(self, u: Tensor) -> Tensor:
@@ -173,8 +167,6 @@ class LinfEncoder(Encoder):
         penalty: float = 0.6,
         n_stages: int = 2,
         multipliers: Tensor | None = None,
-        *,
-        tied: bool = False,
     ) -> Self:
         """Unfold K iterations of ADMM on the dictionary D (n, N). [Wang2016, Eq. 11]
 
@@ -182,8 +174,7 @@ class LinfEncoder(Encoder):
 
         With the multipliers p₁ … p_K (K, N) that `admm_iterations` recorded for one sample the
         encoder maps that sample to the result of iteration K + 1: its first layer, z⁰, is the
-        first iteration, which starts from zero. Without multipliers the biases are zero. A tied
-        encoder takes the mean bias.
+        first iteration, which starts from zero. Without multipliers the biases are zero.
         """
         D = torch.as_tensor(D)
         if D.ndim != 2 or not D.is_floating_point():
@@ -192,7 +183,7 @@ class LinfEncoder(Encoder):
             )
         n_features, n_bits = D.shape
         unused = torch.Generator()  # all weights are replaced: leave the global one alone
-        encoder = cls(n_features, n_bits, n_stages, tied=tied, bound=bound, generator=unused).to(D)
+        encoder = cls(n_features, n_bits, n_stages, bound=bound, generator=unused).to(D)
         if multipliers is None:
             multipliers = D.new_zeros(n_stages, n_bits)
         multipliers = torch.as_tensor(multipliers)
@@ -206,40 +197,9 @@ class LinfEncoder(Encoder):
         with torch.no_grad():
             encoder.W.copy_(W)
             encoder.S.copy_(S.expand_as(encoder.S))
-            encoder.b.copy_(b.mean(dim=0, keepdim=True) if tied and n_stages else b)
+            encoder.b.copy_(b)
             encoder.blu.log_threshold.fill_(math.log(bound))  # to the full precision of D
         return encoder
-
-
-class SparseLinfEncoder(LinfEncoder):
-    """Sparsity and the l∞ bound at once: each entry is shrunk, then clipped.
-
-    clip(sign(u)·max(|u| - θ, 0), ±λ) is the proximal operator of θ‖x‖₁ on the box ‖x‖∞ ≤ λ; θ is
-    learned for each bit, as λ is.
-    """
-
-    def __init__(
-        self,
-        n_features: int,
-        n_bits: int,
-        n_stages: int = 2,
-        *,
-        tied: bool = False,
-        bound: float = 1.0,
-        shrinkage: float = 0.1,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(n_features, n_bits, n_stages, tied=tied, bound=bound, generator=generator)
-        self.shelu = SHeLU(n_bits, shrinkage)
-
-    def neuron(self, u: Tensor) -> Tensor:
-        """Shrink each entry by its threshold, then clip it to its bound."""
-        return super().neuron(self.shelu(u))
-
-    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
-        """Shrink by θ/λ, then clip to ±1."""
-        ratio = self.shelu.threshold / self.threshold
-        return super().unit(v - clip(v, ratio), out)
 
 
 class ListaEncoder(Encoder):
@@ -251,11 +211,10 @@ class ListaEncoder(Encoder):
         n_bits: int,
         n_stages: int = 2,
         *,
-        tied: bool = False,
         threshold: float = 0.1,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__(n_features, n_bits, n_stages, tied=tied, generator=generator)
+        super().__init__(n_features, n_bits, n_stages, generator=generator)
         self.shelu = SHeLU(n_bits, threshold)
 
     def neuron(self, u: Tensor) -> Tensor:
@@ -285,14 +244,11 @@ class SparseBitEncoder(ListaEncoder):
         n_bits: int,
         n_stages: int = 2,
         *,
-        tied: bool = False,
         threshold: float = 0.3,
         nonnegative: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__(
-            n_features, n_bits, n_stages, tied=tied, threshold=threshold, generator=generator
-        )
+        super().__init__(n_features, n_bits, n_stages, threshold=threshold, generator=generator)
         self.nonnegative = nonnegative
 
     def neuron(self, u: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CLOSEST = 1e-12  # squared distance, so that a root has a gradient
+CLOSEST = 1e-12  # least squared distance, because the root has no gradient at zero
 
 PairLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -16,12 +16,12 @@ PairLoss = Callable[[Tensor, Tensor], Tensor]
 def pairwise_loss(
     distance: Tensor, similar: Tensor, dissimilar: Tensor, margin: float, similar_weight: float
 ) -> Tensor:
-    """Loss of pairs at the given distances, the mean over each kind of pair. [Wang2016, Eq. 12]
+    """Return the mean loss of similar pairs plus that of dissimilar pairs. [Wang2016, Eq. 12]
 
         L = w·½‖x - x⁺‖² + ½ max(0, m - ‖x - x⁻‖)²
 
-    The sign of the second term is that of [Hadsell2006]: printed with a minus, as in the paper,
-    minimising it would draw dissimilar pairs together.
+    The second term has the sign of [Hadsell2006]: with the minus sign printed in the paper,
+    minimisation would draw dissimilar pairs together.
     """
     pull = 0.5 * (distance.square() * similar).sum() / similar.sum().clamp(min=1)
     short = (margin - distance).clamp(min=0)
@@ -32,12 +32,12 @@ def pairwise_loss(
 def expected_pairwise_loss(
     z: Tensor, similar: Tensor, margin: float, similar_weight: float
 ) -> Tensor:
-    """Return Eq. 12 for all pairs of codes z (m, N), expected over who is similar.
+    """Return the expectation of Eq. 12 over which pairs of codes z (m, N) are similar.
 
         L = w·Σ s_ij ½d_ij² / Σ s_ij + Σ (1 - s_ij) ½ max(0, m - d_ij)² / Σ (1 - s_ij)
 
-    with d_ij = ‖z_i - z_j‖, i ≠ j, and s_ij (m, m) the probability that a pair is similar. Where
-    all s_ij are 0 or 1 it is `pairwise_loss` of all pairs. The diagonal of `similar` is set to 0.
+    with d_ij = ‖z_i - z_j‖, i ≠ j, and s_ij (m, m) the probability that a pair is similar. If all
+    s_ij are 0 or 1 it equals `pairwise_loss` of all pairs. Sets the diagonal of `similar` to 0.
     """
     loss: Tensor = _ExpectedLoss.apply(  # type: ignore[no-untyped-call]
         z, similar, margin, similar_weight
@@ -46,10 +46,10 @@ def expected_pairwise_loss(
 
 
 class _ExpectedLoss(torch.autograd.Function):
-    """The loss with its gradient in closed form: half the time of the recorded operations.
+    """The expected loss with its gradient in closed form, twice as fast as automatic gradients.
 
     ∂L/∂d_ij² = g_ij = ½w s_ij / Σs - ½(1 - s_ij) max(0, m - d_ij) / (d_ij Σ(1 - s))
-    ∂L/∂z_i   = 4 Σ_j g_ij (z_i - z_j)                  the pair occurs as ij and as ji
+    ∂L/∂z_i   = 4 Σ_j g_ij (z_i - z_j)                  each pair occurs as ij and as ji
     """
 
     @staticmethod
@@ -77,11 +77,11 @@ class _ExpectedLoss(torch.autograd.Function):
 def mean_over_prefixes(
     loss: Callable[[Tensor, float], Tensor], z: Tensor, margin: float, nested: Sequence[int]
 ) -> Tensor:
-    """Return the mean of a loss of (codes, margin) over the first L entries of z and over all.
+    """Return the mean of a loss of (codes, margin) over prefixes of the codes z.
 
         mean of loss(z_1…z_L, m·√(L/N)),   L in nested, and N
 
-    Distances of random codes grow with the root of their length, and so do the margins.
+    The margin is scaled like the distance of random codes, with the root of the length.
     """
     if not nested:
         return loss(z, margin)
@@ -91,52 +91,52 @@ def mean_over_prefixes(
 
 
 def distance_of(squared: Tensor) -> Tensor:
-    """Square root whose gradient at zero is finite: two equal codes do not push anywhere."""
+    """Return the square root, with a gradient of zero for equal codes."""
     return squared.clamp(min=CLOSEST).sqrt()
 
 
 def are_similar(left: Tensor, right: Tensor) -> Tensor:
-    """Boolean table: equal labels, or at least one shared concept of multi-hot labels."""
+    """Return the boolean table of pairs with equal labels or with a shared concept."""
     if left.ndim == 1:
         return left[:, None] == right[None, :]
     return (left.float() @ right.float().T) > 0
 
 
-def probably_similar(beliefs: Tensor, *, exclusive: bool) -> Tensor:
-    """Return the probability that two rows share a label, (m, m), given beliefs (m, c).
+def similarity_probabilities(probabilities: Tensor, *, exclusive: bool) -> Tensor:
+    """Return the probability (m, m) that two rows share a label, from class probabilities (m, c).
 
     s_ij = Σ_c p_ic p_jc                  one class per row
-    s_ij = 1 - Π_c (1 - p_ic p_jc)        concepts, which are there or not by themselves
+    s_ij = 1 - Π_c (1 - p_ic p_jc)        independent concepts
 
     """
     if exclusive:
-        return beliefs @ beliefs.T
-    none = beliefs.new_ones(len(beliefs), len(beliefs))
-    for p in beliefs.T:
+        return probabilities @ probabilities.T
+    none = probabilities.new_ones(len(probabilities), len(probabilities))
+    for p in probabilities.T:
         none.addcmul_(none, torch.outer(p, p), value=-1.0)
     return 1.0 - none
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Return a name that tells a function from others, with what was given to it beforehand."""
+    """Return the qualified name of a function, with the arguments of a `functools.partial`."""
     if isinstance(function, partial):
-        given = [*map(repr, function.args), *(f"{k}={v!r}" for k, v in function.keywords.items())]
-        return f"{function_name(function.func)}({', '.join(given)})"
+        bound = [*map(repr, function.args), *(f"{k}={v!r}" for k, v in function.keywords.items())]
+        return f"{function_name(function.func)}({', '.join(bound)})"
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
 
 
-_SHIFTS = 4  # dissimilar rows that each similar pair is held against
+_SHIFTS = 4  # candidates for the dissimilar row of each similar pair
 
 
 def triplet_loss(z: Tensor, targets: Tensor, *, margin: float) -> Tensor:
-    """Return the mean over triplets of a batch, i similar to j and not to k. [Lai2015]
+    """Return the mean loss of triplets: row i is similar to j and dissimilar to k. [Lai2015]
 
         L = mean of ½ max(0, m + d_ij - d_ik)²,    d_ij = ‖z_i - z_j‖
 
-    with codes z (m, N) and targets (m, m), 1 for similar pairs and -1 for dissimilar ones. Of all
-    k, four are taken for a pair: the rows of a batch are in random order, so that k = j + 1 … j + 4
-    is a random choice. Without triplets the loss is zero.
+    with codes z (m, N) and targets (m, m), 1 for similar pairs and -1 for dissimilar ones. For
+    each pair only k = j + 1 … j + 4 are used, a random choice because the rows of a batch are in
+    random order. Without triplets the loss is zero.
     """
     distance = torch.cdist(z, z, compute_mode="use_mm_for_euclid_dist")
     similar, dissimilar = (targets > 0).to(z.dtype), (targets < 0).to(z.dtype)

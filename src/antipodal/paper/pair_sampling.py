@@ -15,14 +15,14 @@ from antipodal.paper.losses import (
     expected_pairwise_loss,
     mean_over_prefixes,
     pairwise_loss,
-    probably_similar,
+    similarity_probabilities,
 )
 
-_MOST_DRAWS = 1000  # rounds in which to look for dissimilar pairs
-_LARGEST_BATCH, _ROWS_A_CLASS = 1024, 12
-_BELIEVED_BATCH, _BELIEVED_STEPS = 512, 1000
+_MAX_DRAWS = 1000  # attempts to find dissimilar pairs
+_MAX_BATCH, _ROWS_PER_CLASS = 1024, 12
+_EXPECTED_BATCH, _EXPECTED_STEPS = 512, 1000  # batch size and steps with unlabelled rows
 _SIMILAR_WEIGHT = 0.27
-_MEASURED_ROWS = 1000
+_MEASURED_ROWS = 1000  # rows from which the fraction of similar pairs is estimated
 
 
 class Batch(Protocol):
@@ -30,7 +30,7 @@ class Batch(Protocol):
 
     @property
     def rows(self) -> Tensor:
-        """Return which rows to encode."""
+        """Return the rows to encode."""
         ...
 
     def loss(
@@ -38,17 +38,17 @@ class Batch(Protocol):
     ) -> Tensor:
         """Return the mean pairwise loss, given the codes z of `rows`.
 
-        With `nested` it is the mean over prefixes of the codes too: see `mean_over_prefixes`.
+        With `nested`, return the mean over prefixes of the codes: see `mean_over_prefixes`.
         """
         ...
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        """Return which rows are similar pairs and which dissimilar ones, twice (m, m)."""
+        """Return the tables (m, m) of similar and of dissimilar pairs."""
         ...
 
 
-class Usual(NamedTuple):
-    """Settings that depend on what there is to learn from; chosen by validation."""
+class Defaults(NamedTuple):
+    """Default settings that depend on the training pairs; chosen by validation."""
 
     batch_size: int
     n_epochs: int
@@ -58,14 +58,14 @@ class Usual(NamedTuple):
 
 
 class PairSource(Protocol):
-    """Something that deals out the batches of an epoch, in an order set by the generator."""
+    """Source of the batches of an epoch, in random order."""
 
-    def usual(self) -> Usual:
-        """Return how to train on such pairs where nothing else is asked for."""
+    def defaults(self) -> Defaults:
+        """Return the default settings for these pairs."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all that decides which pairs there are."""
+        """Return the tensors that determine the pairs, for the fingerprint of checkpoints."""
         ...
 
     def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
@@ -73,15 +73,17 @@ class PairSource(Protocol):
         ...
 
 
-_USUAL = Usual(batch_size=256, n_epochs=200, similar_weight=0.1, weight_decay=2.0, dropout=0.2)
+_DEFAULTS = Defaults(
+    batch_size=256, n_epochs=200, similar_weight=0.1, weight_decay=2.0, dropout=0.2
+)
 
 
 @dataclass(frozen=True)
 class AllPairsBatch:
-    """Every pair among the rows."""
+    """All pairs of the rows of a batch."""
 
     rows: Tensor
-    labels: Tensor  # of the rows
+    labels: Tensor  # labels of the rows
 
     def loss(
         self, z: Tensor, margin: float, similar_weight: float, nested: Sequence[int] = ()
@@ -97,26 +99,26 @@ class AllPairsBatch:
         return mean_over_prefixes(loss, z, margin, nested)
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        """Return who shares a label with whom, and who does not."""
+        """Return the tables of pairs with and without a shared label."""
         similar = are_similar(self.labels, self.labels)
         dissimilar = ~similar
         return similar.fill_diagonal_(False), dissimilar.fill_diagonal_(False)
 
 
 @dataclass(frozen=True)
-class BelievedBatch:
-    """Every pair among the rows, each similar as probably as their beliefs say."""
+class ExpectedBatch:
+    """All pairs of the rows of a batch, similar with a probability given by their classes."""
 
     rows: Tensor
-    beliefs: Tensor  # (rows, c)
+    probabilities: Tensor  # class probabilities (rows, c)
     exclusive: bool
     generator: torch.Generator
 
     def loss(
         self, z: Tensor, margin: float, similar_weight: float, nested: Sequence[int] = ()
     ) -> Tensor:
-        """Return the expectation of Eq. 12 over who is similar, i ≠ j."""
-        similar = probably_similar(self.beliefs, exclusive=self.exclusive)
+        """Return the expectation of Eq. 12 over which pairs are similar, i ≠ j."""
+        similar = similarity_probabilities(self.probabilities, exclusive=self.exclusive)
 
         def loss(z: Tensor, margin: float) -> Tensor:
             return expected_pairwise_loss(z, similar, margin, similar_weight)
@@ -124,9 +126,9 @@ class BelievedBatch:
         return mean_over_prefixes(loss, z, margin, nested)
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        """Draw who is similar to whom."""
-        chance = probably_similar(self.beliefs, exclusive=self.exclusive)
-        drawn = torch.rand(chance.shape, generator=self.generator, device=chance.device) < chance
+        """Return random tables, drawn with the probabilities of the pairs."""
+        s = similarity_probabilities(self.probabilities, exclusive=self.exclusive)
+        drawn = torch.rand(s.shape, generator=self.generator, device=s.device) < s
         similar = drawn.triu(1)
         similar = similar | similar.T
         dissimilar = ~similar
@@ -135,7 +137,7 @@ class BelievedBatch:
 
 @dataclass(frozen=True)
 class ListedBatch:
-    """Pairs one by one: the first half of the rows against the second half."""
+    """Explicit pairs: row i of the first half of the rows with row i of the second half."""
 
     rows: Tensor
     similar: Tensor  # (rows / 2,)
@@ -143,7 +145,7 @@ class ListedBatch:
     def loss(
         self, z: Tensor, margin: float, similar_weight: float, nested: Sequence[int] = ()
     ) -> Tensor:
-        """Return the loss of row i against row i + half."""
+        """Return the loss of the pairs (i, i + half)."""
 
         def loss(z: Tensor, margin: float) -> Tensor:
             left, right = z.chunk(2)
@@ -153,7 +155,7 @@ class ListedBatch:
         return mean_over_prefixes(loss, z, margin, nested)
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        """Return tables with an entry for row i against row i + half, and for the reverse."""
+        """Return symmetric tables with entries for the pairs (i, i + half)."""
         half = len(self.similar)
 
         def table(flags: Tensor) -> Tensor:
@@ -170,143 +172,145 @@ class InBatchPairs:
     def __init__(self, labels: Tensor) -> None:
         self.labels = labels
 
-    def usual(self) -> Usual:
-        """Return batches of 256, or up to 1,024 so that a class has 12 rows in a batch.
+    def defaults(self) -> Defaults:
+        """Return batches of 256, or of 12 rows per class up to 1,024.
 
-        With few rows of each class, a batch would have hardly any similar pairs.
+        A batch with few rows of each class has few similar pairs.
         """
         n_classes = int(self.labels.max()) + 1 if self.labels.ndim == 1 else 0
-        size = min(max(_USUAL.batch_size, _ROWS_A_CLASS * n_classes), _LARGEST_BATCH)
-        return _USUAL._replace(batch_size=size)
+        size = min(max(_DEFAULTS.batch_size, _ROWS_PER_CLASS * n_classes), _MAX_BATCH)
+        return _DEFAULTS._replace(batch_size=size)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the labels."""
         return {"labels": self.labels}
 
     def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[AllPairsBatch]:
-        """Shuffle, cut into batches of nearly equal size, pair all."""
+        """Yield all pairs of shuffled batches of nearly equal size."""
         order = torch.randperm(len(self.labels), generator=generator, device=generator.device)
         for rows in order.chunk(-(-len(order) // batch_size)):
             yield AllPairsBatch(rows, self.labels[rows])
 
 
-class BelievedPairs:
-    """All pairs within random batches of rows of which only beliefs are known.
+class ExpectedPairs:
+    """All pairs within random batches of rows with class probabilities instead of labels.
 
-    Beliefs (l, c) are the probabilities of c classes, of which a row has one (`exclusive`), or of
-    c concepts, of which it may have several; a label that is known is a belief of 1.
+    The probabilities (l, c) are those of c classes, of which a row has one (`exclusive`), or of c
+    concepts, of which it may have several; a known label has probability 1.
     """
 
-    def __init__(self, beliefs: Tensor, *, exclusive: bool) -> None:
-        self.beliefs, self.exclusive = beliefs, exclusive
+    def __init__(self, probabilities: Tensor, *, exclusive: bool) -> None:
+        self.probabilities, self.exclusive = probabilities, exclusive
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the beliefs."""
-        return {"beliefs": self.beliefs}
+        """Return the class probabilities, under their name in checkpoints since 0.3."""
+        return {"beliefs": self.probabilities}
 
-    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[BelievedBatch]:
-        """Shuffle, cut into batches of nearly equal size, pair all."""
-        order = torch.randperm(len(self.beliefs), generator=generator, device=generator.device)
+    def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[ExpectedBatch]:
+        """Yield all pairs of shuffled batches of nearly equal size."""
+        order = torch.randperm(
+            len(self.probabilities), generator=generator, device=generator.device
+        )
         for rows in order.chunk(-(-len(order) // batch_size)):
-            yield BelievedBatch(rows, self.beliefs[rows], self.exclusive, generator)
+            yield ExpectedBatch(rows, self.probabilities[rows], self.exclusive, generator)
 
-    def usual(self) -> Usual:
-        """Return 1,000 steps of 512 rows, and a weight that depends on how sure the beliefs are.
+    def defaults(self) -> Defaults:
+        """Return 1,000 steps of 512 rows, and a weight that depends on the probabilities.
 
             w = 0.27·√f / r,    f = mean of s_ij,   r = Σ s_ij² / Σ s_ij
 
-        f is the share of similar pairs, and r how sure one is of them: 1 for labels. Unsure pairs
-        pull at many rows that are not alike, so they need more weight; where classes are many,
-        similar pairs are few, and less gathers them.
+        f is the fraction of similar pairs, and r their confidence, 1 for labels. Uncertain pairs
+        also attract dissimilar rows, so they need a larger weight. With many classes there are few
+        similar pairs, and a smaller weight suffices.
         """
-        share, sureness = self._share_and_sureness()
-        n_batches = -(-len(self.beliefs) // _BELIEVED_BATCH)
-        return Usual(
-            batch_size=_BELIEVED_BATCH,
-            n_epochs=-(-_BELIEVED_STEPS // n_batches),
-            similar_weight=_SIMILAR_WEIGHT * math.sqrt(share) / max(sureness, CLOSEST),
+        fraction, confidence = self._fraction_and_confidence()
+        n_batches = -(-len(self.probabilities) // _EXPECTED_BATCH)
+        return Defaults(
+            batch_size=_EXPECTED_BATCH,
+            n_epochs=-(-_EXPECTED_STEPS // n_batches),
+            similar_weight=_SIMILAR_WEIGHT * math.sqrt(fraction) / max(confidence, CLOSEST),
             weight_decay=1.0,
             dropout=0.3,
         )
 
     def are_few(self) -> bool:
-        """Whether a row has fewer than 12 similar ones in a batch, as with very many classes."""
-        return self._share_and_sureness()[0] * _BELIEVED_BATCH < _ROWS_A_CLASS
+        """Return whether a row has fewer than 12 similar rows in a batch, on average."""
+        return self._fraction_and_confidence()[0] * _EXPECTED_BATCH < _ROWS_PER_CLASS
 
-    def _share_and_sureness(self) -> tuple[float, float]:
-        some = self.beliefs[:: -(-len(self.beliefs) // _MEASURED_ROWS)]
-        s = probably_similar(some, exclusive=self.exclusive).fill_diagonal_(0.0)
+    def _fraction_and_confidence(self) -> tuple[float, float]:
+        sample = self.probabilities[:: -(-len(self.probabilities) // _MEASURED_ROWS)]
+        s = similarity_probabilities(sample, exclusive=self.exclusive).fill_diagonal_(0.0)
         total = max(float(s.sum()), CLOSEST)
         return total / (len(s) * max(len(s) - 1, 1)), float(s.square().sum()) / total
 
 
 class ListedPairs:
-    """Explicit pairs (P, 2) of rows, each similar or not, in random batches."""
+    """Explicit pairs (P, 2) of rows, similar or dissimilar, in random batches."""
 
     def __init__(self, pairs: Tensor, similar: Tensor) -> None:
         self.pairs, self.similar = pairs, similar
 
-    def usual(self) -> Usual:
+    def defaults(self) -> Defaults:
         """Return batches of 256 pairs."""
-        return _USUAL
+        return _DEFAULTS
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the pairs and which of them are similar."""
+        """Return the pairs and the flags of similar pairs."""
         return {"pairs": self.pairs, "similar": self.similar}
 
     def batches(self, batch_size: int, generator: torch.Generator) -> Iterator[ListedBatch]:
-        """Shuffle and cut into batches."""
+        """Yield shuffled batches of pairs."""
         order = torch.randperm(len(self.pairs), generator=generator, device=generator.device)
         for chosen in order.split(batch_size):  # type: ignore[no-untyped-call]
             yield ListedBatch(self.pairs[chosen].T.reshape(-1), self.similar[chosen])
 
 
 def sample_pairs(labels: Tensor, n_pairs: int, generator: torch.Generator) -> ListedPairs:
-    """Draw pairs of rows, half of them similar, the way the paper trains.
+    """Draw pairs of rows, half of them similar, as in the paper.
 
-    A similar pair is a row, one of its labels and another row with that label; a dissimilar
-    pair is any two rows that share no label.
+    A similar pair is a random row with one of its labels and another row with that label; a
+    dissimilar pair is any two rows without a shared label.
     """
     device = generator.device
     member, label = _memberships(labels)
     counts = torch.bincount(label)
     starts = counts.cumsum(0) - counts
-    shared = (counts[label] > 1).nonzero()[:, 0]  # memberships that have company
+    shared = (counts[label] > 1).nonzero()[:, 0]  # memberships of labels with several rows
     if len(shared) == 0:
         raise ValueError(
-            f"no two of the {len(labels)} rows share a label: there are no similar pairs to draw"
+            f"labels must give similar pairs: no two of the {len(labels)} rows share a label"
         )
     n_similar = n_pairs // 2
     first = shared[torch.randint(len(shared), (n_similar,), generator=generator, device=device)]
     size, start = counts[label[first]], starts[label[first]]
-    # In double precision a number below 1, times the size, stays below the size.
+    # In single precision, a random number below 1 times the size could round up to the size.
     share = torch.rand(n_similar, dtype=torch.float64, generator=generator, device=device)
     step = 1 + (share * (size - 1)).long()
-    second = start + (first - start + step) % size  # any member of the label but the first
-    alike = torch.stack([member[first], member[second]], dim=1)
+    second = start + (first - start + step) % size  # any other row with the label
+    similar_pairs = torch.stack([member[first], member[second]], dim=1)
 
-    unlike: list[Tensor] = []
+    dissimilar_pairs: list[Tensor] = []
     missing = n_pairs - n_similar
-    for _ in range(_MOST_DRAWS):
+    for _ in range(_MAX_DRAWS):
         if missing == 0:
             break
         drawn = torch.randint(len(labels), (2 * missing, 2), generator=generator, device=device)
         left, right = labels[drawn[:, 0]], labels[drawn[:, 1]]
         same = left == right if labels.ndim == 1 else (left & right).any(dim=1)
         kept = drawn[~same & (drawn[:, 0] != drawn[:, 1])][:missing]
-        unlike.append(kept)
+        dissimilar_pairs.append(kept)
         missing -= len(kept)
     if missing:
         raise ValueError(
-            f"found only {n_pairs - n_similar - missing} dissimilar pairs in {_MOST_DRAWS} draws: "
-            f"almost all of the {len(labels)} rows share a label. Leave the commonest out"
+            f"found only {n_pairs - n_similar - missing} dissimilar pairs in {_MAX_DRAWS} draws: "
+            f"almost all of the {len(labels)} rows share a label. Remove the most frequent label"
         )
     similar = torch.arange(n_pairs, device=device) < n_similar
-    return ListedPairs(torch.cat([alike, *unlike]), similar)
+    return ListedPairs(torch.cat([similar_pairs, *dissimilar_pairs]), similar)
 
 
 def _memberships(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and their labels, one entry each, grouped by label."""
+    """Return pairs of a row and one of its labels as two tensors, grouped by label."""
     if labels.ndim == 1:
         member = torch.argsort(labels, stable=True)
         return member, labels[member]

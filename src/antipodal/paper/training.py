@@ -1,4 +1,4 @@
-"""Siamese training: one loop for all networks, with checkpoints."""
+"""Training loop of the siamese networks, with checkpoints."""
 
 import hashlib
 import json
@@ -24,11 +24,11 @@ from antipodal.threads import one_thread
 
 Tensors = Mapping[str, Tensor]
 
-_NEVER_NEGATIVE = (".step", "_avg_sq")  # in what an optimiser remembers
+_NEVER_NEGATIVE = (".step", "_avg_sq")  # endings of arrays in the state of an optimiser
 
 
 def fingerprint(settings: Mapping[str, Any], *parts: Tensors) -> str:
-    """Identify a run by all that decides its result, so that checkpoints are not mixed up."""
+    """Return a digest of everything that determines the result of a run."""
     digest = hashlib.sha256(json.dumps(settings).encode())
     for tensors in parts:
         for name, tensor in tensors.items():
@@ -45,7 +45,7 @@ def save_checkpoint(
     history: Mapping[str, Any],
     best: Tensors,
 ) -> None:
-    """Write weights, optimiser state, losses so far and the best weights so far."""
+    """Write the weights, optimiser state, losses and best weights of an unfinished run."""
     tensors = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     tensors |= {f"best.{name}": value for name, value in best.items()}
     for i, state in optimizer.state_dict()["state"].items():
@@ -61,16 +61,16 @@ def restore_checkpoint(
     encoder: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Set encoder and optimiser to what was saved; return the losses and the best weights."""
+    """Restore encoder and optimiser from a file; return the losses and the best weights."""
     header, arrays = read_model_file(path, "checkpoint")
     if header.get("run") != run:
         raise ModelFileError(
-            f"{path} is a checkpoint of other data or settings. Remove it to start afresh, "
-            "or name another file"
+            f"{path} is a checkpoint of other data or settings. Delete it to start again, or "
+            "choose another file"
         )
     weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     weights |= {f"best.{name}": value for name, value in encoder.state_dict().items()}
-    # A weight that takes no part in the loss never has a gradient, and nothing is remembered of it.
+    # The optimiser has no state for weights that the loss does not depend on.
     known = {name.split(".")[1] for name in arrays if name.startswith("optimizer.")}
     state = {
         f"optimizer.{number}.{key}": value
@@ -96,7 +96,7 @@ def restore_checkpoint(
 
 
 def _state_after_a_step(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
-    """Return what an optimiser remembers of each weight, from a copy that has made a step."""
+    """Return the tensors that an optimiser keeps per weight, from a copy that made a step."""
     probe = deepcopy(optimizer)
     for group in probe.param_groups:
         for weight in group["params"]:
@@ -112,24 +112,26 @@ def _state_after_a_step(optimizer: torch.optim.Optimizer) -> dict[int, dict[str,
 def _check_arrays(
     path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], expected: Tensors
 ) -> None:
-    """Refuse a file without the very arrays of this run: names, shapes, kinds, finite values."""
+    """Require the array names, shapes and types of this run, and finite values."""
     if odd := sorted(arrays.keys() ^ expected.keys()):
-        raise ModelFileError(f"{path} is no checkpoint of this run: {odd[0]} is missing or unknown")
+        raise ModelFileError(
+            f"{path} is not a checkpoint of this run: {odd[0]} is missing or unknown"
+        )
     for name, array in arrays.items():
-        wanted = np.atleast_1d(expected[name].detach().cpu().numpy())  # as files have them
+        wanted = np.atleast_1d(expected[name].detach().cpu().numpy())  # files have no scalars
         if array.shape != wanted.shape or array.dtype != wanted.dtype:
             raise ModelFileError(
-                f"{path} is no checkpoint of this run: {name} is {array.dtype} {array.shape}, "
+                f"{path} is not a checkpoint of this run: {name} is {array.dtype} {array.shape}, "
                 f"expected {wanted.dtype} {wanted.shape}"
             )
         if not np.isfinite(array).all():
-            raise ModelFileError(f"{path} cannot be gone on from: {name} must be finite")
+            raise ModelFileError(f"{path} is damaged: {name} must be finite")
         if name.endswith(_NEVER_NEGATIVE) and (array < 0).any():
-            raise ModelFileError(f"{path} cannot be gone on from: {name} must not be negative")
+            raise ModelFileError(f"{path} is damaged: {name} must not be negative")
 
 
 def _check_history(path: str | os.PathLike[str], history: Any) -> None:
-    """Refuse losses that no training leaves."""
+    """Require a history of losses as `History` stores it."""
 
     def are_numbers(values: Any) -> bool:
         return isinstance(values, list) and all(type(value) in (int, float) for value in values)
@@ -144,16 +146,16 @@ def _check_history(path: str | os.PathLike[str], history: Any) -> None:
         and 0 <= history["best_epoch"] <= len(history["loss"])
     )
     if not good:
-        raise ModelFileError(f"{path} is no checkpoint: it does not say what the losses were")
+        raise ModelFileError(f"{path} is not a checkpoint: its history of losses is invalid")
 
 
 @dataclass(frozen=True)
-class Training:
-    """How to train: what the paper leaves to a table of settings."""
+class TrainingRun:
+    """Settings of one training run, with all defaults resolved."""
 
     n_epochs: int
     batch_size: int
-    loss: str  # its name, for what goes on from a checkpoint
+    loss: str  # name of the loss, which identifies it in checkpoints
     margin: float
     similar_weight: float
     optimizer: Literal["adamw", "sgd"]
@@ -163,12 +165,12 @@ class Training:
     dropout: float
     patience: int
     seed: int
-    nested: tuple[int, ...] = ()  # lengths whose first bits are to be codes of their own
+    nested: tuple[int, ...] = ()  # lengths of the prefixes that are trained as codes
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What a progress callback is told after each epoch."""
+    """Argument of a progress callback, after each epoch."""
 
     number: int
     n_epochs: int
@@ -178,7 +180,7 @@ class Epoch:
 
 @dataclass
 class History:
-    """Losses epoch by epoch, and the epoch whose weights were kept."""
+    """Losses per epoch, and the epoch whose weights are used."""
 
     loss: list[float] = field(default_factory=list)
     validation_loss: list[float] = field(default_factory=list)
@@ -192,7 +194,7 @@ def train(
     encoder: nn.Module,
     X: Tensor,
     pairs: PairSource,
-    settings: Training,
+    settings: TrainingRun,
     *,
     loss: PairLoss | None = None,
     validation: tuple[Tensor, PairSource] | None = None,
@@ -206,20 +208,20 @@ def train(
     ----------
     encoder, X, pairs
         The network, its training rows (m, n) on the same device, and the source of their pairs.
-    settings : Training
-        Everything that decides the result, the seed included: the same settings and data give
-        the same weights, on any number of CPU threads.
+    settings : TrainingRun
+        All settings, including the seed: the same settings and data give the same weights on any
+        number of CPU threads.
     loss : callable, optional
-        In place of Eq. 12, what to minimise: see `antipodal.paper.losses`.
+        Function of (codes, targets) to minimise instead of Eq. 12.
     validation : (rows, pairs), optional
         Held-out rows and their pairs. Training stops when their loss has not improved for
         `settings.patience` epochs, and the best weights are kept.
     progress : callable, optional
         Called with an `Epoch` after each epoch.
     checkpoint : path, optional
-        Where to keep the state every `checkpoint_every` epochs. If the file is there already,
-        training goes on from it and ends with the same weights as if it had not been stopped;
-        a file of another run is refused.
+        File that the state is saved to every `checkpoint_every` epochs. If it exists, training
+        resumes from it and ends with the weights of an uninterrupted run. A checkpoint of another
+        run raises `ModelFileError`.
     """
     optimizer = _optimizer(encoder, settings)
     history = History()
@@ -235,14 +237,14 @@ def train(
         for epoch in range(len(history.loss), settings.n_epochs):
             if validation is not None and epoch - history.best_epoch > settings.patience:
                 break
-            # A seed per epoch, so that a resumed run draws what an uninterrupted one would.
+            # One seed per epoch: a resumed run draws the same numbers as an uninterrupted one.
             generator.manual_seed(settings.seed * 1_000_003 + epoch)
             mean = _epoch(encoder, X, pairs, settings, loss, optimizer, epoch, generator)
             if not math.isfinite(mean):
-                own = "" if loss is None else f", or see whether {settings.loss} divides by zero"
+                hint = "" if loss is None else f", or check {settings.loss} for divisions by zero"
                 raise FloatingPointError(
-                    f"the loss became {mean} in epoch {epoch + 1}: training diverged. "
-                    f"Lower learning_rate (now {settings.learning_rate}){own}"
+                    f"training diverged: the loss is {mean} in epoch {epoch + 1}. "
+                    f"Lower learning_rate, which is {settings.learning_rate}{hint}"
                 )
             history.loss.append(mean)
             held_out = None
@@ -267,13 +269,13 @@ def _epoch(
     encoder: nn.Module,
     X: Tensor,
     pairs: PairSource,
-    settings: Training,
-    own_loss: PairLoss | None,
+    settings: TrainingRun,
+    custom: PairLoss | None,
     optimizer: torch.optim.Optimizer,
     epoch: int,
     generator: torch.Generator,
 ) -> float:
-    """One pass over the pairs; the mean loss of its batches."""
+    """Train for one epoch; return the mean loss of its batches."""
     encoder.train()
     batches = list(pairs.batches(settings.batch_size, generator))
     losses = []
@@ -287,7 +289,7 @@ def _epoch(
         if settings.dropout:
             kept = torch.rand(y.shape, generator=generator, device=y.device) >= settings.dropout
             y = y * kept / (1 - settings.dropout)
-        loss = _loss(batch, encoder(y), settings, own_loss)
+        loss = _loss(batch, encoder(y), settings, custom)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -296,22 +298,22 @@ def _epoch(
     return float(torch.stack(losses).mean())
 
 
-def _loss(batch: Batch, z: Tensor, settings: Training, own: PairLoss | None) -> Tensor:
-    """Return the loss of a batch with codes z, by Eq. 12 or the function that was given."""
-    if own is None:
+def _loss(batch: Batch, z: Tensor, settings: TrainingRun, custom: PairLoss | None) -> Tensor:
+    """Return the loss of a batch with codes z, by Eq. 12 or a custom function."""
+    if custom is None:
         return batch.loss(z, settings.margin, settings.similar_weight, settings.nested)
     similar, dissimilar = batch.tables()
     targets = similar.to(z.dtype) - dissimilar.to(z.dtype)
 
-    def own_loss(z: Tensor, _: float) -> Tensor:
-        value = own(z, targets)
+    def custom_loss(z: Tensor, _: float) -> Tensor:
+        value = custom(z, targets)
         if not isinstance(value, Tensor) or value.ndim:
             is_tensor = isinstance(value, Tensor)
             got = f"shape {tuple(value.shape)}" if is_tensor else type(value).__name__
             raise TypeError(f"{settings.loss} must return a tensor without dimensions: got {got}")
         return value
 
-    return mean_over_prefixes(own_loss, z, settings.margin, settings.nested)
+    return mean_over_prefixes(custom_loss, z, settings.margin, settings.nested)
 
 
 @torch.no_grad()
@@ -319,20 +321,20 @@ def _validation_loss(
     encoder: nn.Module,
     X: Tensor,
     pairs: PairSource,
-    settings: Training,
-    own_loss: PairLoss | None,
+    settings: TrainingRun,
+    custom: PairLoss | None,
 ) -> float:
-    """Loss of the held-out pairs, dealt out the same way every time."""
+    """Return the loss of the held-out pairs, in the same batches every time."""
     generator = torch.Generator(device=X.device).manual_seed(settings.seed)
     losses = [
-        _loss(batch, encoder(X[batch.rows]), settings, own_loss)
+        _loss(batch, encoder(X[batch.rows]), settings, custom)
         for batch in pairs.batches(settings.batch_size, generator)
     ]
     return float(torch.stack(losses).mean())
 
 
-def _optimizer(encoder: nn.Module, settings: Training) -> torch.optim.Optimizer:
-    """Weight decay is for matrices: biases and bounds are left alone."""
+def _optimizer(encoder: nn.Module, settings: TrainingRun) -> torch.optim.Optimizer:
+    """Return the optimiser, with weight decay for matrices but not for biases and bounds."""
     decayed: list[Tensor] = []
     others: list[Tensor] = []
     for name, parameter in encoder.named_parameters():

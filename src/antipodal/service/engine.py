@@ -216,7 +216,7 @@ class Engine:
             "method": type(self.hasher).__name__,
             "n_bits": self.store.n_bits,
             "n_features": int(self.hasher.n_features_in_),
-            "parameters": self.hasher.get_params(),
+            "parameters": self.hasher.get_params(deep=False),
             "identity": self._identity,
             "items": self.store.count(),
             "images": self._encoder.accepts_images,
