@@ -63,7 +63,7 @@ class Ablated(DeepLinf):
     ) -> LinfEncoder:
         """Return an encoder with random weights."""
         encoder = AnyNeuronEncoder(
-            n_features, n_bits, n_stages, tied=self.tied, bound=self.bound,
+            n_features, n_bits, n_stages, bound=self.bound,
             generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
         encoder.unit_neuron = UNIT_NEURONS[self.neuron]
@@ -76,20 +76,18 @@ METHODS = [
     "Ablated:neuron=tanh",
     "Ablated:neuron=SHeLU",
     *(f"DeepLinf:n_stages={k}" for k in (0, 1, 3, 4)),
-    "DeepLinf:tied=true",
     "DeepLinf:init=ksvd",
     "Ablated:learn_bound=false",
     "DeepLinf:margin=5",
     "DeepLinf:similar_weight=1",
-    "DeepLinf:front=none",
-    "DeepLinf:front=kernel",
+    "DeepLinf:feature_map=none",
+    "DeepLinf:feature_map=kernel",
     "DeepLinf:n_hidden=1024",
     "DeepLinf:n_unlabelled=0",
-    "DeepLinf:n_unlabelled=0:front=hidden",
+    "DeepLinf:n_unlabelled=0:feature_map=hidden",
     "DeepLinf:centres=true",
     "DeepLinf:loss=triplet",
     "DeepLinf:loss=triplet:margin=5",
-    "DeepLinf:shrinkage=0.1",
     "DeepLinf:scaling=each",
     "DeepLinf:dropout=0",
     "DeepLinf.paper",

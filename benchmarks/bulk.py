@@ -43,7 +43,7 @@ N_FEATURES, N_BITS, BLOCK = 384, 64, 16_384
 
 
 def make_data(root: Path, n_rows: int, n_files: int) -> None:
-    from antipodal import DeepLinf
+    from antipodal import DeepLinf, Training
 
     rng = np.random.default_rng(0)
     (root / "in").mkdir()
@@ -58,7 +58,7 @@ def make_data(root: Path, n_rows: int, n_files: int) -> None:
                 columns = [pa.array(ids), vectors, titles]
                 writer.write_table(pa.Table.from_arrays(columns, schema=_schema()))
     rows = rng.standard_normal((2000, N_FEATURES), np.float32)
-    hasher = DeepLinf(N_BITS, front="hidden", n_epochs=1, random_state=0)
+    hasher = DeepLinf(N_BITS, feature_map="hidden", training=Training(n_epochs=1), random_state=0)
     hasher.fit(rows, np.arange(2000) % 10).save(root / "model.antipodal")
 
 

@@ -15,15 +15,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from antipodal import DeepLinf
+from antipodal import DeepLinf, Training
 
 N_FEATURES, N_BITS, BLOCK = 384, 64, 2048
 
 
-def fitted(front: str, scaling: str = "each") -> DeepLinf:
+def fitted(feature_map: str, scaling: str = "each") -> DeepLinf:
     """Return a hasher of the given shape; the weights do not affect its speed."""
     rows = np.random.default_rng(0).standard_normal((2000, N_FEATURES), dtype=np.float32)
-    hasher = DeepLinf(N_BITS, front=front, scaling=scaling, n_epochs=1, random_state=0)
+    hasher = DeepLinf(
+        N_BITS,
+        feature_map=feature_map,
+        scaling=scaling,
+        training=Training(n_epochs=1),
+        random_state=0,
+    )
     return hasher.fit(rows, np.arange(2000) % 10)
 
 
@@ -77,13 +83,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
 
-    hashers = {front: fitted(front) for front in ("none", "hidden", "kernel")}
+    hashers = {name: fitted(name) for name in ("none", "hidden", "kernel")}
     hashers["hidden_with_roots"] = fitted("hidden", "root-each")
     memory = streaming_memory(hashers["hidden"])
     X = np.random.default_rng(1).standard_normal((options.rows, N_FEATURES), dtype=np.float32)
     W = hashers["none"].encoder_.W
-    times: dict[str, list[float]] = {"product": [], **{front: [] for front in hashers}}
-    calls = {front: partial(hasher.encode, X) for front, hasher in hashers.items()}
+    times: dict[str, list[float]] = {"product": [], **{name: [] for name in hashers}}
+    calls = {name: partial(hasher.encode, X) for name, hasher in hashers.items()}
     for _ in range(options.repeats):  # in turn, under the same load
         for name, call in {"product": partial(bare_product, X, W), **calls}.items():
             began = time.perf_counter()
@@ -100,7 +106,7 @@ def main() -> None:
         "bits": N_BITS,
         "threads": options.threads,
         **{f"{name}_seconds": round(statistics.median(times[name]), 3) for name in times},
-        **{f"{front}_ratio": ratio(front) for front in hashers},
+        **{f"{name}_ratio": ratio(name) for name in hashers},
         "streaming_added_megabytes": memory,
     }
     print(json.dumps(record, indent=2))

@@ -34,7 +34,7 @@ class LogProbabilities(DeepLinf):
         self._labels = np.unique(y, return_inverse=True)[1]
         return super().fit(X, y, **options)
 
-    def _learn_front(self, Y, n_learned, seed, *, believed):
+    def _learn_feature_map(self, Y, n_train, seed, *, has_unlabelled):
         n, random = len(self._labels), np.random.RandomState(seed)
         self._svm = fit_svm(Y[:n], self._labels, PENALTY, None, random)
         log_p = logs(self._svm, torch.from_numpy(Y))
@@ -43,11 +43,11 @@ class LogProbabilities(DeepLinf):
             log_p[held_out] = logs(svm, torch.from_numpy(Y[held_out]))
         self._mean, self._scale = log_p.mean(dim=0), log_p.std(dim=0)
         log_p = (log_p - self._mean) / self._scale
-        if self.front == "kernel":
-            seen = super()._learn_front(Y, n_learned, seed, believed=believed)
-            return torch.cat([seen, log_p], dim=1)
+        if self.feature_map == "kernel":
+            mapped = super()._learn_feature_map(Y, n_train, seed, has_unlabelled=has_unlabelled)
+            return torch.cat([mapped, log_p], dim=1)
         both = np.concatenate([Y, log_p.numpy()], axis=1)
-        return super()._learn_front(both, n_learned, seed, believed=believed)
+        return super()._learn_feature_map(both, n_train, seed, has_unlabelled=has_unlabelled)
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
         """Return the function that computes the values before the sign."""
@@ -56,7 +56,7 @@ class LogProbabilities(DeepLinf):
         def project(X: Tensor) -> Tensor:
             rows = scale(X)
             log_p = (logs(self._svm, rows) - self._mean) / self._scale
-            if self.front == "kernel":
+            if self.feature_map == "kernel":
                 return self.encoder_(
                     torch.cat([lift_rows(self._network().lift, rows), log_p], dim=1)
                 )

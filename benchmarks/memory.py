@@ -22,17 +22,17 @@ from pathlib import Path
 
 import numpy as np
 
-from antipodal import ITQ, KSH, DeepLinf, open_vectors
+from antipodal import ITQ, KSH, DeepLinf, Training, open_vectors
 from antipodal.hashers.base import BaseHasher
 
 N_FEATURES, N_BITS, N_CLASSES = 384, 64, 10
 BLOCK = 10_000
 N_EPOCHS = 2  # instead of 200 for DeepLinf: memory does not depend on it
 HASHERS: dict[str, BaseHasher] = {
-    "DeepLinf": DeepLinf(N_BITS, n_epochs=N_EPOCHS, random_state=0),
+    "DeepLinf": DeepLinf(N_BITS, training=Training(n_epochs=N_EPOCHS), random_state=0),
     "KSH": KSH(N_BITS, random_state=0),
     "ITQ": ITQ(N_BITS, random_state=0),
-    "DeepLinf-unlabelled": DeepLinf(N_BITS, n_epochs=N_EPOCHS, random_state=0),
+    "DeepLinf-unlabelled": DeepLinf(N_BITS, training=Training(n_epochs=N_EPOCHS), random_state=0),
 }
 N_LABELLED = 10_000  # for DeepLinf-unlabelled; the other rows have no labels
 

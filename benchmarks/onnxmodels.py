@@ -20,20 +20,20 @@ import numpy as np
 import onnxruntime
 import torch
 
-from antipodal import ITQ, KSH, LSH, SDH, DeepLinf, LinfHash, NNHash, SignHash, SparseHash
+from antipodal import ITQ, KSH, LSH, SDH, DeepLinf, LinfHash, NNHash, SignHash, SparseHash, Training
 from antipodal.datasets import cifar10
 from antipodal.hashers.base import BaseHasher
 
 N_FIT, WIDTH, BLOCK = 2000, 384, 4096
 SEED = {"random_state": 0}
-NETWORK = {"n_epochs": 30, **SEED}
+NETWORK = {"training": Training(n_epochs=30), **SEED}
 
 
 def hashers() -> Iterator[tuple[str, BaseHasher]]:
     for kind in (DeepLinf, NNHash, SparseHash):
-        for front in ("none", "hidden", "kernel"):
-            yield f"{kind.__name__} {front}", kind(64, front=front, **NETWORK)
-    nested = DeepLinf(64, front="hidden", nested=(16,), **NETWORK)
+        for feature_map in ("none", "hidden", "kernel"):
+            yield f"{kind.__name__} {feature_map}", kind(64, feature_map=feature_map, **NETWORK)
+    nested = DeepLinf(64, feature_map="hidden", nested=(16,), **NETWORK)
     yield "DeepLinf hidden, prefix of 16", nested
     yield "KSH", KSH(64, **SEED)
     yield "SDH", SDH(64, **SEED)

@@ -21,6 +21,7 @@ from typer.main import get_command
 from antipodal.bench.records import Record, read_records
 from antipodal.bench.tables import published_scores, spread
 from antipodal.cli import app
+from antipodal.hashers.registry import current_method
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -81,7 +82,7 @@ def named(method: str) -> str:
     """Return the label of a method: classes in code type, uncompressed rankings in words."""
     if method in UNCOMPRESSED:
         return UNCOMPRESSED[method]
-    name, *settings = method.split(":")
+    name, *settings = current_method(method).split(":")
     if settings and "=" not in settings[0]:  # module:Class
         name, *settings = settings
     return f"`{name}({', '.join(settings)})`" if settings else f"`{name}`"
@@ -301,7 +302,7 @@ def ablations(runs: list[Record]) -> str:
     usual = {r["seed"]: r["map"] for r in runs if r["method"] == "DeepLinf"}
     for method in dict.fromkeys(r["method"] for r in runs):
         mine = [r for r in runs if r["method"] == method]
-        name, *settings = method.split(":")
+        name, *settings = current_method(method).split(":")
         changes = [r["map"] - usual[r["seed"]] for r in mine]
         label = ", ".join([*(["`DeepLinf.paper`"] if name == "DeepLinf.paper" else []),
                            *(f"`{setting}`" for setting in settings)])  # fmt: skip

@@ -227,12 +227,14 @@ def encoding(port: int, n_features: int, n_rows: int = 1_000, repeats: int = 15)
 
 def fitted(seed: int) -> Any:
     """Return a default network with little training, which does not affect its speed."""
-    from antipodal import DeepLinf
+    from antipodal import DeepLinf, Training
 
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 10, 2_000)
     X = rng.standard_normal((len(y), N_FEATURES)) + 3 * np.eye(10, N_FEATURES)[y]
-    return DeepLinf(N_BITS, front="hidden", n_epochs=2, random_state=seed).fit(X, y)
+    return DeepLinf(
+        N_BITS, feature_map="hidden", training=Training(n_epochs=2), random_state=seed
+    ).fit(X, y)
 
 
 def free_port() -> int:

@@ -12,7 +12,7 @@ from zlib import crc32
 
 import numpy as np
 
-from antipodal import HammingIndex, load, open_store
+from antipodal import HammingIndex, Training, load, open_store
 from antipodal.hashers.registry import built_in_hashers
 from antipodal.io.model_file import read_model_file
 from mutations import changed_array, changed_bytes, changed_json, json_text
@@ -40,7 +40,7 @@ class Model(Target):
         self._made = []
         for method in methods:
             networks = ("DeepLinf", "NNHash", "SparseHash", "OrthoHash", "CSQ")
-            settings = {"n_epochs": 1} if method in networks else {}
+            settings = {"training": Training(n_epochs=1)} if method in networks else {}
             hasher = built_in_hashers()[method](8, random_state=0, **settings).fit(ROWS, LABELS)
             hasher.save(self.path)
             header, arrays = read_model_file(self.path, "hasher")

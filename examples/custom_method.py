@@ -14,7 +14,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from torch.nn.functional import softplus
 
-from antipodal import ITQ, BaseHasher, DeepLinf, evaluate, load, register
+from antipodal import ITQ, BaseHasher, DeepLinf, Training, evaluate, load, register
 
 
 @register
@@ -50,7 +50,7 @@ def likelihood(codes, targets):
 if __name__ == "__main__":
     X, y = load_digits(return_X_y=True)
     X_database, X_query, y_database, y_query = train_test_split(X, y, test_size=200, random_state=0)
-    network = DeepLinf(32, loss=likelihood, n_epochs=30, random_state=0)
+    network = DeepLinf(32, loss=likelihood, training=Training(n_epochs=30), random_state=0)
     for hasher in (MedianHash(32, random_state=0), ITQ(32, random_state=0), network):
         hasher.fit(X_database[:500], y_database[:500])
         codes = hasher.encode(X_query), hasher.encode(X_database)

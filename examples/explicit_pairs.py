@@ -8,7 +8,7 @@ Such pairs come from clicks, marked duplicates or translations.
 import numpy as np
 from sklearn.datasets import load_digits
 
-from antipodal import DeepLinf, evaluate
+from antipodal import DeepLinf, Training, evaluate
 
 X, y = load_digits(return_X_y=True)
 rng = np.random.default_rng(0)
@@ -24,7 +24,9 @@ similar = y[left] == y[right]
 print(f"{len(pairs):,} pairs, {similar.mean():.0%} similar")
 
 # Five epochs keep the example short; omit n_epochs for better codes.
-hasher = DeepLinf(32, n_epochs=5, random_state=0).fit_pairs(X[:1500], pairs, similar)
+hasher = DeepLinf(32, training=Training(n_epochs=5), random_state=0).fit_pairs(
+    X[:1500], pairs, similar
+)
 
 # Evaluate on rows that occur in no pair.
 database, query = hasher.encode(X[:1500]), hasher.encode(X[1500:])

@@ -8,7 +8,7 @@ The labels are a 0/1 matrix with one row per item and one column per label.
 import numpy as np
 from sklearn.datasets import load_digits
 
-from antipodal import KSH, DeepLinf, evaluate
+from antipodal import KSH, DeepLinf, Training, evaluate
 
 X, y = load_digits(return_X_y=True)
 
@@ -21,7 +21,7 @@ X, labels = X[labelled], labels[labelled]
 
 train, query = slice(0, 1000), slice(1000, None)
 for hasher in (
-    DeepLinf(32, n_epochs=10, random_state=0),
+    DeepLinf(32, training=Training(n_epochs=10), random_state=0),
     KSH(32, n_anchors=100, random_state=0),  # all supervised methods accept such labels
 ):
     hasher.fit(X[train], labels[train])

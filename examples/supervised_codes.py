@@ -8,13 +8,15 @@ Replace the digits by your own arrays: X (rows × features) and y (one class per
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from antipodal import DeepLinf, HammingIndex, evaluate, load
+from antipodal import DeepLinf, HammingIndex, Training, evaluate, load
 
 X, y = load_digits(return_X_y=True)
 X_database, X_query, y_database, y_query = train_test_split(X, y, test_size=200, random_state=0)
 
 # Train. 30 epochs keep the example short; omit n_epochs for better codes.
-hasher = DeepLinf(32, n_epochs=30, random_state=0).fit(X_database[:500], y_database[:500])
+hasher = DeepLinf(32, training=Training(n_epochs=30), random_state=0).fit(
+    X_database[:500], y_database[:500]
+)
 
 # Encode: 64 floats become 4 bytes.
 database, query = hasher.encode(X_database), hasher.encode(X_query)

@@ -18,7 +18,18 @@ from sklearn.metrics import average_precision_score
 from sklearn.metrics.pairwise import cosine_similarity
 
 import antipodal
-from antipodal import ITQ, KSH, LSH, ClassifierLSH, DeepLinf, datasets, evaluate, gist, pack
+from antipodal import (
+    ITQ,
+    KSH,
+    LSH,
+    ClassifierLSH,
+    DeepLinf,
+    Training,
+    datasets,
+    evaluate,
+    gist,
+    pack,
+)
 from antipodal.bench.records import read_records
 from antipodal.bench.runner import (
     Benchmark,
@@ -59,12 +70,12 @@ def concepts(n=600, seed=0):
         ("KSH:n_anchors=50", KSH(16, n_anchors=50, random_state=3), "labels"),
         (
             "DeepLinf:n_epochs=5:n_unlabelled=0",
-            DeepLinf(16, n_epochs=5, n_unlabelled=0, random_state=3),
+            DeepLinf(16, training=Training(n_epochs=5, n_unlabelled=0), random_state=3),
             "labels",
         ),
         (
             "DeepLinf:n_epochs=5",
-            DeepLinf(16, n_epochs=5, random_state=3),
+            DeepLinf(16, training=Training(n_epochs=5), random_state=3),
             "labels and database",
         ),
     ],
@@ -101,7 +112,7 @@ def test_concepts_are_scored_on_the_most_frequent_ones_with_their_own_measures()
     rows = data.split("paper", 0, n_train=200, n_query=10, n_concepts=3, n_pairs=0)
     y = data.labels[:, rows.concepts]
     others = np.setdiff1d(rows.database, rows.train)
-    hasher = DeepLinf(8, n_epochs=5, random_state=0)
+    hasher = DeepLinf(8, training=Training(n_epochs=5), random_state=0)
     hasher.fit(data.features[rows.train], y[rows.train], unlabelled=data.features[others])
     by_hand = evaluate(
         hasher.encode(data.features[rows.query]), hasher.encode(data.features[rows.database]),

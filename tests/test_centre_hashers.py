@@ -18,7 +18,8 @@ from antipodal.paper.centres import (
     cosine_loss,
     random_centres,
 )
-from antipodal.paper.pair_sampling import BelievedPairs, InBatchPairs
+from antipodal.paper.pair_sampling import ExpectedPairs, InBatchPairs
+from networks import network
 
 KINDS = [OrthoHash, CSQ]
 QUICK = {"scaling": "each", "random_state": 0}
@@ -68,7 +69,7 @@ def test_no_two_centres_are_the_same_while_there_are_as_many(n_classes, n_bits):
 
 
 def example(rng, *, exclusive, certain, n_rows=6, n_classes=5, n_bits=8):
-    """Codes, beliefs and centres, in double precision; the last row of concepts has none."""
+    """Return codes, class probabilities and centres in double precision; one row has no concept."""
     z = np.tanh(rng.standard_normal((n_rows, n_bits)))
     p = rng.random((n_rows, n_classes))
     if exclusive:
@@ -82,13 +83,13 @@ def example(rng, *, exclusive, certain, n_rows=6, n_classes=5, n_bits=8):
 
 def slow_cosine_loss(z, p, h, s, m):
     losses = []
-    for row, belief in zip(z, p, strict=True):
+    for row, probability in zip(z, p, strict=True):
         cosines = [row @ c / np.linalg.norm(row) / np.linalg.norm(c) for c in h]
-        exponents = [np.exp(s * (cos - m * b)) for cos, b in zip(cosines, belief, strict=True)]
+        exponents = [np.exp(s * (cos - m * b)) for cos, b in zip(cosines, probability, strict=True)]
         losses.append(
             -sum(
-                b / max(1, belief.sum()) * np.log(e / sum(exponents))
-                for b, e in zip(belief, exponents, strict=True)
+                b / max(1, probability.sum()) * np.log(e / sum(exponents))
+                for b, e in zip(probability, exponents, strict=True)
             )
         )
     return np.mean(losses)
@@ -96,20 +97,21 @@ def slow_cosine_loss(z, p, h, s, m):
 
 def slow_central_loss(z, p, h, ties, weight, exclusive):
     losses = []
-    for row, belief in zip(z, p, strict=True):
+    for row, probability in zip(z, p, strict=True):
         total = 0.0
         for i, value in enumerate(row):
             q = (value + 1) / 2
-            vote = sum(b * c for b, c in zip(belief, h[:, i], strict=True))
-            if exclusive:  # the mean of what each class says
+            vote = sum(b * c for b, c in zip(probability, h[:, i], strict=True))
+            if exclusive:  # the mean over classes
                 apart = -sum(
-                    b * np.log(q if c > 0 else 1 - q) for b, c in zip(belief, h[:, i], strict=True)
+                    b * np.log(q if c > 0 else 1 - q)
+                    for b, c in zip(probability, h[:, i], strict=True)
                 )
             else:
                 bit = ties[i] > 0 if vote == 0 else vote > 0
                 apart = -np.log(q if bit else 1 - q)
             total += apart + weight * np.log(np.cosh(abs(value) - 1))
-        losses.append(min(1, belief.sum()) * total / len(row))
+        losses.append(min(1, probability.sum()) * total / len(row))
     return np.mean(losses)
 
 
@@ -122,11 +124,15 @@ def test_losses_are_those_of_a_slow_reference_and_their_gradients_are_right(
     rng = np.random.default_rng(seed)
     z, p, h = example(rng, exclusive=exclusive, certain=certain)
     ties = random_centres(1, 8, rng)[0].astype(np.float64)
-    codes, beliefs, centres = (torch.from_numpy(array) for array in (z, p, h))
+    codes, probabilities, centres = (torch.from_numpy(array) for array in (z, p, h))
     codes.requires_grad_()
-    cosine = partial(cosine_loss, beliefs=beliefs, centres=centres, scale=5.0, margin=0.3)
-    central = partial(central_loss, beliefs=beliefs, centres=centres, ties=torch.from_numpy(ties),
-                      quantization_weight=0.7, exclusive=exclusive)  # fmt: skip
+    cosine = partial(
+        cosine_loss, probabilities=probabilities, centres=centres, scale=5.0, margin=0.3
+    )
+    central = partial(
+        central_loss, probabilities=probabilities, centres=centres, ties=torch.from_numpy(ties),
+        quantization_weight=0.7, exclusive=exclusive,
+    )  # fmt: skip
     assert cosine(codes).item() == pytest.approx(slow_cosine_loss(z, p, h, 5.0, 0.3))
     assert central(codes).item() == pytest.approx(
         slow_central_loss(z, p, h, ties, 0.7, exclusive), abs=1e-12
@@ -168,25 +174,25 @@ def test_rows_come_in_the_order_in_which_pairs_of_them_would(believed):
     loss = partial(cosine_loss, centres=torch.ones(5, 4), scale=1.0, margin=0.0)
     if believed:
         known = torch.nn.functional.one_hot(labels).float()
-        pairs = BelievedPairs(known, exclusive=True)
+        pairs = ExpectedPairs(known, exclusive=True)
     else:
         known, pairs = labels, InBatchPairs(labels)
     centred = CentrePairs(pairs, known, loss)
-    assert centred.usual() == pairs.usual()
+    assert centred.defaults() == pairs.defaults()
 
     def deal(source):
         return list(source.batches(32, torch.Generator().manual_seed(1)))
 
     for ours, theirs in zip(deal(centred), deal(pairs), strict=True):
         torch.testing.assert_close(ours.rows, theirs.rows)
-        torch.testing.assert_close(ours.beliefs.argmax(dim=1), labels[ours.rows])
-        assert ours.beliefs.dtype == torch.float32
+        torch.testing.assert_close(ours.probabilities.argmax(dim=1), labels[ours.rows])
+        assert ours.probabilities.dtype == torch.float32
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_minimises_the_loss_of_the_centres(kind):
     rows, labels = X[:90], Y[:90]
-    hasher = kind(12, n_epochs=1, batch_size=90, learning_rate=1e-12, dropout=0.0, **QUICK)
+    hasher = network(kind, 12, n_epochs=1, batch_size=90, learning_rate=1e-12, dropout=0.0, **QUICK)
     z = hasher.fit(rows, labels).project(rows).astype(np.float64)
     h, p = hasher.centres_.astype(np.float64), np.eye(10)[labels]
     expected = (
@@ -201,8 +207,8 @@ def test_training_minimises_the_loss_of_the_centres(kind):
 def test_encoder_and_budget_are_those_of_nnhash(kind):
     ours, theirs = kind().get_params(), NNHash().get_params()
     assert theirs.items() <= ours.items()
-    settings = {"front": "none", "n_epochs": 1, **QUICK}
-    fitted = [each(20, **settings).fit(X[:100], Y[:100]) for each in (kind, NNHash)]
+    settings = {"feature_map": "none", "n_epochs": 1, **QUICK}
+    fitted = [network(each, 20, **settings).fit(X[:100], Y[:100]) for each in (kind, NNHash)]
     assert type(fitted[0].encoder_) is type(fitted[1].encoder_)
     first, *others = inspect.signature(kind).parameters.values()
     assert first.name == "n_bits"
@@ -211,12 +217,14 @@ def test_encoder_and_budget_are_those_of_nnhash(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_digits_they_are_far_better_than_itq_and_rows_are_near_their_centre(kind):
-    hasher = kind(32, n_epochs=30, n_anchors=200, **QUICK).fit(X[LABELLED], Y[LABELLED])
+    hasher = network(kind, 32, n_epochs=30, n_anchors=200, **QUICK).fit(X[LABELLED], Y[LABELLED])
     alone = score(hasher)
     assert alone > score(ITQ(32, random_state=0).fit(X[:1400])) + 20
     nearest = (2.0 * hasher.transform(X[QUERY]) - 1) @ hasher.centres_.T
     assert (nearest.argmax(axis=1) == Y[QUERY]).mean() > 0.85
-    taught = kind(32, n_epochs=30, **QUICK).fit(X[LABELLED], Y[LABELLED], unlabelled=X[UNLABELLED])
+    taught = network(kind, 32, n_epochs=30, **QUICK).fit(
+        X[LABELLED], Y[LABELLED], unlabelled=X[UNLABELLED]
+    )
     assert score(taught) > alone + 1
 
 
@@ -228,7 +236,7 @@ def test_concepts_are_learned_and_rows_without_any_are_no_trouble(kind, n_unlabe
     )
     assert (concepts.sum(axis=1) == 0).any()
     options = {"unlabelled": rows[350:500]} if n_unlabelled else {}
-    hasher = kind(16, n_epochs=20, n_anchors=100, **QUICK)
+    hasher = network(kind, 16, n_epochs=20, n_anchors=100, **QUICK)
     codes = hasher.fit(rows[:350], concepts[:350], **options).encode(rows)
     assert hasher.centres_.shape == (5, 16)
     queries, rest = codes[500:], codes[:500]
@@ -240,7 +248,9 @@ def test_concepts_are_learned_and_rows_without_any_are_no_trouble(kind, n_unlabe
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_classes_than_bits_and_than_twice_as_many_are_learned(kind):
     for n_bits, least in ((8, 60), (4, 30)):
-        hasher = kind(n_bits, n_epochs=80, n_anchors=100, **QUICK).fit(X[LABELLED], Y[LABELLED])
+        hasher = network(kind, n_bits, n_epochs=80, n_anchors=100, **QUICK).fit(
+            X[LABELLED], Y[LABELLED]
+        )
         assert hasher.centres_.shape == (10, n_bits)
         assert score(hasher, n_bits) > least
 
@@ -249,8 +259,15 @@ def test_more_classes_than_bits_and_than_twice_as_many_are_learned(kind):
 def test_a_class_that_only_held_out_rows_have_is_no_trouble(kind):
     labels = np.where(np.arange(100) < 99, Y[:100] % 3, 3)  # the last class has one row
     for seed in range(6):
-        hasher = kind(8, n_epochs=2, validation_fraction=0.4, scaling="each", n_anchors=20,
-                      random_state=seed)  # fmt: skip
+        hasher = network(
+            kind,
+            8,
+            n_epochs=2,
+            validation_fraction=0.4,
+            scaling="each",
+            n_anchors=20,
+            random_state=seed,
+        )
         hasher.fit(X[:100], labels, unlabelled=X[100:200])
         assert len(hasher.centres_) == 4
         assert np.isfinite(hasher.validation_curve_).all()
@@ -259,7 +276,7 @@ def test_a_class_that_only_held_out_rows_have_is_no_trouble(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_model_knows_its_centres_and_training_resumes(kind, tmp_path):
     def fit(checkpoint=None, **changed):
-        hasher = kind(16, n_epochs=4, n_hidden=20, **QUICK, **changed)
+        hasher = network(kind, 16, n_epochs=4, n_hidden=20, **QUICK, **changed)
         options = {"unlabelled": X[UNLABELLED], "checkpoint": checkpoint}
         return hasher.fit(X[LABELLED], Y[LABELLED], **options)
 
@@ -295,7 +312,7 @@ def test_pairs_are_refused_for_they_name_no_classes(kind):
 )
 def test_settings_of_pairs_are_refused(kind, name, value):
     with pytest.raises(ValueError, match=rf"\b{kind.__name__}\b.*\b{name}\b"):
-        kind(8, **{name: value}).fit(X[:50], Y[:50])
+        network(kind, 8, **{name: value}).fit(X[:50], Y[:50])
 
 
 @pytest.mark.parametrize(

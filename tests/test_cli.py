@@ -51,8 +51,8 @@ def folder(tmp_path_factory):
 
 def test_fit_gives_the_hasher_of_the_python_api(folder):
     hasher = load(folder / "m")
-    assert hasher.n_epochs == 20
-    again = type(hasher)(**hasher.get_params()).fit(X, Y)
+    assert hasher.training.n_epochs == 20
+    again = type(hasher)(**hasher.get_params(deep=False)).fit(X, Y)
     np.testing.assert_array_equal(again.encode(X), hasher.encode(X))
     assert (folder / "state").exists()
 
@@ -85,7 +85,7 @@ def test_fit_takes_pairs_and_other_methods(folder):
     similar = (Y[pairs[:, 0]] == Y[pairs[:, 1]]).astype(int)
     np.save(folder / "pairs.npy", np.column_stack([pairs, similar]))
     done = antipodal("fit", "X.npy", "--pairs", "pairs.npy", "--bits", 8, "-o", "p",
-                     "--set", "n_epochs=2", "--set", "front=none", cwd=folder)  # fmt: skip
+                     "--set", "n_epochs=2", "--set", "feature_map=none", cwd=folder)  # fmt: skip
     assert done.returncode == 0, done.stderr
     done = antipodal("fit", "X.npy", "--method", "LSH", "--bits", 8, "-o", "l", cwd=folder)
     assert done.returncode == 0, done.stderr

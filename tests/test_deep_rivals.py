@@ -1,4 +1,4 @@
-"""`NNHash` and `SparseHash`: the paper's deep rivals, which differ from it in the encoder only."""
+"""`NNHash` and `SparseHash`: the deep baselines of the paper, with other encoders."""
 
 import inspect
 
@@ -8,14 +8,15 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.linear_model import Lasso
 
-from antipodal import DeepLinf, evaluate, load
+from antipodal import DeepLinf, Training, evaluate, load
 from antipodal.baselines.nnhash import NNHash
 from antipodal.baselines.sparsehash import SparseHash
 from antipodal.hashers.registry import built_in_hashers
 from antipodal.paper.encoders import SparseBitEncoder
+from networks import network
 
-RIVALS = [NNHash, SparseHash]
-NETWORKS = [DeepLinf, *RIVALS]
+BASELINES = [NNHash, SparseHash]
+NETWORKS = [DeepLinf, *BASELINES]
 X, Y = load_digits(return_X_y=True)
 
 
@@ -47,17 +48,29 @@ def by_hand(hasher, f, *, feed):
 
 @pytest.mark.parametrize("K", [0, 2, 3])
 def test_projecting_with_nnhash_is_a_chain_of_tanh_layers(K):
-    hasher = NNHash(24, front="none", scaling="each", n_stages=K, n_epochs=5, random_state=0).fit(
-        X, Y
-    )
+    hasher = NNHash(
+        24,
+        feature_map="none",
+        scaling="each",
+        n_stages=K,
+        training=Training(n_epochs=5),
+        random_state=0,
+    ).fit(X, Y)
     np.testing.assert_allclose(hasher.project(X[:40]), by_hand(hasher, np.tanh, feed=0), atol=2e-5)
 
 
 @pytest.mark.parametrize("nonnegative", [False, True])
 @pytest.mark.parametrize("K", [0, 2, 3])
 def test_projecting_with_sparsehash_is_lista_and_tanh(K, nonnegative):
-    hasher = SparseHash(24, front="none", scaling="each", n_stages=K, nonnegative=nonnegative,
-                        n_epochs=5, random_state=0)  # fmt: skip
+    hasher = SparseHash(
+        24,
+        feature_map="none",
+        scaling="each",
+        n_stages=K,
+        nonnegative=nonnegative,
+        training=Training(n_epochs=5),
+        random_state=0,
+    )
     theta = hasher.fit(X, Y).encoder_.threshold.double().numpy()
     assert np.ptp(theta) > 0  # thresholds were learned, each its own
 
@@ -72,7 +85,13 @@ def test_projecting_with_sparsehash_is_lista_and_tanh(K, nonnegative):
 
 @pytest.mark.parametrize("nonnegative", [False, True])
 def test_fast_encoding_is_the_trained_network(nonnegative):
-    hasher = SparseHash(24, front="none", nonnegative=nonnegative, n_epochs=5, random_state=0)
+    hasher = SparseHash(
+        24,
+        feature_map="none",
+        nonnegative=nonnegative,
+        training=Training(n_epochs=5),
+        random_state=0,
+    )
     hasher.set_params(scaling="each").fit(X, Y)
     rows = torch.from_numpy(((X - hasher.mean_) / hasher.scale_).astype(np.float32))
     np.testing.assert_allclose(hasher.project(X), hasher.encoder_(rows), atol=5e-5)
@@ -84,7 +103,7 @@ def test_sparse_stages_approach_the_lasso():
     D, y, alpha = rng.standard_normal((12, 8)), rng.standard_normal(12), 1.5
     step = 1 / np.linalg.norm(D, 2) ** 2
     for nonnegative in (False, True):
-        encoder = SparseBitEncoder(12, 8, 3000, tied=True, nonnegative=nonnegative).double()
+        encoder = SparseBitEncoder(12, 8, 3000, nonnegative=nonnegative).double()
         with torch.no_grad():
             encoder.W.copy_(torch.from_numpy(step * D.T))
             encoder.S.copy_(torch.from_numpy(np.eye(8) - step * D.T @ D))
@@ -97,8 +116,8 @@ def test_sparse_stages_approach_the_lasso():
 
 
 def test_all_networks_have_weights_of_the_same_shape_and_depth():
-    settings = {"front": "none", "n_epochs": 1, "random_state": 0}
-    fitted = [kind(20, **settings).fit(X, Y).encoder_ for kind in NETWORKS]
+    settings = {"feature_map": "none", "n_epochs": 1, "random_state": 0}
+    fitted = [network(kind, 20, **settings).fit(X, Y).encoder_ for kind in NETWORKS]
     for encoder in fitted:
         shapes = [tuple(weight.shape) for weight in (encoder.W, encoder.S, encoder.b)]
         assert shapes == [(20, 64), (2, 20, 20), (2, 20)]  # W and two stages: three layers
@@ -108,9 +127,7 @@ def test_all_networks_have_weights_of_the_same_shape_and_depth():
 
 
 def test_all_networks_have_the_same_budget():
-    budget = ("n_stages", "tied", "pairs", "n_pairs", "n_epochs", "batch_size", "optimizer",
-              "schedule", "scaling", "front", "n_hidden", "weight_decay", "dropout",
-              "validation_fraction")  # fmt: skip
+    budget = ("n_stages", "scaling", "feature_map", "n_hidden", "loss", "training")
     settings = [kind().get_params() for kind in NETWORKS]
     assert len({tuple(s[name] for name in budget) for s in settings}) == 1
     for kind in NETWORKS:
@@ -122,8 +139,17 @@ def test_all_networks_have_the_same_budget():
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_all_networks_minimise_eq_12(kind):
     rows, labels, m, w = X[:90], Y[:90], 4.0, 0.3
-    hasher = kind(12, n_epochs=1, batch_size=90, learning_rate=1e-12, dropout=0.0, margin=m,
-                  similar_weight=w, random_state=0).fit(rows, labels)  # fmt: skip
+    hasher = network(
+        kind,
+        12,
+        n_epochs=1,
+        batch_size=90,
+        learning_rate=1e-12,
+        dropout=0.0,
+        margin=m,
+        similar_weight=w,
+        random_state=0,
+    ).fit(rows, labels)
     x = hasher.project(rows).astype(np.float64)
     pull, push = [], []
     for i in range(90):
@@ -136,44 +162,48 @@ def test_all_networks_minimise_eq_12(kind):
     assert hasher.loss_curve_[0] == pytest.approx(w * np.mean(pull) + np.mean(push), rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", RIVALS)
+@pytest.mark.parametrize("kind", BASELINES)
 def test_on_digits_they_learn_from_labels(kind):
     train, query, database = split(seed=0)
     settings = {"n_bits": 32, "n_anchors": 200, "random_state": 0}
-    start = kind(n_epochs=1, learning_rate=1e-12, **settings).fit(X[train], Y[train])
-    hasher = kind(n_epochs=80, **settings).fit(X[train], Y[train])
+    start = network(kind, n_epochs=1, learning_rate=1e-12, **settings).fit(X[train], Y[train])
+    hasher = network(kind, n_epochs=80, **settings).fit(X[train], Y[train])
     assert hasher.loss_curve_[-1] < 0.7 * hasher.loss_curve_[0]
     assert score(hasher, query, database) > max(75, score(start, query, database) + 20)
 
 
-@pytest.mark.parametrize("kind", RIVALS)
+@pytest.mark.parametrize("kind", BASELINES)
 def test_on_digits_they_learn_from_pairs(kind):
     train, query, database = split(seed=1)
     pairs = np.random.default_rng(0).integers(0, len(train), (6000, 2))
     similar = Y[train][pairs[:, 0]] == Y[train][pairs[:, 1]]
-    hasher = kind(32, n_epochs=12, n_anchors=200, random_state=0).fit_pairs(
+    hasher = network(kind, 32, n_epochs=12, n_anchors=200, random_state=0).fit_pairs(
         X[train], pairs, similar
     )
     assert score(hasher, query, database) > 70
 
 
 def test_zeros_of_the_sparse_code_are_bit_0():
-    hasher = SparseHash(32, n_epochs=3, n_anchors=200, random_state=0).fit(X[:600], Y[:600])
+    hasher = SparseHash(32, training=Training(n_epochs=3, n_anchors=200), random_state=0).fit(
+        X[:600], Y[:600]
+    )
     values, bits = hasher.project(X), hasher.transform(X)
     assert 0.05 < (values == 0).mean() < 0.95
     np.testing.assert_array_equal(bits, values != 0)  # the bits are the support
 
 
 def test_a_threshold_that_nothing_passes_gives_the_empty_code():
-    hasher = SparseHash(8, n_epochs=1, threshold=1e6, random_state=0).fit(X[:200], Y[:200])
+    hasher = SparseHash(8, threshold=1e6, training=Training(n_epochs=1), random_state=0).fit(
+        X[:200], Y[:200]
+    )
     assert not hasher.project(X).any()
     assert not hasher.encode(X).any()
 
 
-@pytest.mark.parametrize("kind", RIVALS)
-def test_a_saved_rival_gives_the_same_values(kind, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", BASELINES)
+def test_a_saved_baseline_gives_the_same_values(kind, tmp_path, monkeypatch):
     monkeypatch.setitem(built_in_hashers(), kind.__name__, kind)
-    hasher = kind(20, n_stages=3, tied=True, n_epochs=2, random_state=0).fit(X[:200], Y[:200])
+    hasher = network(kind, 20, n_stages=3, n_epochs=2, random_state=0).fit(X[:200], Y[:200])
     hasher.save(tmp_path / "model")
     loaded = load(tmp_path / "model")
     assert type(loaded) is kind
@@ -181,7 +211,7 @@ def test_a_saved_rival_gives_the_same_values(kind, tmp_path, monkeypatch):
     np.testing.assert_array_equal(loaded.project(X), hasher.project(X))
 
 
-@pytest.mark.parametrize("kind", RIVALS)
+@pytest.mark.parametrize("kind", BASELINES)
 def test_training_that_was_stopped_goes_on_to_the_same_bits(kind, tmp_path):
     def stop(epoch):
         if epoch.number == 12:
@@ -189,13 +219,15 @@ def test_training_that_was_stopped_goes_on_to_the_same_bits(kind, tmp_path):
 
     settings = {"n_bits": 16, "n_epochs": 15, "random_state": 0}
     with pytest.raises(KeyboardInterrupt):
-        kind(**settings).fit(X[:200], Y[:200], checkpoint=tmp_path / "state", progress=stop)
+        network(kind, **settings).fit(
+            X[:200], Y[:200], checkpoint=tmp_path / "state", progress=stop
+        )
     seen = []
-    resumed = kind(**settings).fit(
+    resumed = network(kind, **settings).fit(
         X[:200], Y[:200], checkpoint=tmp_path / "state", progress=seen.append
     )
     assert [epoch.number for epoch in seen] == [11, 12, 13, 14, 15]
-    whole = kind(**settings).fit(X[:200], Y[:200])
+    whole = network(kind, **settings).fit(X[:200], Y[:200])
     np.testing.assert_array_equal(resumed.encode(X), whole.encode(X))
 
 

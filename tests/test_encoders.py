@@ -6,9 +6,8 @@ import torch
 
 from antipodal import LinfEncoder, ListaEncoder, PlainEncoder
 from antipodal.paper.admm import admm_iterations
-from antipodal.paper.encoders import SparseLinfEncoder
 
-ENCODERS = [LinfEncoder, SparseLinfEncoder, ListaEncoder, PlainEncoder]
+ENCODERS = [LinfEncoder, ListaEncoder, PlainEncoder]
 
 
 def problem(seed, n=12, N=8, m=3):
@@ -42,10 +41,9 @@ def test_eq_11_in_numpy_gives_the_same_layers():
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
-@pytest.mark.parametrize("tied", [False, True])
-def test_gradients_are_those_of_finite_differences(kind, tied):
+def test_gradients_are_those_of_finite_differences(kind):
     generator = torch.Generator().manual_seed(0)
-    encoder = kind(5, 4, 2, tied=tied, generator=generator).double()
+    encoder = kind(5, 4, 2, generator=generator).double()
     names, weights = zip(*encoder.named_parameters(), strict=True)
     y = torch.randn(3, 5, dtype=torch.float64, generator=generator, requires_grad=True)
 
@@ -61,17 +59,6 @@ def test_all_encoders_have_the_same_weights_and_depth():
         for kind in ENCODERS
     }
     assert all(s == {"W": (6, 20), "S": (3, 6, 6), "b": (3, 6)} for s in shapes.values())
-
-
-def test_tied_stages_share_their_weights():
-    encoder = LinfEncoder(20, 6, 3, tied=True)
-    assert encoder.S.shape == (1, 6, 6)
-    untied = LinfEncoder(20, 6, 3)
-    with torch.no_grad():
-        untied.W.copy_(encoder.W)
-        untied.S.copy_(encoder.S.expand(3, 6, 6))
-    y = torch.randn(4, 20)
-    torch.testing.assert_close(encoder(y), untied(y))
 
 
 def test_outputs_stay_within_the_learned_bounds():

@@ -20,9 +20,11 @@ from antipodal import (
     LinfHash,
     NNHash,
     SparseHash,
+    Training,
     load,
 )
 from antipodal.io.model_file import read_model_file, write_model_file
+from networks import network
 
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:200].astype(np.float32), Y[:200]
@@ -87,8 +89,8 @@ def test_copies_have_nothing_that_is_kept_and_give_the_same_bits(counted, copied
 @pytest.mark.parametrize(
     "hasher",
     [
-        DeepLinf(24, **FAST),
-        NNHash(24, front="none", n_epochs=1, random_state=0),
+        network(DeepLinf, 24, **FAST),
+        NNHash(24, feature_map="none", training=Training(n_epochs=1), random_state=0),
         KSH(24, n_anchors=50, n_iter=1, random_state=0),
         LinfHash(24, random_state=0),
         ClassifierLSH(24, random_state=0),
@@ -122,11 +124,10 @@ def test_names_of_features_are_still_compared():
 
 CHANGES = [
     (LSH(16), "n_bits", 8),
-    (DeepLinf(16, **FAST), "n_bits", 8),
-    (DeepLinf(16, **FAST), "n_bits", 32),
-    (DeepLinf(16, **FAST), "n_stages", 1),
-    (DeepLinf(16, **FAST), "tied", True),
-    (SparseHash(16, **FAST), "nonnegative", False),
+    (network(DeepLinf, 16, **FAST), "n_bits", 8),
+    (network(DeepLinf, 16, **FAST), "n_bits", 32),
+    (network(DeepLinf, 16, **FAST), "n_stages", 1),
+    (network(SparseHash, 16, **FAST), "nonnegative", False),
     (AGH(16, n_anchors=50), "n_nearest", 5),
     (BRE(16, n_anchors=10, n_sweeps=0), "gamma", 2.0),
     (LinfHash(16), "n_iter", 3),
@@ -156,15 +157,21 @@ def test_a_parameter_that_encoding_reads_cannot_change_after_fit(hasher, name, v
 
 
 def test_a_parameter_put_back_and_one_that_only_fit_reads_are_no_matter():
-    hasher = DeepLinf(16, **FAST).fit(X, Y)
+    hasher = network(DeepLinf, 16, **FAST).fit(X, Y)
     codes = hasher.encode(X)
-    hasher.set_params(n_bits=8).set_params(n_bits=16, n_epochs=3, device="cpu")
+    hasher.set_params(n_bits=8).set_params(n_bits=16, training__n_epochs=3)
     np.testing.assert_array_equal(hasher.encode(X), codes)
 
 
 @pytest.mark.parametrize(
     "hasher",
-    [LSH(16), DeepLinf(16, **FAST), LinfHash(16), AGH(16, n_anchors=50), ClassifierLSH(16)],
+    [
+        LSH(16),
+        network(DeepLinf, 16, **FAST),
+        LinfHash(16),
+        AGH(16, n_anchors=50),
+        ClassifierLSH(16),
+    ],
     ids=lambda hasher: type(hasher).__name__,
 )
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def short_training(monkeypatch):
     paper = DeepLinf.paper
 
     def quick(n_bits, **options):
-        return paper(n_bits, **options).set_params(n_pairs=300)
+        return paper(n_bits, **options).set_params(training__n_pairs=300)
 
     monkeypatch.setattr(DeepLinf, "paper", quick)
     monkeypatch.setattr(drawing, "make_hasher", partial(make_hasher, settings=["n_epochs=2"]))

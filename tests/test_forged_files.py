@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from antipodal import LSH, AntipodalError, DeepLinf, HammingIndex, load, open_store
+from antipodal import LSH, AntipodalError, DeepLinf, HammingIndex, Training, load, open_store
 from antipodal.bench.records import read_records
 from antipodal.hashers.registry import built_in_hashers
 from antipodal.index.index_file import IndexDescription, write_index_file
@@ -20,11 +20,12 @@ from antipodal.index.items import IndexedItems
 from antipodal.io.model_file import read_model_file, write_model_file
 from antipodal.io.vectors import open_vectors
 from effort import CAMPAIGN
+from networks import network
 from ownfiles import write_safetensors
 
 X = np.random.default_rng(0).standard_normal((60, 10)).astype(np.float32)
 Y = np.arange(60) % 3
-QUICK = {"n_epochs": 1}
+QUICK = {"training": Training(n_epochs=1)}
 NETWORKS = ("DeepLinf", "NNHash", "SparseHash", "OrthoHash", "CSQ")
 # In a campaign every hasher; otherwise one of each kind of state.
 METHODS = list(built_in_hashers()) if CAMPAIGN else ["LSH", "AGH", "DeepLinf"]
@@ -136,7 +137,7 @@ def test_a_header_that_is_nested_too_deep_is_refused(tmp_path):
 def test_a_forged_checkpoint_is_refused(tmp_path):
     path = tmp_path / "state"
     fit = {"n_bits": 8, "n_epochs": 2, "random_state": 0}
-    hasher = DeepLinf(**fit).fit(X, Y, checkpoint=path)
+    hasher = network(DeepLinf, **fit).fit(X, Y, checkpoint=path)
     header, arrays = read_model_file(path, "checkpoint")
     headers = [
         {**header, "history": history}
@@ -166,9 +167,9 @@ def test_a_forged_checkpoint_is_refused(tmp_path):
     for forged in [*((h, arrays) for h in headers), *((header, a) for a in others)]:
         write_model_file(path, "checkpoint", *forged)
         with pytest.raises(AntipodalError, match="state"):
-            DeepLinf(**fit).fit(X, Y, checkpoint=path)
+            network(DeepLinf, **fit).fit(X, Y, checkpoint=path)
     write_model_file(path, "checkpoint", header, arrays)
-    again = DeepLinf(**fit).fit(X, Y, checkpoint=path)
+    again = network(DeepLinf, **fit).fit(X, Y, checkpoint=path)
     np.testing.assert_array_equal(again.encode(X), hasher.encode(X))
 
 

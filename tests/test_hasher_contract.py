@@ -37,17 +37,18 @@ from antipodal import (
     pack,
 )
 from antipodal.hashers.registry import built_in_hashers
+from networks import network
 
 SEED = {"random_state": 0}
 FAST = {"n_epochs": 3, **SEED}
 CHECKED = [  # scikit-learn also fits on a single feature, and on ten rows
-    DeepLinf(8, **FAST),
-    DeepLinf(8, init="ksvd", sparsity=2, pairs="sampled", n_pairs=200, **FAST),
-    DeepLinf(8, front="none", **FAST),
-    NNHash(8, **FAST),
-    SparseHash(8, **FAST),
-    OrthoHash(8, **FAST),
-    CSQ(8, **FAST),
+    network(DeepLinf, 8, **FAST),
+    network(DeepLinf, 8, init="ksvd", sparsity=2, pairs="sampled", n_pairs=200, **FAST),
+    network(DeepLinf, 8, feature_map="none", **FAST),
+    network(NNHash, 8, **FAST),
+    network(SparseHash, 8, **FAST),
+    network(OrthoHash, 8, **FAST),
+    network(CSQ, 8, **FAST),
     KSH(2, **SEED),
     SDH(2, **SEED),
     SDH(2, fast=True, **SEED),
@@ -66,14 +67,14 @@ CHECKED = [  # scikit-learn also fits on a single feature, and on ten rows
     LSH(8, **SEED),
 ]
 HASHERS = [
-    DeepLinf(20, **FAST),
-    DeepLinf(20, init="ksvd", tied=True, n_stages=3, **FAST),
-    DeepLinf(20, front="none", **FAST),
-    NNHash(20, **FAST),
-    SparseHash(20, **FAST),
-    SparseHash(20, nonnegative=True, tied=True, **FAST),
-    OrthoHash(20, **FAST),
-    CSQ(20, **FAST),
+    network(DeepLinf, 20, **FAST),
+    network(DeepLinf, 20, init="ksvd", n_stages=3, **FAST),
+    network(DeepLinf, 20, feature_map="none", **FAST),
+    network(NNHash, 20, **FAST),
+    network(SparseHash, 20, **FAST),
+    network(SparseHash, 20, nonnegative=False, **FAST),
+    network(OrthoHash, 20, **FAST),
+    network(CSQ, 20, **FAST),
     KSH(20, **SEED),
     SDH(20, **SEED),
     SDH(20, fast=True, **SEED),
@@ -130,7 +131,7 @@ def test_no_rows_have_no_codes(hasher):
 
 @pytest.mark.usefixtures("two_threads")
 def test_the_same_seed_gives_the_same_bits(hasher):
-    again = type(hasher)(**hasher.get_params()).fit(X, Y)
+    again = type(hasher)(**hasher.get_params(deep=False)).fit(X, Y)
     np.testing.assert_array_equal(again.encode(X), hasher.encode(X))
 
 
@@ -213,7 +214,7 @@ def test_one_bad_number_names_its_row_wherever_it_stands(hasher):
 
 @pytest.mark.parametrize("unfitted", HASHERS, ids=name)
 def test_an_unfitted_hasher_says_so(unfitted, tmp_path):
-    fresh = type(unfitted)(**unfitted.get_params())
+    fresh = type(unfitted)(**unfitted.get_params(deep=False))
     with pytest.raises(NotFittedError):
         fresh.encode(X)
     with pytest.raises(NotFittedError):
@@ -252,7 +253,7 @@ def test_every_hasher_is_tested():
 def test_more_bits_than_features_is_fine_where_it_can_be():
     for able in (LSH, SpectralHash, LinfHash, PSH, KSH, SDH, AGH, OneHotHash, ClassifierLSH):
         assert able(100).fit(X, Y).encode(X).shape == (400, 13)
-    assert DeepLinf(100, **FAST).fit(X, Y).encode(X).shape == (400, 13)
+    assert network(DeepLinf, 100, **FAST).fit(X, Y).encode(X).shape == (400, 13)
     for kind in (ITQ, LDAHash, SignHash):
         message = rf"\b{kind.__name__}\b.*\bn_bits\b.*\b65\b.*\b64\b"
         with pytest.raises(ValueError, match=message):

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import antipodal
-from antipodal import HammingIndex, bulk, datasets, evaluate, open_store, pack
+from antipodal import HammingIndex, Training, bulk, datasets, evaluate, open_store, pack
 from antipodal.baselines.nnhash import NNHash
 from antipodal.cli import app
 from antipodal.evaluation.report import write_report
@@ -32,7 +32,9 @@ def info(path, *options):
 def made(tmp_path_factory):
     """Return a folder with a file of every kind, and the identity of their model."""
     folder = tmp_path_factory.mktemp("made")
-    hasher = NNHash(12, n_epochs=2, random_state=0).fit(X, Y, checkpoint=folder / "checkpoint")
+    hasher = NNHash(12, training=Training(n_epochs=2), random_state=0).fit(
+        X, Y, checkpoint=folder / "checkpoint"
+    )
     hasher.save(folder / "model")
     identity = model_identity(folder / "model")
     codes = hasher.encode(X)
@@ -105,7 +107,7 @@ def test_info_describes_kind_version_and_model(made, name):
 def test_parameters_and_unknown_values_are_printed(made):
     folder, _ = made
     facts = json.loads(info(folder / "model", "--json").stdout)
-    assert facts["parameters"]["n_epochs"] == 2
+    assert facts["parameters"]["training"]["n_epochs"] == 2
     assert re.search(r"\bn_epochs\b.*\b2\b", info(folder / "model").stdout)
     assert json.loads(info(folder / "codes.npy", "--json").stdout)["model"] is None
     assert re.search(r"\bmodel\b", info(folder / "codes.npy").stdout)

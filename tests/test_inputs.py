@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from sklearn.preprocessing import StandardScaler
 
-from antipodal import ClassifierLSH, DeepLinf, load
+from antipodal import ClassifierLSH, DeepLinf, Training, load
 from antipodal.hashers.preprocessing import (
     choose_scaling,
     gaussian_kernel,
@@ -103,7 +103,14 @@ def test_the_choice_is_made_for_concepts_too_and_on_rows_that_never_vary():
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_a_model_keeps_its_scaling(scaling, tmp_path):
     for hasher in (
-        DeepLinf(8, scaling=scaling, front="hidden", n_hidden=12, n_epochs=1, random_state=0),
+        DeepLinf(
+            8,
+            scaling=scaling,
+            feature_map="hidden",
+            n_hidden=12,
+            training=Training(n_epochs=1),
+            random_state=0,
+        ),
         ClassifierLSH(8, scaling=scaling, random_state=0),
     ):
         codes = hasher.fit(X[:200], Y[:200]).encode(X)

@@ -9,8 +9,9 @@ from sklearn.datasets import load_digits
 from sklearn.decomposition import KernelPCA
 from sklearn.metrics.pairwise import rbf_kernel
 
-from antipodal import DeepLinf, NNHash, evaluate
+from antipodal import DeepLinf, NNHash, Training, evaluate
 from antipodal.hashers.kernel_features import learn_lift, lift_rows
+from networks import network
 
 X, Y = load_digits(return_X_y=True)
 ROWS = ((X - X.mean(axis=0)) / (X.std(axis=0) + 1)).astype(np.float32)
@@ -55,7 +56,7 @@ def test_rows_that_are_all_equal_have_a_lift():
 
 @pytest.mark.parametrize("kind", [DeepLinf, NNHash])
 def test_projections_are_the_encoder_on_lifted_rows(kind):
-    hasher = kind(16, front="kernel", n_anchors=60, n_epochs=3, random_state=0)
+    hasher = network(kind, 16, feature_map="kernel", n_anchors=60, n_epochs=3, random_state=0)
     hasher.set_params(scaling="each").fit(X[:300], Y[:300])
     rows = torch.from_numpy(((X - hasher.mean_) / hasher.scale_).astype(np.float32))
     expected = hasher.encoder_(lift_rows(hasher._network().lift, rows)).detach().numpy()
@@ -67,9 +68,13 @@ def test_on_a_chessboard_the_kernel_tells_apart_what_no_line_does():
     colour = np.floor(rows).astype(int).sum(axis=1) % 2
     train, query = slice(0, 600), slice(600, None)
 
-    def score(front):
-        hasher = DeepLinf(16, front=front, n_epochs=60, dropout=0.0, weight_decay=0.1,
-                          random_state=0)  # fmt: skip
+    def score(feature_map):
+        hasher = DeepLinf(
+            16,
+            feature_map=feature_map,
+            training=Training(n_epochs=60, dropout=0.0, weight_decay=0.1),
+            random_state=0,
+        )
         codes = hasher.fit(rows[train], colour[train]).encode(rows)
         found = evaluate(codes[query], codes[train], colour[query], colour[train], n_bits=16)
         return found.map
@@ -78,6 +83,6 @@ def test_on_a_chessboard_the_kernel_tells_apart_what_no_line_does():
     assert score("kernel") > 73
 
 
-def test_a_front_that_is_not_known_is_refused():
-    with pytest.raises(ValueError, match=r"\bfront\b.*'cubic'"):
-        DeepLinf(8, front="cubic").fit(X, Y)
+def test_an_unknown_feature_map_is_refused():
+    with pytest.raises(ValueError, match=r"\bfeature_map\b.*'cubic'"):
+        DeepLinf(8, feature_map="cubic").fit(X, Y)

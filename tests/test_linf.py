@@ -8,9 +8,20 @@ import pytest
 import torch
 from sklearn.datasets import load_digits, make_multilabel_classification
 
-from antipodal import ITQ, DeepLinf, LinfEncoder, NNHash, SparseHash, evaluate, ksvd, unpack
+from antipodal import (
+    ITQ,
+    DeepLinf,
+    LinfEncoder,
+    NNHash,
+    SparseHash,
+    Training,
+    evaluate,
+    ksvd,
+    unpack,
+)
 from antipodal.hashers.pipeline import encoder_inputs
 from antipodal.paper.admm import admm_iterations
+from networks import network
 
 X, Y = load_digits(return_X_y=True)
 
@@ -42,11 +53,13 @@ def test_on_digits_its_codes_beat_itqs_by_twenty_points():
 def test_the_papers_setting_is_the_papers():
     hasher = DeepLinf.paper(48, random_state=0)
     stated = {
-        "n_bits": 48, "init": "ksvd", "n_stages": 2, "tied": False, "penalty": 0.6, "margin": 5.0,
         "optimizer": "sgd", "learning_rate": 0.01, "schedule": "constant", "batch_size": 128,
-        "pairs": "sampled", "weight_decay": 0.0, "dropout": 0.0, "similar_weight": 1.0,
+        "margin": 5.0, "pairs": "sampled", "weight_decay": 0.0, "dropout": 0.0,
+        "similar_weight": 1.0,
     }  # fmt: skip
-    assert stated.items() <= hasher.get_params().items()
+    assert stated.items() <= hasher.training.get_params().items()
+    encoder = {"n_bits": 48, "init": "ksvd", "n_stages": 2, "penalty": 0.6}
+    assert encoder.items() <= hasher.get_params().items()
 
 
 def test_ksvd_initialisation_is_eq_11_with_the_mean_multipliers():
@@ -54,7 +67,7 @@ def test_ksvd_initialisation_is_eq_11_with_the_mean_multipliers():
     rows = (rows - rows.mean(dim=0)) / rows.std(dim=0).clamp(min=1e-3)
     hasher = DeepLinf(16, init="ksvd", bound=0.5)
     encoder = hasher.initial_encoder(rows, seed=3)
-    D = ksvd(rows, 16, sparsity=hasher.sparsity, random_state=3).dictionary
+    D = ksvd(rows, 16, sparsity=Training().sparsity, random_state=3).dictionary
     p = admm_iterations(rows, D, 0.5, penalty=0.6, n_iter=2).multipliers.mean(dim=1)
     expected = LinfEncoder.from_dictionary(D, 0.5, 0.6, 2, p)
     for name, value in expected.state_dict().items():
@@ -64,8 +77,12 @@ def test_ksvd_initialisation_is_eq_11_with_the_mean_multipliers():
 def test_the_papers_setting_learns():
     train, query, database = split(Y, 50, 20, seed=1)
     hasher = DeepLinf.paper(48, n_epochs=2, random_state=0)
-    start = DeepLinf(48, init="ksvd", n_epochs=1, optimizer="sgd", learning_rate=1e-12,
-                     random_state=0)  # fmt: skip
+    start = DeepLinf(
+        48,
+        init="ksvd",
+        training=Training(n_epochs=1, optimizer="sgd", learning_rate=1e-12),
+        random_state=0,
+    )
     before = score(start.fit(X[train], Y[train]), query, database)
     after = score(hasher.fit(X[train], Y[train]), query, database)
     assert hasher.loss_curve_[-1] < hasher.loss_curve_[0]
@@ -77,7 +94,7 @@ def test_explicit_pairs_teach_what_labels_teach():
     rng = np.random.default_rng(0)
     pairs = rng.integers(0, len(train), (8_000, 2))
     similar = Y[train][pairs[:, 0]] == Y[train][pairs[:, 1]]
-    hasher = DeepLinf(48, n_epochs=15, n_anchors=200, random_state=0)
+    hasher = DeepLinf(48, training=Training(n_epochs=15, n_anchors=200), random_state=0)
     hasher.fit_pairs(X[train], pairs, similar)
     assert score(hasher, query, database) > 80
 
@@ -89,7 +106,9 @@ def test_concepts_are_learned_from_multi_hot_labels():
     has_any = concepts.any(axis=1)
     rows, concepts = rows[has_any], concepts[has_any]
     train, query = slice(0, 400), slice(400, None)
-    hasher = DeepLinf(32, n_epochs=60, random_state=0).fit(rows[train], concepts[train])
+    hasher = DeepLinf(32, training=Training(n_epochs=60), random_state=0).fit(
+        rows[train], concepts[train]
+    )
     itq = ITQ(32, random_state=0).fit(rows[train])
 
     def score(hasher):
@@ -107,11 +126,15 @@ def test_codes_are_nearly_antipodal():
     assert len(np.unique(unpack(hasher.encode(X), 32), axis=0)) > 10
 
 
-@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("K", [0, 2, 3])
-def test_projecting_is_the_encoder_on_standardised_rows(tied, K):
+def test_projecting_is_the_encoder_on_standardised_rows(K):
     hasher = DeepLinf(
-        24, front="none", scaling="each", n_stages=K, tied=tied, n_epochs=5, random_state=0
+        24,
+        feature_map="none",
+        scaling="each",
+        n_stages=K,
+        training=Training(n_epochs=5),
+        random_state=0,
     )
     hasher.fit(X, Y)
     rows = torch.from_numpy(((X - hasher.mean_) / hasher.scale_).astype(np.float32))
@@ -121,24 +144,27 @@ def test_projecting_is_the_encoder_on_standardised_rows(tied, K):
 @pytest.mark.parametrize(
     "hasher",
     [
-        DeepLinf(24), DeepLinf(24, tied=True, n_stages=3), NNHash(24),
+        DeepLinf(24), DeepLinf(24, n_stages=3), NNHash(24),
         SparseHash(24), SparseHash(24, nonnegative=False),
     ],
-    ids=["DeepLinf", "tied", "NNHash", "SparseHash", "SparseHash both sides"],
+    ids=["DeepLinf", "deeper", "NNHash", "SparseHash", "SparseHash both sides"],
 )  # fmt: skip
 def test_bits_are_those_of_the_encoder(hasher):
-    hasher.set_params(front="none", scaling="each", n_epochs=3, random_state=0).fit(X, Y)
+    hasher.set_params(feature_map="none", scaling="each", random_state=0)
+    hasher.set_params(training__n_epochs=3).fit(X, Y)
     rows = torch.from_numpy(((X - hasher.mean_) / hasher.scale_).astype(np.float32))
     with torch.no_grad():
         np.testing.assert_array_equal(hasher.transform(X), hasher.encoder_(rows) > 0)
 
 
-@pytest.mark.parametrize("front", ["none", "hidden", "kernel"])
-def test_features_far_from_zero_keep_their_digits_in_training_and_encoding(front):
+@pytest.mark.parametrize("feature_map", ["none", "hidden", "kernel"])
+def test_features_far_from_zero_keep_their_digits_in_training_and_encoding(feature_map):
     near = np.random.default_rng(0).standard_normal((400, 40))
     labels = (near[:, :2] > 0) @ [1, 2]
     far = (near + 1000).astype(np.float32)
-    hasher = DeepLinf(16, front=front, scaling="each", n_epochs=3, random_state=0).fit(far, labels)
+    hasher = DeepLinf(
+        16, feature_map=feature_map, scaling="each", training=Training(n_epochs=3), random_state=0
+    ).fit(far, labels)
     rows = torch.from_numpy((far.astype(np.float64) - hasher.mean_) / hasher.scale_).float()
     assert rows.mean().abs() < 1e-4
     assert (rows.std() - 1).abs() < 0.05
@@ -147,8 +173,16 @@ def test_features_far_from_zero_keep_their_digits_in_training_and_encoding(front
         hasher.encoder_(encoder_inputs(hasher._network())(torch.from_numpy(far))),
         atol=1e-4,
     )
-    if front != "kernel":  # eigenvectors of the kernel may change their signs with the rounding
-        moved = DeepLinf(16, front=front, scaling="each", n_epochs=3, random_state=0)
+    if (
+        feature_map != "kernel"
+    ):  # eigenvectors of the kernel may change their signs with the rounding
+        moved = DeepLinf(
+            16,
+            feature_map=feature_map,
+            scaling="each",
+            training=Training(n_epochs=3),
+            random_state=0,
+        )
         moved.fit(near, labels)
         assert (moved.transform(near) == hasher.transform(far)).mean() > 0.98
 
@@ -158,7 +192,9 @@ def test_encoding_a_long_memory_map_takes_little_memory(tmp_path):
         status = Path("/proc/self/status").read_text()
         return int(re.search(r"RssAnon:\s+(\d+)", status)[1]) / 1024
 
-    hasher = DeepLinf(32, n_anchors=300, n_epochs=1, random_state=0).fit(X[:400], Y[:400])
+    hasher = DeepLinf(32, training=Training(n_anchors=300, n_epochs=1), random_state=0).fit(
+        X[:400], Y[:400]
+    )
     rows = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (300_000, 64))
     rows[:] = X[0]
     hasher.encode(rows[:5000])
@@ -170,7 +206,9 @@ def test_encoding_a_long_memory_map_takes_little_memory(tmp_path):
 
 def test_constant_and_huge_features_are_harmless():
     rows = np.hstack([X[:300], np.full((300, 1), 7.0), 1e6 + X[:300, :1], 1e12 * X[:300, 20:21]])
-    codes = DeepLinf(16, n_epochs=30, random_state=0).fit(rows, Y[:300]).encode(rows)
+    codes = (
+        DeepLinf(16, training=Training(n_epochs=30), random_state=0).fit(rows, Y[:300]).encode(rows)
+    )
     assert len(np.unique(codes, axis=0)) > 5
 
 
@@ -193,14 +231,14 @@ def test_constant_and_huge_features_are_harmless():
         ({"validation_fraction": 0.9}, r"\bvalidation_fraction\b.*\b0\.9\b"),
         ({"penalty": 0.0}, r"\bpenalty\b.*\b0\.0"),
         ({"similar_weight": 0.0}, r"\bsimilar_weight\b.*\b0\.0"),
-        ({"belief_power": -1.0}, r"\bbelief_power\b.*-1\.0"),
+        ({"pseudo_label_power": -1.0}, r"\bpseudo_label_power\b.*-1\.0"),
         ({"n_hidden": 0}, r"\bn_hidden\b.*\b1\b.*\b0\b"),
         ({"scaling": "unit"}, r"\bscaling\b.*auto.*each.*'unit'"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(parameters, message):
     with pytest.raises(ValueError, match=message):
-        DeepLinf(8, **parameters).fit(X[:50], Y[:50])
+        network(DeepLinf, 8, **parameters).fit(X[:50], Y[:50])
 
 
 @pytest.mark.parametrize(
@@ -212,7 +250,7 @@ def test_settings_that_cannot_work_are_refused(parameters, message):
         ({"n_stages": True}, r"\bn_stages\b.*\bTrue\b"),
         ({"batch_size": "all"}, r"\bbatch_size\b.*'all'"),
         ({"sparsity": 1.5}, r"\bsparsity\b.*\b1\.5"),
-        ({"tied": "maybe"}, r"\btied\b.*'maybe'"),
+        ({"centres": "maybe"}, r"\bcentres\b.*'maybe'"),
         ({"bound": "wide"}, r"\bbound\b.*'wide'"),
         ({"learning_rate": None}, r"\blearning_rate\b.*\bNone\b"),
         ({"dropout": True}, r"\bdropout\b.*\bTrue\b"),
@@ -223,12 +261,12 @@ def test_settings_that_cannot_work_are_refused(parameters, message):
 )
 def test_settings_of_another_kind_are_refused(parameters, message):
     with pytest.raises(TypeError, match=message):
-        DeepLinf(8, **parameters).fit(X[:50], Y[:50])
+        network(DeepLinf, 8, **parameters).fit(X[:50], Y[:50])
 
 
 def test_settings_may_be_numbers_of_numpy():
     settings = {"n_epochs": np.int64(1), "n_stages": np.int32(1), "dropout": np.float32(0.0)}
-    DeepLinf(8, tied=np.True_, margin=np.int64(3), **settings).fit(X[:50], Y[:50])
+    network(DeepLinf, 8, centres=np.False_, margin=np.int64(3), **settings).fit(X[:50], Y[:50])
 
 
 @pytest.mark.parametrize("device", ["foo", "cpu:x", "meta", "cuda:99", "cuda"])
@@ -236,7 +274,7 @@ def test_devices_that_are_not_there_are_refused(device):
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(ValueError, match=rf"\bdevice\b.*'auto'.*'cpu'.*'{device}'"):
-        DeepLinf(8, device=device).fit(X[:50], Y[:50])
+        DeepLinf(8, training=Training(device=device)).fit(X[:50], Y[:50])
 
 
 @pytest.mark.parametrize(

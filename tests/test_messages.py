@@ -15,7 +15,7 @@ from antipodal.cli import main, models
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((60, 8)).astype(np.float32)
 Y = np.arange(60) % 3
-TINY = ("--bits", 8, "--set", "front=none", "--set", "n_epochs=1")
+TINY = ("--bits", 8, "--set", "feature_map=none", "--set", "n_epochs=1")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ LABELS = ("--query-labels", "y.npy", "--database-labels", "y.npy")
         # settings
         ((*FIT, "--set", "n_epochs=abc"), 2, r"\bn_epochs\b.*'abc'"),
         ((*FIT, "--set", "n_stages=1.5"), 2, r"\bn_stages\b.*\b1\.5\b"),
-        ((*FIT, "--set", "tied=maybe"), 2, r"\btied\b.*'maybe'"),
+        ((*FIT, "--set", "centres=maybe"), 2, r"\bcentres\b.*'maybe'"),
         ((*FIT, "--set", "n_bits=12"), 2, r"\bn_bits\b.*--bits\b"),
         ((*FIT, "--set", "random_state=1"), 2, r"\brandom_state\b.*--seed\b"),
         ((*FIT, "--set", "device=foo"), 1, r"\bdevice\b.*'cpu'.*'foo'"),
@@ -202,11 +202,12 @@ def test_single_array_of_an_archive_needs_no_name(run, tmp_path):
 
 
 def test_settings_are_parsed_as_json_or_python_literals(run, tmp_path):
-    settings = ("--set", "tied=True", "--set", "n_hidden=9", "--set", "margin=None")
+    settings = ("--set", "centres=False", "--set", "n_hidden=9", "--set", "margin=None")
     code, _, errors = run(*FIT, *settings, "-o", tmp_path / "m")
     assert code == 0, errors
     hasher = load(tmp_path / "m")
-    assert (hasher.tied, hasher.n_hidden, hasher.margin) == (True, 9, None)
+    training = hasher.training
+    assert (training.centres, hasher.n_hidden, training.margin) == (False, 9, None)
 
 
 def test_unused_labels_are_reported(run, tmp_path):

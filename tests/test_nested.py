@@ -16,7 +16,8 @@ from antipodal.errors import ModelFileError
 from antipodal.hashers.registry import make_hasher
 from antipodal.io.model_file import read_model_file, write_model_file
 from antipodal.paper.losses import mean_over_prefixes
-from antipodal.paper.pair_sampling import AllPairsBatch, BelievedBatch, ListedBatch
+from antipodal.paper.pair_sampling import AllPairsBatch, ExpectedBatch, ListedBatch
+from networks import network
 
 X, Y = load_digits(return_X_y=True)
 ORDER = np.random.default_rng(0).permutation(len(X))  # they come writer by writer
@@ -61,7 +62,7 @@ def batch_of(kind, rng):
         similar = p @ p.T
     else:
         similar = 1 - np.prod(1 - p[:, None] * p, axis=2)
-    batch = BelievedBatch(rows, torch.from_numpy(p), kind == "classes", torch.Generator())
+    batch = ExpectedBatch(rows, torch.from_numpy(p), kind == "classes", torch.Generator())
     return batch, similar, others
 
 
@@ -83,7 +84,9 @@ def test_networks_minimise_that_mean(kind, reach, margin):
     options = QUICK | {"n_epochs": 1, "learning_rate": 1e-30, "dropout": 0.0, "weight_decay": 0.0}
     if kind is DeepLinf:
         options["bound"] = reach
-    hasher = kind(12, nested=(3, 8), margin=margin, similar_weight=0.5, front="none", **options)
+    hasher = network(
+        kind, 12, nested=(3, 8), margin=margin, similar_weight=0.5, feature_map="none", **options
+    )
     z = hasher.fit(X[:40], Y[:40]).project(X[:40])
     margins = {
         n: 0.95 * math.sqrt(2 * n) * reach if margin is None else margin * math.sqrt(n / 12)
@@ -108,9 +111,11 @@ def test_without_nested_the_loss_sees_the_codes_as_they_are():
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-@pytest.mark.parametrize("front", ["none", "hidden", "kernel"])
-def test_a_prefix_makes_the_first_bits_and_is_saved(kind, front, tmp_path):
-    hasher = kind(40, nested=(5, 16, 24), front=front, **QUICK).fit(X[:100], Y[:100])
+@pytest.mark.parametrize("feature_map", ["none", "hidden", "kernel"])
+def test_a_prefix_makes_the_first_bits_and_is_saved(kind, feature_map, tmp_path):
+    hasher = network(kind, 40, nested=(5, 16, 24), feature_map=feature_map, **QUICK).fit(
+        X[:100], Y[:100]
+    )
     values, bits = hasher.project(X), hasher.transform(X)
     for n_bits in (5, 16, 24):
         short = hasher.prefix(n_bits)
@@ -135,21 +140,23 @@ def test_an_encoder_with_a_way_of_its_own_has_prefixes_too():
 
     class Own(DeepLinf):
         def new_encoder(self, n_features, n_bits, n_stages, seed=0):
-            return Halved(n_features, n_bits, n_stages, tied=self.tied)
+            return Halved(n_features, n_bits, n_stages)
 
-    hasher = Own(24, nested=(8,), front="none", **QUICK).fit(X[:99], Y[:99])
+    hasher = network(Own, 24, nested=(8,), feature_map="none", **QUICK).fit(X[:99], Y[:99])
     np.testing.assert_array_equal(hasher.prefix(8).project(X), hasher.project(X)[:, :8])
 
 
 def test_a_loaded_model_has_its_prefixes_and_a_prefix_has_those_below(tmp_path):
-    hasher = DeepLinf(24, nested=[np.int64(4), 8, 16], margin=6.0, **QUICK).fit(X[:99], Y[:99])
+    hasher = network(DeepLinf, 24, nested=[np.int64(4), 8, 16], margin=6.0, **QUICK).fit(
+        X[:99], Y[:99]
+    )
     hasher.save(tmp_path / "m")
     read = load(tmp_path / "m")
     assert read.nested == (4, 8, 16)
     bits = read.transform(X)
     short = read.prefix(np.int64(16))
     assert short.nested == (4, 8)
-    assert short.margin == pytest.approx(6 * math.sqrt(16 / 24))
+    assert short.training.margin == pytest.approx(6 * math.sqrt(16 / 24))
     short.save(tmp_path / "s")
     for start in (short, load(tmp_path / "s")):
         shortest = start.prefix(4)
@@ -161,11 +168,11 @@ def test_a_loaded_model_has_its_prefixes_and_a_prefix_has_those_below(tmp_path):
 
 
 def test_a_prefix_that_is_fitted_becomes_a_model_of_its_own():
-    hasher = DeepLinf(24, nested=(4, 8), **QUICK).fit(X[:99], Y[:99])
+    hasher = network(DeepLinf, 24, nested=(4, 8), **QUICK).fit(X[:99], Y[:99])
     bits = hasher.transform(X)
     short = hasher.prefix(8)
     short.fit(X[:99], Y[:99])
-    alone = DeepLinf(8, nested=(4,), **QUICK).fit(X[:99], Y[:99])
+    alone = network(DeepLinf, 8, nested=(4,), **QUICK).fit(X[:99], Y[:99])
     np.testing.assert_array_equal(short.transform(X), alone.transform(X))
     assert short.encoder_.W.shape[0] == 8
     np.testing.assert_array_equal(hasher.transform(X), bits)
@@ -180,14 +187,26 @@ def test_listed_pairs_beliefs_concepts_and_validation_have_prefixes():
     )
     digits = X[:300]
     fitted = {
-        "pairs": (DeepLinf(16, **options).fit_pairs(X, pairs, Y[pairs[:, 0]] == Y[pairs[:, 1]]), X),
-        "beliefs": (DeepLinf(16, **options).fit(digits[:99], Y[:99], unlabelled=digits[99:]), X),
-        "sampled": (DeepLinf(16, pairs="sampled", n_pairs=500, **options).fit(X[:99], Y[:99]), X),
+        "pairs": (
+            network(DeepLinf, 16, **options).fit_pairs(X, pairs, Y[pairs[:, 0]] == Y[pairs[:, 1]]),
+            X,
+        ),
+        "beliefs": (
+            network(DeepLinf, 16, **options).fit(digits[:99], Y[:99], unlabelled=digits[99:]),
+            X,
+        ),
+        "sampled": (
+            network(DeepLinf, 16, pairs="sampled", n_pairs=500, **options).fit(X[:99], Y[:99]),
+            X,
+        ),
         "concepts": (
-            DeepLinf(16, **options).fit(rows[:100], concepts[:100], unlabelled=rows[100:]),
+            network(DeepLinf, 16, **options).fit(rows[:100], concepts[:100], unlabelled=rows[100:]),
             rows,
         ),
-        "validation": (DeepLinf(16, validation_fraction=0.2, **options).fit(X[:99], Y[:99]), X),
+        "validation": (
+            network(DeepLinf, 16, validation_fraction=0.2, **options).fit(X[:99], Y[:99]),
+            X,
+        ),
     }
     for name, (hasher, seen) in fitted.items():
         np.testing.assert_array_equal(
@@ -204,7 +223,7 @@ def test_an_own_loss_is_called_with_each_prefix_and_the_same_targets(believed):
         seen.append((codes.shape[1], targets))
         return codes.square().mean()
 
-    hasher = DeepLinf(12, nested=(3, 8), loss=loss, **QUICK)
+    hasher = network(DeepLinf, 12, nested=(3, 8), loss=loss, **QUICK)
     hasher.fit(X[:99], Y[:99], **({"unlabelled": X[99:200]} if believed else {}))
     assert [n for n, _ in seen[:3]] == [3, 8, 12]
     for i in range(0, len(seen), 3):
@@ -213,12 +232,12 @@ def test_an_own_loss_is_called_with_each_prefix_and_the_same_targets(believed):
 
 def test_a_checkpoint_is_resumed_and_one_of_other_lengths_refused(tmp_path):
     fit = partial(DeepLinf.fit, X=X[:99], y=Y[:99], checkpoint=tmp_path / "state")
-    first = fit(DeepLinf(16, nested=(4, 8), **QUICK))
-    again = fit(DeepLinf(16, nested=[4, 8], **QUICK))
+    first = fit(network(DeepLinf, 16, nested=(4, 8), **QUICK))
+    again = fit(network(DeepLinf, 16, nested=[4, 8], **QUICK))
     np.testing.assert_array_equal(first.encode(X), again.encode(X))
     for nested in ((), (4,)):
         with pytest.raises(ModelFileError, match="state"):
-            fit(DeepLinf(16, nested=nested, **QUICK))
+            fit(network(DeepLinf, 16, nested=nested, **QUICK))
 
 
 @pytest.mark.parametrize("nested", [(0, 4), (-1,), (8,), (4, 9), (4, 2), (4, 4)])
@@ -236,7 +255,7 @@ def test_what_is_no_list_of_whole_numbers_is_refused(nested):
 def test_prefixes_of_other_lengths_are_refused():
     with pytest.raises(NotFittedError):
         DeepLinf(16, nested=(4, 8)).prefix(4)
-    hasher = DeepLinf(16, nested=(4, 8), **QUICK).fit(X[:50], Y[:50])
+    hasher = network(DeepLinf, 16, nested=(4, 8), **QUICK).fit(X[:50], Y[:50])
     for n_bits in (1, 5, 16, 17):
         with pytest.raises(ValueError, match=rf"\(4, 8\).*\b{n_bits}\b"):
             hasher.prefix(n_bits)
@@ -245,7 +264,7 @@ def test_prefixes_of_other_lengths_are_refused():
     with pytest.raises(ValueError, match=r"\bnested\b.*\(4, 8\).*\(4, 5\)"):
         hasher.set_params(nested=(4, 5)).prefix(5)
     with pytest.raises(ValueError, match=r"\bnested\b.*\b4\b"):
-        DeepLinf(16, **QUICK).fit(X[:50], Y[:50]).prefix(4)
+        network(DeepLinf, 16, **QUICK).fit(X[:50], Y[:50]).prefix(4)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +280,7 @@ def test_prefixes_of_other_lengths_are_refused():
     ],
 )
 def test_files_that_do_not_fit_together_are_refused(part, name, value, tmp_path):
-    hasher = DeepLinf(16, nested=(4, 8), **QUICK).fit(X[:50], Y[:50])
+    hasher = network(DeepLinf, 16, nested=(4, 8), **QUICK).fit(X[:50], Y[:50])
     hasher.prefix(8).save(tmp_path / "m")
     header, arrays = read_model_file(tmp_path / "m", "hasher")
     assert name in header[part]
@@ -273,7 +292,7 @@ def test_files_that_do_not_fit_together_are_refused(part, name, value, tmp_path)
 
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_scikit_learn_clones_them(kind):
-    hasher = kind(16, nested=(4, 8), **QUICK)
+    hasher = network(kind, 16, nested=(4, 8), **QUICK)
     assert hasher.get_params()["nested"] == (4, 8)
     assert "nested=(4, 8)" in repr(hasher)
     short = hasher.fit(X[:50], Y[:50]).prefix(8)
@@ -291,7 +310,7 @@ def test_a_command_line_can_ask_for_them():
 
 
 def test_the_first_bits_rank_as_a_code_of_their_own():
-    options = QUICK | {"n_epochs": 40, "front": "none"}
+    options = QUICK | {"n_epochs": 40, "feature_map": "none"}
 
     def score(bits):
         codes = pack(bits)
@@ -299,7 +318,7 @@ def test_the_first_bits_rank_as_a_code_of_their_own():
         return evaluate(codes[QUERY], codes[DATABASE], Y[QUERY], Y[DATABASE], n_bits=n_bits).map
 
     def fit(n_bits, nested=()):
-        return DeepLinf(n_bits, nested=nested, **options).fit(X[TRAIN], Y[TRAIN])
+        return network(DeepLinf, n_bits, nested=nested, **options).fit(X[TRAIN], Y[TRAIN])
 
     nested, plain, short = fit(64, (16,)), fit(64), fit(16)
     first = score(nested.prefix(16).transform(X))

@@ -43,6 +43,7 @@ from antipodal.cli import app
 from antipodal.hashers.registry import built_in_hashers
 from antipodal.io.model_file import model_identity
 from antipodal.io.onnx import Graph, GraphError, Symbol, pack_symbol
+from networks import network
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "onnx"
 X, Y = load_digits(return_X_y=True)
@@ -50,18 +51,18 @@ X = X.astype(np.float32)
 SEED = {"random_state": 0}
 FAST = {"n_epochs": 2, "n_anchors": 100, **SEED}
 EXPORTED = [
-    DeepLinf(20, front="kernel", **FAST),
-    DeepLinf(20, front="hidden", scaling="root-each", shrinkage=0.1, **FAST),
-    DeepLinf(20, front="none", tied=True, n_stages=3, **FAST),
-    DeepLinf(24, front="hidden", nested=(9,), **FAST),
-    NNHash(20, front="kernel", **FAST),
-    NNHash(20, front="hidden", **FAST),
-    NNHash(20, front="none", **FAST),
-    SparseHash(20, front="kernel", **FAST),
-    SparseHash(20, front="hidden", nonnegative=False, **FAST),
-    SparseHash(20, front="none", n_stages=0, **FAST),
-    OrthoHash(20, **FAST),
-    CSQ(20, **FAST),
+    network(DeepLinf, 20, feature_map="kernel", **FAST),
+    network(DeepLinf, 20, feature_map="hidden", scaling="root-each", **FAST),
+    network(DeepLinf, 20, feature_map="none", n_stages=3, **FAST),
+    network(DeepLinf, 24, feature_map="hidden", nested=(9,), **FAST),
+    network(NNHash, 20, feature_map="kernel", **FAST),
+    network(NNHash, 20, feature_map="hidden", **FAST),
+    network(NNHash, 20, feature_map="none", **FAST),
+    network(SparseHash, 20, feature_map="kernel", **FAST),
+    network(SparseHash, 20, feature_map="hidden", nonnegative=False, **FAST),
+    network(SparseHash, 20, feature_map="none", n_stages=0, **FAST),
+    network(OrthoHash, 20, **FAST),
+    network(CSQ, 20, **FAST),
     KSH(20, n_anchors=100, **SEED),
     SDH(20, n_anchors=100, **SEED),
     AGH(20, n_anchors=50, **SEED),
@@ -110,7 +111,7 @@ def test_every_hasher_is_exported():
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
     folder = tmp_path_factory.mktemp("network")
-    hasher = DeepLinf(20, front="hidden", nested=(9,), **FAST).fit(X[:300], Y[:300])
+    hasher = network(DeepLinf, 20, feature_map="hidden", nested=(9,), **FAST).fit(X[:300], Y[:300])
     hasher.save(folder / "model.antipodal")
     hasher.to_onnx(folder / "model.onnx", licence="CC BY 4.0")
     return hasher, folder

@@ -10,11 +10,22 @@ from sklearn.base import clone
 from sklearn.datasets import load_digits
 from torch.nn.functional import softplus
 
-from antipodal import BLU, DeepLinf, Encoder, LinfEncoder, NetworkHasher, evaluate, load, register
+from antipodal import (
+    BLU,
+    DeepLinf,
+    Encoder,
+    LinfEncoder,
+    NetworkHasher,
+    Training,
+    evaluate,
+    load,
+    register,
+)
 from antipodal.errors import ModelFileError
 from antipodal.hashers import registry
 from antipodal.paper.losses import function_name
 from antipodal.paper.pair_sampling import AllPairsBatch, ListedBatch
+from networks import network
 
 X, Y = load_digits(return_X_y=True)
 X, Y = X[:300], Y[:300]
@@ -66,28 +77,30 @@ def test_the_tables_of_a_batch_have_each_of_its_pairs_and_no_others(batch):
     assert contrastive(z, targets).item() == pytest.approx(ours.item(), rel=1e-9)
 
 
-SETTINGS = {"n_bits": 12, "n_epochs": 4, "margin": 3.0, "front": "none", "random_state": 0}
+SETTINGS = {"n_bits": 12, "n_epochs": 4, "margin": 3.0, "feature_map": "none", "random_state": 0}
 
 
 @pytest.mark.parametrize(
     "settings", [{}, {"pairs": "sampled", "n_pairs": 600}, {"validation_fraction": 0.2}]
 )
 def test_equation_12_as_an_own_loss_trains_the_same_network(settings):
-    built_in = DeepLinf(**SETTINGS, **settings).fit(X, Y)
-    own = DeepLinf(loss=contrastive, **SETTINGS, **settings).fit(X, Y)
+    built_in = network(DeepLinf, **SETTINGS, **settings).fit(X, Y)
+    own = network(DeepLinf, loss=contrastive, **SETTINGS, **settings).fit(X, Y)
     np.testing.assert_allclose(own.loss_curve_, built_in.loss_curve_, rtol=1e-3)
     np.testing.assert_allclose(own.validation_curve_, built_in.validation_curve_, rtol=1e-3)
     assert (own.transform(X) == built_in.transform(X)).mean() > 0.99
 
 
 def test_listed_pairs_reach_an_own_loss_too():
-    built_in = DeepLinf(**SETTINGS).fit_pairs(X, PAIRS, SIMILAR)
-    own = DeepLinf(loss=contrastive, **SETTINGS).fit_pairs(X, PAIRS, SIMILAR)
+    built_in = network(DeepLinf, **SETTINGS).fit_pairs(X, PAIRS, SIMILAR)
+    own = network(DeepLinf, loss=contrastive, **SETTINGS).fit_pairs(X, PAIRS, SIMILAR)
     np.testing.assert_allclose(own.loss_curve_, built_in.loss_curve_, rtol=1e-3)
 
 
 def test_another_loss_learns_something_else_and_learns_it():
-    hasher = DeepLinf(16, loss=likelihood, n_epochs=20, random_state=0).fit(X[:200], Y[:200])
+    hasher = DeepLinf(16, loss=likelihood, training=Training(n_epochs=20), random_state=0).fit(
+        X[:200], Y[:200]
+    )
     codes = hasher.encode(X)
     ours = evaluate(codes[200:], codes[:200], Y[200:], Y[:200], n_bits=16).map
     assert ours > 60
@@ -95,7 +108,7 @@ def test_another_loss_learns_something_else_and_learns_it():
 
 
 def test_a_saved_model_keeps_the_name_of_its_loss_and_does_not_need_it(tmp_path):
-    hasher = DeepLinf(loss=partial(contrastive, margin=2.0), **SETTINGS).fit(X, Y)
+    hasher = network(DeepLinf, loss=partial(contrastive, margin=2.0), **SETTINGS).fit(X, Y)
     hasher.save(tmp_path / "m")
     loaded = load(tmp_path / "m")
     assert loaded.loss == "test_own_loss.contrastive(margin=2.0)"
@@ -115,11 +128,11 @@ class Scaled:
 def test_a_checkpoint_of_another_loss_is_refused(tmp_path):
     losses = ["contrastive", contrastive, partial(contrastive, margin=2.0), likelihood, Scaled()]
     assert len({loss if loss == "contrastive" else function_name(loss) for loss in losses}) == 5
-    DeepLinf(loss=contrastive, **SETTINGS).fit(X, Y, checkpoint=tmp_path / "c")
-    DeepLinf(loss=contrastive, **SETTINGS).fit(X, Y, checkpoint=tmp_path / "c")
+    network(DeepLinf, loss=contrastive, **SETTINGS).fit(X, Y, checkpoint=tmp_path / "c")
+    network(DeepLinf, loss=contrastive, **SETTINGS).fit(X, Y, checkpoint=tmp_path / "c")
     for other in (loss for loss in losses if loss is not contrastive):
         with pytest.raises(ModelFileError, match=r"\bc\b"):
-            DeepLinf(loss=other, **SETTINGS).fit(X, Y, checkpoint=tmp_path / "c")
+            network(DeepLinf, loss=other, **SETTINGS).fit(X, Y, checkpoint=tmp_path / "c")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +147,7 @@ def test_a_checkpoint_of_another_loss_is_refused(tmp_path):
 )
 def test_a_loss_that_cannot_work_is_refused(loss, error, message):
     with pytest.raises(error, match=message):
-        DeepLinf(loss=loss, batch_size=300, **SETTINGS).fit(X, Y)
+        network(DeepLinf, loss=loss, batch_size=300, **SETTINGS).fit(X, Y)
 
 
 class SineEncoder(Encoder):
@@ -184,22 +197,30 @@ class OwnNetwork(NetworkHasher):
 
 
 @pytest.mark.parametrize("encoder", [SineEncoder, ScaledEncoder, SquaredEncoder])
-@pytest.mark.parametrize("front", ["none", "hidden", "kernel"])
-def test_an_own_encoder_is_encoded_with_as_it_was_trained(encoder, front, tmp_path, monkeypatch):
+@pytest.mark.parametrize("feature_map", ["none", "hidden", "kernel"])
+def test_an_own_encoder_is_encoded_with_as_it_was_trained(
+    encoder, feature_map, tmp_path, monkeypatch
+):
     monkeypatch.setattr(registry, "_registered", {})
     monkeypatch.setattr(OwnNetwork, "kind", encoder)
-    settings = {"n_epochs": 2, "front": front, "n_anchors": 60, "n_hidden": 30, "random_state": 0}
-    hasher = register(OwnNetwork)(12, scaling="each", **settings).fit(X, Y)
+    settings = {
+        "n_epochs": 2,
+        "feature_map": feature_map,
+        "n_anchors": 60,
+        "n_hidden": 30,
+        "random_state": 0,
+    }
+    hasher = network(register(OwnNetwork), 12, scaling="each", **settings).fit(X, Y)
     values = hasher.project(X)
     hasher.save(tmp_path / "m")
     np.testing.assert_array_equal(load(tmp_path / "m").project(X), values)
     Z = (X - hasher.mean_) / hasher.scale_
-    if front == "kernel":
+    if feature_map == "kernel":
         squared = ((Z[:, None] - hasher.anchors_) ** 2).sum(axis=2)
         Z = np.exp(-hasher.gamma_ * squared) @ hasher.lift_ - hasher.lift_offset_
     with torch.no_grad():
         seen = torch.from_numpy(Z)
-        if front == "hidden":
+        if feature_map == "hidden":
             seen = hasher.hidden_.double()(seen)
         expected = hasher.encoder_.double()(seen)
     np.testing.assert_allclose(values, expected, atol=1e-3)

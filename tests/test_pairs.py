@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antipodal.paper.losses import are_similar, expected_pairwise_loss, probably_similar
+from antipodal.paper.losses import are_similar, expected_pairwise_loss, similarity_probabilities
 from antipodal.paper.pair_sampling import (
     AllPairsBatch,
-    BelievedBatch,
-    BelievedPairs,
+    ExpectedBatch,
+    ExpectedPairs,
     InBatchPairs,
     ListedBatch,
     ListedPairs,
@@ -54,13 +54,13 @@ def test_the_loss_of_a_batch_is_the_mean_over_all_its_pairs(labels):
     ("n_classes", "size"), [(2, 256), (10, 256), (21, 256), (22, 264), (85, 1020), (86, 1024)]
 )
 def test_batches_grow_with_the_classes_up_to_a_limit(n_classes, size):
-    assert InBatchPairs(torch.arange(2000) % n_classes).usual().batch_size == size
+    assert InBatchPairs(torch.arange(2000) % n_classes).defaults().batch_size == size
 
 
 def test_batches_of_concepts_and_of_listed_pairs_do_not_grow():
-    assert InBatchPairs(torch.eye(300).bool()).usual().batch_size == 256
+    assert InBatchPairs(torch.eye(300).bool()).defaults().batch_size == 256
     listed = sample_pairs(torch.arange(600) % 300, 50, torch.Generator())
-    assert listed.usual().batch_size == 256
+    assert listed.defaults().batch_size == 256
 
 
 def test_the_probability_to_share_a_label_is_that_of_labels_drawn_by_the_beliefs():
@@ -68,13 +68,13 @@ def test_the_probability_to_share_a_label_is_that_of_labels_drawn_by_the_beliefs
     p = rng.dirichlet(np.ones(4), 3)
     drawn = np.stack([rng.choice(4, 100_000, p=row) for row in p])
     shared = (drawn[:, None] == drawn).mean(axis=2)
-    found = probably_similar(torch.from_numpy(p), exclusive=True)
+    found = similarity_probabilities(torch.from_numpy(p), exclusive=True)
     off = ~np.eye(3, dtype=bool)
     np.testing.assert_allclose(found[off], shared[off], atol=0.01)
     q = rng.random((3, 4))
     has = rng.random((100_000, 3, 4)) < q
     shared = (has[:, :, None] & has[:, None]).any(axis=3).mean(axis=0)
-    found = probably_similar(torch.from_numpy(q), exclusive=False)
+    found = similarity_probabilities(torch.from_numpy(q), exclusive=False)
     np.testing.assert_allclose(found[off], shared[off], atol=0.01)
 
 
@@ -85,7 +85,7 @@ def test_certain_beliefs_have_the_loss_and_the_gradient_of_labels(weight):
     plain = AllPairsBatch(torch.arange(20), labels).loss(z, 3.0, weight)
     (slope,) = torch.autograd.grad(plain, z)
     p = torch.nn.functional.one_hot(labels).double()
-    batch = BelievedBatch(torch.arange(20), p, True, torch.Generator())
+    batch = ExpectedBatch(torch.arange(20), p, True, torch.Generator())
     ours = batch.loss(z, 3.0, weight)
     torch.testing.assert_close(ours, plain)
     torch.testing.assert_close(torch.autograd.grad(ours, z)[0], slope)
@@ -97,7 +97,7 @@ def test_the_gradient_of_the_expected_loss_is_right():
     p = torch.rand(7, 3, dtype=torch.float64, generator=generator)
 
     def loss(z):
-        return expected_pairwise_loss(z, probably_similar(p, exclusive=False), 3.0, 0.4)
+        return expected_pairwise_loss(z, similarity_probabilities(p, exclusive=False), 3.0, 0.4)
 
     assert torch.autograd.gradcheck(loss, (z,))
 
@@ -117,7 +117,7 @@ def test_the_expected_loss_is_the_mean_over_pairs_that_are_drawn():
 
 def test_unsure_beliefs_and_few_classes_weigh_similar_pairs_more():
     def weight(p, **kind):
-        return BelievedPairs(p, **kind).usual().similar_weight
+        return ExpectedPairs(p, **kind).defaults().similar_weight
 
     sure = torch.eye(10).repeat(100, 1)
     assert weight(sure, exclusive=True) == pytest.approx(0.27 * 0.1**0.5, rel=0.02)
@@ -127,7 +127,7 @@ def test_unsure_beliefs_and_few_classes_weigh_similar_pairs_more():
 
 
 def test_an_epoch_of_beliefs_has_every_row_once():
-    pairs = BelievedPairs(torch.rand(100, 3), exclusive=False)
+    pairs = ExpectedPairs(torch.rand(100, 3), exclusive=False)
     rows = torch.cat([batch.rows for batch in pairs.batches(30, torch.Generator())])
     assert rows.sort().values.tolist() == list(range(100))
 

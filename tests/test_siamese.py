@@ -5,8 +5,9 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from antipodal import DeepLinf, load
+from antipodal import DeepLinf, Training, load
 from antipodal.errors import ModelFileError
+from networks import network
 
 
 class Stopped(Exception):  # noqa: N818
@@ -43,12 +44,12 @@ def weights(hasher):
 @pytest.mark.usefixtures("two_threads")
 def test_a_stopped_run_resumes_to_the_very_same_weights(tmp_path, digits, settings):
     settings = {"n_bits": 12, "n_epochs": 25, "batch_size": 64, "random_state": 3} | settings
-    whole = DeepLinf(**settings).fit(*digits)
+    whole = network(DeepLinf, **settings).fit(*digits)
     file = tmp_path / "run.checkpoint"
     with pytest.raises(Stopped):
-        DeepLinf(**settings).fit(*digits, checkpoint=file, progress=stop_after(17))
+        network(DeepLinf, **settings).fit(*digits, checkpoint=file, progress=stop_after(17))
     epochs = []
-    resumed = DeepLinf(**settings).fit(*digits, checkpoint=file, progress=epochs.append)
+    resumed = network(DeepLinf, **settings).fit(*digits, checkpoint=file, progress=epochs.append)
     assert epochs[0].number == 11  # checkpoints are written every ten epochs
     np.testing.assert_array_equal(resumed.loss_curve_, whole.loss_curve_)
     for name, value in weights(whole).items():
@@ -59,7 +60,7 @@ def test_batches_are_larger_where_classes_are_many():
     X, y = np.random.default_rng(0).normal(size=(360, 5)), np.arange(360) % 30
 
     def curve(**settings):
-        return DeepLinf(8, n_epochs=2, random_state=0, **settings).fit(X, y).loss_curve_
+        return network(DeepLinf, 8, n_epochs=2, random_state=0, **settings).fit(X, y).loss_curve_
 
     np.testing.assert_array_equal(curve(), curve(batch_size=360))
     assert not np.array_equal(curve(), curve(batch_size=256))
@@ -68,13 +69,23 @@ def test_batches_are_larger_where_classes_are_many():
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, digits):
     X, y = digits
     file = tmp_path / "run.checkpoint"
-    DeepLinf(8, n_epochs=10, random_state=0).fit(X, y, checkpoint=file)
+    DeepLinf(8, training=Training(n_epochs=10), random_state=0).fit(X, y, checkpoint=file)
     for other in (
-        lambda: DeepLinf(8, n_epochs=10, random_state=1).fit(X, y, checkpoint=file),
-        lambda: DeepLinf(8, n_epochs=11, random_state=0).fit(X, y, checkpoint=file),
-        lambda: DeepLinf(9, n_epochs=10, random_state=0).fit(X, y, checkpoint=file),
-        lambda: DeepLinf(8, n_epochs=10, random_state=0).fit(X + 1e-3, y, checkpoint=file),
-        lambda: DeepLinf(8, n_epochs=10, random_state=0).fit(X, y[::-1], checkpoint=file),
+        lambda: DeepLinf(8, training=Training(n_epochs=10), random_state=1).fit(
+            X, y, checkpoint=file
+        ),
+        lambda: DeepLinf(8, training=Training(n_epochs=11), random_state=0).fit(
+            X, y, checkpoint=file
+        ),
+        lambda: DeepLinf(9, training=Training(n_epochs=10), random_state=0).fit(
+            X, y, checkpoint=file
+        ),
+        lambda: DeepLinf(8, training=Training(n_epochs=10), random_state=0).fit(
+            X + 1e-3, y, checkpoint=file
+        ),
+        lambda: DeepLinf(8, training=Training(n_epochs=10), random_state=0).fit(
+            X, y[::-1], checkpoint=file
+        ),
     ):
         with pytest.raises(ModelFileError, match=r"run\.checkpoint"):
             other()
@@ -82,15 +93,17 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, digits):
 
 def test_a_damaged_checkpoint_is_refused(tmp_path, digits):
     file = tmp_path / "run.checkpoint"
-    DeepLinf(8, n_epochs=10, random_state=0).fit(*digits, checkpoint=file)
+    DeepLinf(8, training=Training(n_epochs=10), random_state=0).fit(*digits, checkpoint=file)
     file.write_bytes(file.read_bytes()[:-7])
     with pytest.raises(ModelFileError, match="truncated"):
-        DeepLinf(8, n_epochs=10, random_state=0).fit(*digits, checkpoint=file)
+        DeepLinf(8, training=Training(n_epochs=10), random_state=0).fit(*digits, checkpoint=file)
 
 
 def test_the_loss_falls_and_is_reported(digits):
     epochs = []
-    hasher = DeepLinf(16, n_epochs=30, dropout=0.0, learning_rate=5e-3, random_state=0)
+    hasher = DeepLinf(
+        16, training=Training(n_epochs=30, dropout=0.0, learning_rate=5e-3), random_state=0
+    )
     hasher.fit(*digits, progress=epochs.append)
     assert [e.number for e in epochs] == list(range(1, 31))
     assert all(e.n_epochs == 30 and e.validation_loss is None for e in epochs)
@@ -102,9 +115,17 @@ def test_early_stopping_keeps_the_best_weights(digits):
     X, y = digits
     shuffled = np.random.default_rng(0).permutation(y)  # nothing to learn: it must overfit
     hasher = DeepLinf(
-        16, n_epochs=400, validation_fraction=0.3, patience=5, dropout=0.0, weight_decay=0.0,
-        learning_rate=1e-2, random_state=0,
-    ).fit(X, shuffled)  # fmt: skip
+        16,
+        training=Training(
+            n_epochs=400,
+            validation_fraction=0.3,
+            patience=5,
+            dropout=0.0,
+            weight_decay=0.0,
+            learning_rate=1e-2,
+        ),
+        random_state=0,
+    ).fit(X, shuffled)
     curve = hasher.validation_curve_
     assert len(curve) < 400
     assert hasher.best_epoch_ == int(np.argmin(curve))
@@ -114,16 +135,19 @@ def test_early_stopping_keeps_the_best_weights(digits):
 def test_a_diverging_run_says_so(digits):
     with pytest.raises(FloatingPointError, match=r"\blearning_rate\b"):
         DeepLinf(
-            8, n_epochs=50, optimizer="sgd", learning_rate=1e30, schedule="constant",
+            8,
+            training=Training(
+                n_epochs=50, optimizer="sgd", learning_rate=1e30, schedule="constant"
+            ),
             random_state=0,
-        ).fit(*digits)  # fmt: skip
+        ).fit(*digits)
 
 
 def test_training_and_loading_do_not_touch_the_global_random_state(digits, tmp_path):
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
-    DeepLinf(8, n_epochs=3).fit(*digits)
-    DeepLinf(8, n_epochs=3, init="ksvd").fit(*digits).save(tmp_path / "m")
+    DeepLinf(8, training=Training(n_epochs=3)).fit(*digits)
+    DeepLinf(8, init="ksvd", training=Training(n_epochs=3)).fit(*digits).save(tmp_path / "m")
     load(tmp_path / "m")
     torch.testing.assert_close(torch.rand(1), expected)

@@ -8,10 +8,11 @@ import torch
 from sklearn.datasets import load_digits, make_multilabel_classification
 from sklearn.neighbors import NearestNeighbors
 
-from antipodal import ClassifierLSH, DeepLinf, NNHash, SparseHash, evaluate, load
+from antipodal import ClassifierLSH, DeepLinf, NNHash, SparseHash, Training, evaluate, load
 from antipodal.hashers import pseudo_labels as teacher
 from antipodal.hashers.preprocessing import learn_inputs, scaled
 from antipodal.hashers.pseudo_labels import _mean_of_nearest, beliefs, can_teach
+from networks import network
 
 X, Y = load_digits(return_X_y=True)
 ORDER = np.random.default_rng(0).permutation(len(X))  # they come writer by writer
@@ -92,7 +93,7 @@ def scores():
     """MAP of queries in the rest, without and with the rows without labels."""
 
     def score(kind, **options):
-        hasher = kind(32, n_epochs=40, batch_size=256, random_state=0)
+        hasher = network(kind, 32, n_epochs=40, batch_size=256, random_state=0)
         codes = hasher.fit(X[LABELLED], Y[LABELLED], **options).encode(X)
         return evaluate(codes[QUERY], codes[UNLABELLED], Y[QUERY], Y[UNLABELLED], n_bits=32).map
 
@@ -109,8 +110,8 @@ def test_where_labels_are_too_few_the_network_learns_from_them_alone():
     few = np.concatenate([np.flatnonzero(c == Y)[:2] for c in range(10)])
     options = {"n_epochs": 3, "random_state": 0}
     with pytest.warns(UserWarning, match=r"\b20\b.*\b10 classes\b"):
-        hasher = DeepLinf(8, **options).fit(X[few], Y[few], unlabelled=X)
-    alone = DeepLinf(8, **options).fit(X[few], Y[few])
+        hasher = network(DeepLinf, 8, **options).fit(X[few], Y[few], unlabelled=X)
+    alone = network(DeepLinf, 8, **options).fit(X[few], Y[few])
     np.testing.assert_array_equal(hasher.encode(X), alone.encode(X))
 
 
@@ -118,19 +119,25 @@ def test_a_sample_of_a_memory_map_is_learned_from(tmp_path):
     np.save(tmp_path / "u.npy", X[UNLABELLED].astype(np.uint8))
     mapped = np.load(tmp_path / "u.npy", mmap_mode="r")
     options = {"n_epochs": 2, "n_unlabelled": 300, "random_state": 0}
-    some = DeepLinf(8, **options).fit(X[LABELLED], Y[LABELLED], unlabelled=mapped)
-    again = DeepLinf(8, **options).fit(X[LABELLED], Y[LABELLED], unlabelled=X[UNLABELLED])
+    some = network(DeepLinf, 8, **options).fit(X[LABELLED], Y[LABELLED], unlabelled=mapped)
+    again = network(DeepLinf, 8, **options).fit(X[LABELLED], Y[LABELLED], unlabelled=X[UNLABELLED])
     np.testing.assert_array_equal(some.encode(X), again.encode(X))
-    alone = DeepLinf(8, **options).fit(X[LABELLED], Y[LABELLED])
+    alone = network(DeepLinf, 8, **options).fit(X[LABELLED], Y[LABELLED])
     assert (some.encode(X) != alone.encode(X)).any()
 
 
-@pytest.mark.parametrize("front", ["auto", "none", "hidden", "kernel"])
-def test_models_that_learned_from_rows_without_labels_are_saved_and_resumed(front, tmp_path):
-    options = {"n_epochs": 4, "front": front, "n_anchors": 50, "n_hidden": 20, "random_state": 0}
+@pytest.mark.parametrize("feature_map", ["auto", "none", "hidden", "kernel"])
+def test_models_that_learned_from_rows_without_labels_are_saved_and_resumed(feature_map, tmp_path):
+    options = {
+        "n_epochs": 4,
+        "feature_map": feature_map,
+        "n_anchors": 50,
+        "n_hidden": 20,
+        "random_state": 0,
+    }
 
     def fit(checkpoint=None):
-        hasher = DeepLinf(16, **options)
+        hasher = network(DeepLinf, 16, **options)
         rows = {"unlabelled": X[UNLABELLED], "checkpoint": checkpoint}
         return hasher.fit(X[LABELLED], Y[LABELLED], **rows)
 
@@ -142,17 +149,18 @@ def test_models_that_learned_from_rows_without_labels_are_saved_and_resumed(fron
 
 
 def test_models_of_version_0_2_are_read(tmp_path):
-    hasher = DeepLinf(8, front="none", scaling="each", n_epochs=1, random_state=0).fit(X, Y)
-    old = hasher.get_params()
-    for name in ("scaling", "front", "n_hidden", "belief_power", "n_unlabelled"):
-        del old[name]
-    old |= {"standardize": True, "kernel": "linear"}
+    hasher = DeepLinf(
+        8, feature_map="none", scaling="each", training=Training(n_epochs=1), random_state=0
+    ).fit(X, Y)
+    old = {"n_bits": 8, "n_stages": 2, "tied": False, "bound": 1.0, "n_epochs": 1, "margin": None,
+           "standardize": True, "kernel": "linear", "random_state": 0}  # fmt: skip
     read = DeepLinf(**DeepLinf.read_parameters(old))
     state = hasher.fitted_state()
     del state["root_"]
     read.restore_state(state)
     np.testing.assert_array_equal(read.encode(X), hasher.encode(X))
-    assert (read.front, read.scaling) == ("none", "each")
+    assert (read.feature_map, read.scaling) == ("none", "each")
+    assert read.training == Training(n_epochs=1)
 
 
 def test_an_own_loss_is_given_targets_that_are_drawn():
@@ -162,7 +170,7 @@ def test_an_own_loss_is_given_targets_that_are_drawn():
         seen.append(targets)
         return codes.square().mean()
 
-    hasher = DeepLinf(8, loss=loss, n_epochs=1, batch_size=500, random_state=0)
+    hasher = DeepLinf(8, loss=loss, training=Training(n_epochs=1, batch_size=500), random_state=0)
     hasher.fit(X[LABELLED], Y[LABELLED], unlabelled=X[UNLABELLED])
     for targets in seen:
         assert set(targets.unique().tolist()) == {-1, 0, 1}
@@ -183,11 +191,11 @@ def test_an_own_loss_is_given_targets_that_are_drawn():
 )
 def test_rows_without_labels_that_cannot_be_used_are_refused(unlabelled, message):
     with pytest.raises(ValueError, match=message):
-        DeepLinf(8, n_epochs=1).fit(X[:50], Y[:50], unlabelled=unlabelled)
+        DeepLinf(8, training=Training(n_epochs=1)).fit(X[:50], Y[:50], unlabelled=unlabelled)
 
 
 def test_settings_that_leave_no_use_for_them_say_so():
-    for hasher in (DeepLinf.paper(8), DeepLinf(8, n_unlabelled=0)):
+    for hasher in (DeepLinf.paper(8), DeepLinf(8, training=Training(n_unlabelled=0))):
         assert not hasher.uses_unlabelled
         with pytest.raises(ValueError, match=r"\bunlabelled\b"):
             hasher.fit(X[:50], Y[:50], unlabelled=X)
@@ -198,4 +206,6 @@ def test_settings_that_leave_no_use_for_them_say_so():
 def test_nothing_is_warned_of_where_labels_are_enough():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        DeepLinf(8, n_epochs=1, random_state=0).fit(X[:60], Y[:60], unlabelled=X[60:90])
+        DeepLinf(8, training=Training(n_epochs=1), random_state=0).fit(
+            X[:60], Y[:60], unlabelled=X[60:90]
+        )

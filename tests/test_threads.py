@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from antipodal import AGH, ITQ, KSH, DeepLinf
+from antipodal import AGH, ITQ, KSH, DeepLinf, Training
 from antipodal.threads import one_thread, one_thread_if_small
 
 X, Y = load_digits(return_X_y=True)
@@ -93,8 +93,14 @@ def test_large_computations_are_not_limited():
 @pytest.mark.parametrize(
     "hasher",
     [
-        DeepLinf(16, n_anchors=300, n_epochs=2, random_state=0),
-        DeepLinf(8, front="none", init="ksvd", sparsity=2, n_epochs=1, random_state=0),
+        DeepLinf(16, training=Training(n_anchors=300, n_epochs=2), random_state=0),
+        DeepLinf(
+            8,
+            feature_map="none",
+            init="ksvd",
+            training=Training(sparsity=2, n_epochs=1),
+            random_state=0,
+        ),
         KSH(16, n_anchors=300, n_iter=5, random_state=0),
         ITQ(16, random_state=0),
         AGH(16, n_anchors=100, random_state=0),

@@ -17,7 +17,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 from sklearn.datasets import load_digits
 
-from antipodal import DeepLinf
+from antipodal import DeepLinf, Training
 
 HERE = Path(__file__).parent
 NAMES = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
@@ -36,7 +36,7 @@ def write_report(folder: Path) -> None:
     """Fit, encode and evaluate with the public interface."""
     X, y = load_digits(return_X_y=True)
     X, labels = X.astype(np.float32), NAMES[y]
-    hasher = DeepLinf(32, n_epochs=15, random_state=0).fit(X[:500], y[:500])
+    hasher = DeepLinf(32, training=Training(n_epochs=15), random_state=0).fit(X[:500], y[:500])
     hasher.save(folder / "model.antipodal")
     for name, rows in (("queries", slice(1500, None)), ("database", slice(1500))):
         np.save(folder / f"{name}.npy", hasher.encode(X[rows]))

@@ -10,10 +10,10 @@ import json
 
 from sklearn.datasets import load_digits
 
-from antipodal import DeepLinf
+from antipodal import DeepLinf, Training
 
 X, y = load_digits(return_X_y=True)
-hasher = DeepLinf(n_bits=44, n_epochs=20, random_state=0).fit(X[:500], y[:500])
+hasher = DeepLinf(n_bits=44, training=Training(n_epochs=20), random_state=0).fit(X[:500], y[:500])
 hasher.to_onnx("digits.onnx", licence="CC BY 4.0")
 
 rows = X[500:]

@@ -368,6 +368,8 @@ def parameters(hasher: BaseHasher | UncompressedMethod) -> Record:
     if isinstance(hasher, NetworkHasher):
         options = values.pop("training") or Training()
         values = {**options.get_params(), **values}
+        if "init" not in values:
+            del values["sparsity"]  # an option of K-SVD initialisation only
     return {
         name: _json_value(v) for name, v in values.items() if name not in ("n_bits", "random_state")
     }

@@ -523,8 +523,8 @@ def _check_nested(nested: Sequence[int], n_bits: int) -> None:
     lengths = list(nested)
     if lengths != sorted(set(lengths)) or not all(1 <= n < n_bits for n in lengths):
         raise ValueError(
-            f"nested must be ascending lengths from 1 to {n_bits - 1}, below n_bits={n_bits}: "
-            f"got {nested}"
+            f"nested must be ascending code lengths of at least 1 and below {n_bits}, the value of "
+            f"n_bits: got {nested}"
         )
 
 
