@@ -37,6 +37,7 @@ from antipodal import (
     SignHash,
     SparseHash,
     SpectralHash,
+    load,
     pack,
 )
 from antipodal.cli import app
@@ -109,7 +110,7 @@ def test_every_hasher_is_exported():
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory):
+def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("network")
     hasher = network(DeepLinf, 20, feature_map="hidden", nested=(9,), **FAST).fit(X[:300], Y[:300])
     hasher.save(folder / "model.antipodal")
@@ -117,14 +118,24 @@ def network(tmp_path_factory):
     return hasher, folder
 
 
-def test_a_prefix_is_exported(network, tmp_path):
-    short = network[0].prefix(9)
+def test_a_prefix_is_exported(exported, tmp_path):
+    short = exported[0].prefix(9)
     short.to_onnx(tmp_path / "short.onnx")
     check_same_codes(short, tmp_path / "short.onnx")
 
 
-def test_the_file_says_what_it_is_and_takes_any_number_of_rows(network):
-    hasher, folder = network
+def test_a_model_with_tied_stages_and_shrinkage_is_exported(tmp_path):
+    folder = Path(__file__).parent / "data" / "0.6.1"
+    hasher = load(folder / "DeepLinf.tied.antipodal")
+    hasher.to_onnx(tmp_path / "tied.onnx")
+    rows = np.load(folder / "rows.npy").astype(np.float32)
+    code, projection = run(tmp_path / "tied.onnx", rows)
+    np.testing.assert_array_equal(code, hasher.encode(rows))
+    np.testing.assert_allclose(projection, hasher.project(rows), atol=1e-5)
+
+
+def test_the_file_says_what_it_is_and_takes_any_number_of_rows(exported):
+    hasher, folder = exported
     model = onnx.load(folder / "model.onnx")
     about = {entry.key: entry.value for entry in model.metadata_props}
     assert about.pop("antipodal")
@@ -142,8 +153,8 @@ def test_the_file_says_what_it_is_and_takes_any_number_of_rows(network):
         assert (code.dtype, projection.dtype) == (np.uint8, np.float32)
 
 
-def test_the_command_exports_and_says_what(network, tmp_path):
-    _, folder = network
+def test_the_command_exports_and_says_what(exported, tmp_path):
+    _, folder = exported
     arguments = [str(folder / "model.antipodal"), "--onnx", str(tmp_path / "model.onnx")]
     done = CliRunner().invoke(app, ["export", *arguments, "--licence", "CC BY 4.0", "--json"])
     record = json.loads(done.stdout)
