@@ -103,7 +103,7 @@ class IndexCache:
             begin(connection)
             version = self._file.tables.version(connection)
             if self._index is None or self._version != version:
-                self._index, self._version = self._refreshed(connection, version), version
+                self._index, self._version = self._refreshed(connection), version
             return copy(self._index), version
 
     def prepare(
@@ -138,7 +138,7 @@ class IndexCache:
                     self._filters.popitem(last=False)
             return ids
 
-    def _refreshed(self, connection: Connection, version: int) -> HammingIndex:
+    def _refreshed(self, connection: Connection) -> HammingIndex:
         """Return the index, and update the filters, at the version that the connection sees."""
         changed = self._file.tables.changed_since(connection, self._version)
         index, self._index = self._index, None  # after an error, the next search rebuilds it
