@@ -280,9 +280,7 @@ class SqliteFile:
 
     def __init__(self, address: Address) -> None:
         if sqlite3.sqlite_version_info < (3, 38):
-            raise StoreError(
-                f"SQLite stores need SQLite 3.38 or newer: got {sqlite3.sqlite_version}"
-            )
+            raise StoreError(f"SQLite 3.38 or newer is required: got {sqlite3.sqlite_version}")
         self.place = address.shown
         self._path = Path(address.target)
         self._timeout = _timeout(address.options)
