@@ -1,4 +1,4 @@
-"""A benchmark's records are what one would compute by hand, and are computed once."""
+"""Benchmarks: records equal values computed by hand; interrupted runs resume."""
 
 import json
 import re
@@ -46,7 +46,7 @@ from antipodal.hashers.registry import built_in_hashers, make_hasher
 
 DIGITS = datasets.digits()
 SMALL = {"n_train": 20, "n_query": 10}
-# What a record promises, by name.
+# Keys of every record.
 KEYS = {
     "method", "bits", "seed", "map", "map_worst", "map_best", "precision_r0", "recall_r0", "f1_r0",
     "precision_r2", "recall_r2", "f1_r2", "empty_r0", "empty_r2", "fit_seconds",
@@ -54,7 +54,7 @@ KEYS = {
 
 
 def concepts(n=600, seed=0):
-    """Rows that are noisy sums of the directions of their concepts."""
+    """Multi-label rows: noisy sums of one direction per concept."""
     rng = np.random.default_rng(seed)
     labels = rng.random((n, 6)) < 0.3
     labels[np.arange(n), rng.integers(6, size=n)] = True
@@ -80,7 +80,7 @@ def concepts(n=600, seed=0):
         ),
     ],
 )
-def test_a_record_is_what_fitting_and_scoring_by_hand_gives(method, hasher, learned_from):
+def test_a_record_equals_fitting_and_scoring_by_hand(method, hasher, learned_from):
     X, y = DIGITS.features, DIGITS.labels
     rows = DIGITS.split("paper", 3, **SMALL)
     others = np.setdiff1d(rows.database, rows.train)
@@ -105,7 +105,7 @@ def test_a_record_is_what_fitting_and_scoring_by_hand_gives(method, hasher, lear
     json.dumps(record, allow_nan=False)
 
 
-def test_concepts_are_scored_on_the_most_frequent_ones_with_their_own_measures():
+def test_multilabel_data_is_scored_on_the_most_frequent_concepts():
     data = concepts()
     benchmark = Benchmark(data, n_train=200, n_query=10, n_concepts=3)
     record = run_cell(benchmark, Cell("DeepLinf:n_epochs=5", 8, 0))
@@ -122,7 +122,7 @@ def test_concepts_are_scored_on_the_most_frequent_ones_with_their_own_measures()
         assert record[name] == pytest.approx(by_hand[name], abs=1e-6)
 
 
-def test_processes_side_by_side_give_the_same_scores():
+def test_several_processes_give_the_same_scores():
     cells = grid(["LSH", "ITQ:n_iter=3"], [8], [0])
     benchmark = Benchmark(DIGITS, **SMALL)
     inline, spread_out = (dict(run_cells(benchmark, cells, n)) for n in (1, 2))
@@ -131,13 +131,13 @@ def test_processes_side_by_side_give_the_same_scores():
         assert inline[cell]["map"] == pytest.approx(spread_out[cell]["map"], abs=0.5)
 
 
-def test_the_ceiling_ranks_class_probabilities_that_were_never_coded():
+def test_the_upper_bound_ranks_uncompressed_class_probabilities():
     cells = grid(["Ceiling", "ClassifierLSH"], [16, 32], [0])
     assert [cell for cell in cells if cell.method == "Ceiling"] == [Cell("Ceiling", 0, 0)]
     found = dict(run_cells(Benchmark(DIGITS, **SMALL), cells))
-    ceiling = found[Cell("Ceiling", 0, 0)]
-    assert ceiling["map"] > found[Cell("ClassifierLSH", 32, 0)]["map"]
-    assert ceiling["map"] > found[Cell("ClassifierLSH", 16, 0)]["map"]
+    bound = found[Cell("Ceiling", 0, 0)]
+    assert bound["map"] > found[Cell("ClassifierLSH", 32, 0)]["map"]
+    assert bound["map"] > found[Cell("ClassifierLSH", 16, 0)]["map"]
     rows = DIGITS.split("paper", 0, **SMALL)
     X, y = DIGITS.features, DIGITS.labels
     svm = ClassifierLSH(random_state=0).fit(X[rows.train], y[rows.train])
@@ -146,12 +146,12 @@ def test_the_ceiling_ranks_class_probabilities_that_were_never_coded():
         average_precision_score(y[rows.database] == label, row)
         for label, row in zip(y[rows.query], products, strict=True)
     ]
-    assert ceiling["map"] == pytest.approx(100 * np.mean(by_hand), abs=0.01)
-    assert table([ceiling])[1][:2] == ["Ceiling", "–"]
+    assert bound["map"] == pytest.approx(100 * np.mean(by_hand), abs=0.01)
+    assert table([bound])[1][:2] == ["Ceiling", "–"]
 
 
 @pytest.mark.parametrize("centred", [False, True])
-def test_floats_are_ranked_by_their_cosine(centred):
+def test_uncompressed_vectors_are_ranked_by_cosine(centred):
     cell = Cell("CentredCosine" if centred else "Cosine", 0, 0)
     record = run_cell(Benchmark(DIGITS, **SMALL), cell)
     rows = DIGITS.split("paper", 0, **SMALL)
@@ -167,7 +167,9 @@ def test_floats_are_ranked_by_their_cosine(centred):
     assert record["learned_from"] == ("database" if centred else "nothing")
 
 
-@pytest.mark.parametrize("method", ["KSH:n_anchors=50", "LSH"])  # more magnify the rounding
+@pytest.mark.parametrize(
+    "method", ["KSH:n_anchors=50", "LSH"]
+)  # more anchors would amplify rounding
 def test_mirrored_methods_learn_from_both_views_and_average_them(method):
     data = DIGITS.with_gist(orientations=(4,), grid=2)
     record = run_cell(Benchmark(data, **SMALL, mirrored=True), Cell(method, 8, 0))
@@ -183,7 +185,7 @@ def test_mirrored_methods_learn_from_both_views_and_average_them(method):
     assert record["map"] == pytest.approx(by_hand.map, abs=0.2)  # flipping rounds differently
 
 
-def test_a_mirrored_record_is_not_taken_for_a_plain_one():
+def test_mirrored_and_plain_records_are_distinct():
     data, cell = DIGITS.with_gist(orientations=(4,), grid=2), Cell("LSH", 8, 0)
     plain, mirrored = Benchmark(data, **SMALL), Benchmark(data, **SMALL, mirrored=True)
     record = run_cell(mirrored, cell)
@@ -191,7 +193,7 @@ def test_a_mirrored_record_is_not_taken_for_a_plain_one():
     assert plain.matching([cell], [record]) == {}
 
 
-def test_without_new_items_there_is_no_score_of_them():
+def test_without_other_rows_there_is_no_score_without_training_rows():
     rows = DIGITS.split("paper", 0, **SMALL)
     all_trained = datasets.Split(rows.database, rows.query, rows.database)
     record = run_cell(Benchmark(DIGITS, split=all_trained), Cell("LSH", 8, 0))
@@ -200,18 +202,18 @@ def test_without_new_items_there_is_no_score_of_them():
     assert unseen["map_without_training"] == unseen["map"]
 
 
-def test_only_features_that_are_known_in_the_mirror_can_be_mirrored():
+def test_mirroring_requires_a_mirror_order_of_features():
     with pytest.raises(ValueError, match=r"\bdigits\b.*\bmirror"):
         Benchmark(DIGITS, mirrored=True)
 
 
-def test_a_cell_that_cannot_be_leaves_the_others_alone():
+def test_a_failing_cell_does_not_stop_the_others():
     outcomes = dict(run_cells(Benchmark(DIGITS, **SMALL), grid(["ITQ", "LSH"], [65], [0])))
     assert isinstance(outcomes[Cell("ITQ", 65, 0)], ValueError)
     assert outcomes[Cell("LSH", 65, 0)]["map"] > 20
 
 
-def test_records_are_found_again_only_for_the_same_data_protocol_and_cell():
+def test_records_match_only_the_same_data_protocol_and_cell():
     cell = Cell("LSH", 8, 0)
     benchmark = Benchmark(DIGITS, **SMALL)
     record = run_cell(benchmark, cell)
@@ -228,21 +230,21 @@ def test_records_are_found_again_only_for_the_same_data_protocol_and_cell():
     assert benchmark.matching([Cell("LSH", 8, 1)], [record]) == {}
 
 
-def test_a_record_has_all_parameters_as_json_holds_them():
+def test_a_record_has_all_parameters_as_json_values():
     record = run_cell(Benchmark(DIGITS, **SMALL), Cell("ITQ:n_iter=2", 8, 0))
     expected = ITQ(8, n_iter=2).get_params()
     del expected["n_bits"], expected["random_state"]
     assert record["parameters"] == expected
     assert json.loads(json.dumps(record)) == record
-    ceiling = Benchmark(DIGITS, **SMALL).identify(Cell("Ceiling", 0, 0))["parameters"]
-    assert ceiling == {"C": 5.0, "gamma": None, "n_samples": 8000, "scaling": "auto"}
+    bound = Benchmark(DIGITS, **SMALL).identify(Cell("Ceiling", 0, 0))["parameters"]
+    assert bound == {"C": 5.0, "gamma": None, "n_samples": 8000, "scaling": "auto"}
 
 
-def test_a_record_of_other_defaults_or_another_version_is_not_taken_for_ours(monkeypatch):
+def test_records_of_other_defaults_or_versions_do_not_match(monkeypatch):
     cell, benchmark = Cell("ITQ", 8, 0), Benchmark(DIGITS, **SMALL)
     record = json.loads(json.dumps(run_cell(benchmark, cell)))
     assert benchmark.matching([cell], [record]) == {cell: record}
-    # written before records had parameters
+    # a record of a version without parameters
     old = {name: value for name, value in record.items() if name != "parameters"}
     assert benchmark.matching([cell], [old]) == {}
     monkeypatch.setitem(
@@ -257,7 +259,7 @@ def test_a_record_of_other_defaults_or_another_version_is_not_taken_for_ours(mon
 
 
 class Shifted(LSH):
-    """An own hasher, with parameters that JSON does not know."""
+    """A custom hasher with parameters that are not JSON values."""
 
     def __init__(self, n_bits=8, *, shift=np.negative, start=None, reach=np.inf, random_state=None):
         super().__init__(n_bits, random_state=random_state)
@@ -268,7 +270,7 @@ def double(x):
     return 2 * x
 
 
-def test_parameters_of_an_own_hasher_are_named_or_digested():
+def test_parameters_of_a_custom_hasher_are_named_or_hashed():
     first = parameters(Shifted(shift=double, start=np.arange(3.0)))
     assert first["shift"] == f"{__name__}.double"
     assert first["reach"] == "inf"
@@ -293,17 +295,17 @@ def test_a_given_split_is_used_for_every_seed():
         ("ITQ:n_iter", r"\bNAME=VALUE\b"),
     ],
 )
-def test_a_method_that_is_misspelt_is_refused_before_anything_runs(method, message):
+def test_a_misspelt_method_is_rejected_before_the_run(method, message):
     with pytest.raises(ValueError, match=message):
         grid([method], [8], [0])
 
 
-def test_the_papers_setting_has_a_name():
+def test_the_setting_of_the_paper_has_a_name():
     ours = make_hasher("DeepLinf.paper:n_epochs=2", 16, 7).get_params()
     assert ours == DeepLinf.paper(16, n_epochs=2, random_state=7).get_params()
 
 
-def test_a_table_has_the_mean_the_spread_and_the_papers_figure():
+def test_a_table_has_mean_deviation_and_the_value_of_the_paper():
     base = {"dataset": "cifar10-gist", "protocol": "paper", "n_train": 200, "n_query": 100}
     maps = [34.0, 35.0, 37.5]
     records = [
@@ -318,8 +320,8 @@ def test_a_table_has_the_mean_the_spread_and_the_papers_figure():
     assert spread([0.0012]) == "0.001"
 
 
-def test_the_papers_tables_hold_together():
-    """Harmonic means of printed precision and recall, but for the entries known to be off."""
+def test_f1_of_the_published_tables_is_consistent():
+    """F1 is the harmonic mean of precision and recall, except for known misprints."""
     known = {("AGH2", 48), ("LDAHash", 48), ("LDAHash", 64), ("PSH", 64)}
     for scores in PUBLISHED.values():
         assert len(scores) == 16
@@ -335,7 +337,7 @@ def test_a_dataset_without_features_is_refused():
         Benchmark(datasets.Dataset("images", None, np.arange(4), images))
 
 
-def test_a_dataset_is_named_after_what_was_made_of_it(tmp_path):
+def test_the_name_of_a_dataset_includes_its_features(tmp_path):
     plain, described = load_dataset("digits"), load_dataset("digits", features="gist")
     np.testing.assert_array_equal(plain.features, DIGITS.features)
     np.testing.assert_array_equal(described.features, DIGITS.with_gist().features)
@@ -367,7 +369,7 @@ def test_a_dataset_is_named_after_what_was_made_of_it(tmp_path):
 
 
 def bench(*arguments, cwd):
-    """Run the command in this process, which has imported everything already."""
+    """Run the command in this process, to save the imports."""
     command = ["antipodal", "bench", *map(str, arguments)]
     printed, said, code = StringIO(), StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(said):
@@ -393,7 +395,7 @@ QUICK = (
 )
 
 
-def test_the_command_prints_a_record_a_cell_and_keeps_them(tmp_path):
+def test_the_command_prints_and_stores_one_record_per_cell(tmp_path):
     done = bench(*QUICK, "--seeds", "0-1", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     printed = [json.loads(line) for line in done.stdout.splitlines()]
@@ -411,7 +413,7 @@ def test_the_command_prints_a_record_a_cell_and_keeps_them(tmp_path):
     assert " ± " in again.stdout
 
 
-def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
+def test_a_killed_run_resumes(tmp_path):
     options = ("--bits", 8, "--train", 100, "--queries", 10, "--out", "r.jsonl", "--json")
     slow = ("digits", "--methods", "LSH,DeepLinf:n_epochs=5000", "--processes", 1, *options)
     command = [sys.executable, "-m", "antipodal", "bench", *map(str, slow)]
@@ -430,7 +432,7 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path):
     assert read_records(tmp_path / "r.jsonl") == first
 
 
-def test_multilabel_files_run_the_protocol_of_nus_wide_under_their_own_name(tmp_path):
+def test_multilabel_files_use_the_protocol_of_nus_wide(tmp_path):
     data = concepts(1500)
     np.savez(tmp_path / "flowers.npz", X=data.features, Y=data.labels.astype(np.uint8))
     options = ("--methods", "LSH", "--bits", 8, "--concepts", 4, "--queries", 20, "--json")
@@ -467,7 +469,7 @@ def test_multilabel_files_run_the_protocol_of_nus_wide_under_their_own_name(tmp_
         ),
     ],
 )
-def test_what_cannot_be_run_is_said(tmp_path, arguments, code, message):
+def test_invalid_options_are_reported(tmp_path, arguments, code, message):
     if "--train" not in arguments:
         arguments = (*arguments, "--train", "20")
     done = bench(*arguments, cwd=tmp_path)
@@ -476,7 +478,7 @@ def test_what_cannot_be_run_is_said(tmp_path, arguments, code, message):
     assert "Traceback" not in done.stderr
 
 
-def test_a_foreign_file_of_records_is_left_alone(tmp_path):
+def test_a_foreign_file_is_not_changed(tmp_path):
     (tmp_path / "notes.txt").write_text("my notes\n")
     done = bench(*QUICK, "--out", "notes.txt", cwd=tmp_path)
     assert done.returncode == 1

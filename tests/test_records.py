@@ -1,4 +1,4 @@
-"""Records survive what stops a run."""
+"""Files of records: crashes, full disks, concurrent runs, foreign files."""
 
 import errno
 import json
@@ -31,7 +31,7 @@ def test_records_are_read_in_the_order_they_were_written(tmp_path):
     assert read_records(tmp_path / "missing") == []
 
 
-def test_a_last_line_cut_at_any_byte_costs_that_record_only(tmp_path):
+def test_an_incomplete_last_line_loses_only_that_record(tmp_path):
     path = tmp_path / "r.jsonl"
     write(path, {"first": 1}, {"second": 22})
     whole = path.read_bytes()
@@ -44,7 +44,7 @@ def test_a_last_line_cut_at_any_byte_costs_that_record_only(tmp_path):
 
 
 @pytest.mark.parametrize("line", [b"{\n", b"[1]\n", b"\xff\xfe\n", b"\n"])
-def test_a_file_of_something_else_is_named_with_the_line(tmp_path, line):
+def test_a_foreign_file_is_reported_with_the_line(tmp_path, line):
     path = tmp_path / "r.jsonl"
     path.write_bytes(b'{"a": 1}\n' + line)
     with pytest.raises(AntipodalError, match=r"r\.jsonl\b.*\bline 2\b"):
@@ -60,32 +60,34 @@ def test_two_runs_cannot_write_one_file(tmp_path):
     assert read_records(path) == [{"a": 1}]
 
 
-def test_a_file_that_another_run_makes_at_this_moment_is_not_emptied(tmp_path, monkeypatch):
+def test_a_file_created_concurrently_is_not_truncated(tmp_path, monkeypatch):
     path = tmp_path / "r.jsonl"
     real = os.open
 
-    def a_moment_later(name, *arguments, **options):  # the other run is done before we open it
+    def create_before_opening(
+        name, *arguments, **options
+    ):  # another run creates it before it is opened here
         if str(name) == str(path) and not path.exists():
             path.write_text('{"theirs": 1}\n')
         return real(name, *arguments, **options)
 
     exists = Path.exists
 
-    def seen_too_early(this, **options):
+    def create_after_check(this, **options):
         found = exists(this, **options)
         if this == path and not found:
             path.write_text('{"theirs": 1}\n')
         return found
 
-    monkeypatch.setattr(os, "open", a_moment_later)
-    monkeypatch.setattr(Path, "exists", seen_too_early)
+    monkeypatch.setattr(os, "open", create_before_opening)
+    monkeypatch.setattr(Path, "exists", create_after_check)
     with appending(path) as file:
         assert file.found == [{"theirs": 1}]
         file.append({"ours": 2})
     assert read_records(path) == [{"theirs": 1}, {"ours": 2}]
 
 
-def test_processes_that_open_one_new_file_at_once_lose_no_record(tmp_path):
+def test_concurrent_processes_lose_no_record(tmp_path):
     code = """
 import sys
 from pathlib import Path
@@ -125,7 +127,7 @@ for i in range(60):
 
 
 @pytest.mark.parametrize("text", ["my notes", "my notes\n", '{"a": 1}\nmy notes'])
-def test_a_file_of_something_else_is_not_cut(tmp_path, text):
+def test_a_foreign_file_is_not_truncated(tmp_path, text):
     path = tmp_path / "notes.txt"
     path.write_text(text)
     with pytest.raises(AntipodalError, match=r"notes\.txt.*\bJSON\b"), appending(path):
@@ -133,7 +135,7 @@ def test_a_file_of_something_else_is_not_cut(tmp_path, text):
     assert path.read_text() == text
 
 
-def test_a_full_disk_keeps_the_records_before(tmp_path):
+def test_a_full_disk_keeps_earlier_records(tmp_path):
     path = tmp_path / "r.jsonl"
     code = f"""
 import resource, signal
@@ -150,7 +152,7 @@ with appending({str(path)!r}) as file:
     assert read_records(path) == [{"a": 1}]
 
 
-def test_a_broken_disk_is_told_in_one_line(tmp_path, monkeypatch):
+def test_a_failing_disk_is_reported_with_the_path(tmp_path, monkeypatch):
     path = tmp_path / "r.jsonl"
     write(path, {"a": 1})
 
@@ -166,7 +168,7 @@ def test_a_broken_disk_is_told_in_one_line(tmp_path, monkeypatch):
         with pytest.raises(AntipodalError, match=r"r\.jsonl.*Input/output error"):
             file.append({"b": 2})
     with pytest.raises(AntipodalError, match=r"other\.jsonl.*Input/output error"):
-        write(tmp_path / "other.jsonl", {"a": 1})  # whose name cannot be synced
+        write(tmp_path / "other.jsonl", {"a": 1})  # its directory cannot be synced
 
 
 def test_a_killed_writer_loses_no_acknowledged_record(tmp_path):
@@ -189,20 +191,20 @@ with appending({str(path)!r}) as file:
     assert len(numbers) >= acknowledged + 1
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+def test_a_directory_that_cannot_be_created_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(AntipodalError, match="file/r"), appending(tmp_path / "file" / "r"):
         pass
 
 
-def test_records_hold_plain_json_only(tmp_path):
+def test_records_must_be_plain_json(tmp_path):
     path = tmp_path / "r.jsonl"
     with appending(path) as file, pytest.raises(ValueError, match="JSON"):
         file.append({"a": float("nan")})
     assert json.loads(path.read_text() or "null") is None
 
 
-def test_a_device_and_a_pipe_are_written_to_as_they_are(tmp_path):
+def test_devices_and_pipes_are_written_without_reading(tmp_path):
     with appending("/dev/null") as null:
         null.append({"a": 1})
     assert Path("/dev/null").is_char_device()

@@ -1,4 +1,4 @@
-"""Work side by side gives what work in line gives."""
+"""Process pool: several processes give the same results as one."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from antipodal.bench.workers import available_cores, run_jobs
 
 
 def add(shared, job):
-    """Return a sum, by which process, and with how many threads at most."""
+    """Return a sum, the id of the process and its greatest number of threads."""
     if job == 13:
         raise ValueError("thirteen")
     pools = [pool["num_threads"] for pool in threadpool_info()]
@@ -27,11 +27,11 @@ def die(shared, job):
 
 @pytest.fixture(scope="module", params=[1, 2])
 def run(request):
-    """The number of processes, and what they made of some jobs: to start them takes seconds."""
+    """Number of processes and their results; shared, since starting processes takes seconds."""
     return request.param, dict(run_jobs(add, 100, [1, 13, 2, 3], request.param))
 
 
-def test_every_job_gives_its_result_or_its_error(run):
+def test_every_job_returns_its_result_or_its_error(run):
     n_processes, outcomes = run
     assert {job: outcomes[job][0] for job in (1, 2, 3)} == {1: 101, 2: 102, 3: 103}
     assert isinstance(outcomes[13], ValueError)
@@ -39,19 +39,19 @@ def test_every_job_gives_its_result_or_its_error(run):
     assert here == {n_processes == 1}
 
 
-def test_workers_together_use_no_more_threads_than_there_are_cores(run):
+def test_workers_share_the_cores(run):
     n_processes, outcomes = run
     if n_processes > 1:
         used = {outcomes[job][2] for job in (1, 2, 3)}
         assert used == {max(1, available_cores() // n_processes)}
 
 
-def test_a_worker_that_dies_is_reported_and_not_waited_for():
+def test_a_killed_worker_raises_an_error():
     with pytest.raises(AntipodalError, match="worker"):
         list(run_jobs(die, None, [0, 1, 2, 3], 2))
 
 
-def test_a_caller_that_stops_early_leaves_no_process_behind():
+def test_closing_the_iterator_early_ends_all_processes():
     outcomes = run_jobs(add, 0, range(20), 2)
     _, (_, pid, _) = next(outcomes)
     outcomes.close()
@@ -63,10 +63,10 @@ def blocked(shared, job):
     return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def test_workers_never_see_an_interrupt_from_their_first_moment_on():
+def test_workers_block_sigint_from_their_start():
     assert dict(run_jobs(blocked, None, [0, 1], 2)) == {0: True, 1: True}
     assert not blocked(None, 0)
 
 
-def test_no_jobs_are_no_results():
+def test_no_jobs_give_no_results():
     assert list(run_jobs(add, 0, [], 2)) == []
