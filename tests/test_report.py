@@ -242,6 +242,9 @@ def test_high_recalls_are_spread_and_drawn_where_the_axis_says():
     ticks = {text: y for _, y, text in texts(chart, "tick y")}
     assert ticks["90"] - ticks["99.5"] > 80  # pixels of 226
     assert list(ticks.values()) == sorted(ticks.values(), reverse=True)
+    near = [label for _, label in recall_axis([91, 99.4, 99.8]).ticks]
+    assert {"90", "99", "99.5"} <= {*near}
+    assert recall_axis([40, 90]) == linear_axis([40, 90])
     least = 0.25  # misses at which 100 is drawn: half of the smallest
     drawn = points(chart, np.log2, lambda y: -np.log(max(100 - y, least)))
     for name, curve in curves.items():

@@ -152,9 +152,9 @@ class Audit:
         judged = ["nDCG", "nDCG, rerank ×4"] if self.ndcg is not None else []
         rows = [
             ["code", "bytes", "compression", "search", f"recall@{self.k}",
-             *(f"rerank ×{r}" for r in _SHOWN), "int8 rerank ×4",
-             *(f"oversampling for {target:g}" for target in TARGETS), *judged,
-             "fit, s", "vectors encoded/s", "queries/s"]
+             *(f"rerank ×{r}" for r in _SHOWN), "int8 ×4",
+             *(f"rerank for {target:g}" for target in TARGETS), *judged,
+             "fit, s", "encoded/s", "queries/s"]
         ]  # fmt: skip
         for setting in self.settings:
             cost = setting.cost

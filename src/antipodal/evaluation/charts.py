@@ -84,7 +84,7 @@ def log2_axis(values: Iterable[float]) -> Axis:
 
 
 def recall_axis(values: Iterable[float]) -> Axis:
-    """Return an axis for percentages; logarithmic in 100 - y if they are both low and above 95.
+    """Return an axis for percentages; logarithmic in 100 - y if the misses differ tenfold.
 
     Methods at 98 and 99.5 % differ by a factor of four in their misses, which a linear axis from
     20 to 100 % would not show. A value of 100 is drawn at the upper limit.
@@ -97,7 +97,7 @@ def recall_axis(values: Iterable[float]) -> Axis:
     ['0', '50', '80', '90', '95', '98', '99', '99.5']
     """
     found = list(values)
-    if min(found) >= 80 or max(found) <= 95:
+    if max(found) <= 95 or 100 - min(found) < 10 * max(100 - max(found), 0.1):
         return linear_axis(found)
     labels = [0, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9, 99.95]
     low = max(y for y in labels if y <= min(found))
