@@ -40,6 +40,7 @@ N_BITS, N_ITEMS, N_FEATURES = 32, 20_000, 64
 FIRST_ID = 10**12  # schemathesis writes and deletes items with smaller ids
 MAX_READY_SECONDS, MAX_MEGABYTES, MAX_NEW_DESCRIPTORS = 1.0, 1_000, 10
 MIN_SECONDS_OF_SCHEMATHESIS = 30  # a test of its own covers shorter runs
+CLOSING_SECONDS = 300  # until idle connections are closed
 HONEST = "127.0.0.2"  # address of the honest client: nginx limits each address separately
 ARROW = "application/vnd.apache.arrow.stream"
 PATHS = [
@@ -611,10 +612,14 @@ def _attack(
         n_before = service.descriptors()
         run = Campaign(service, proxy, seed, 0.0)
         found = _run(run, size, seed, max_ready_seconds, attacks, codes, stack)
-        n_after, pids = service.descriptors(), service.pids()
+        n_allowed = n_before + MAX_NEW_DESCRIPTORS + (32 if proxy else 0)  # kept alive by nginx
+        deadline = time.monotonic() + CLOSING_SECONDS
+        while (n_after := service.descriptors()) > n_allowed and time.monotonic() < deadline:
+            time.sleep(0.2)
+        pids = service.pids()
         service.end()
         failures = found["failures"] + service.errors()
-        if n_after > n_before + MAX_NEW_DESCRIPTORS + (32 if proxy else 0):  # kept alive by nginx
+        if n_after > n_allowed:
             failures.append(f"{n_before} descriptors were open before, {n_after} after")
         if left := [pid for pid in pids if is_alive(pid)]:
             failures.append(f"processes are left: {left}")
@@ -666,7 +671,6 @@ def _run(
     (waits, slow), (counts, wrong) = times.get(), results.get()
     for process in others:
         process.join()
-    time.sleep(min(15, size))  # idle connections are closed by then
     failures = [*run.failures, *slow, *wrong]
     if megabytes > MAX_MEGABYTES:
         failures.append(f"the service used {megabytes:.0f} MB")

@@ -29,6 +29,13 @@ def antipodal(*arguments, cwd=None):
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
 
 
+def run_here(*arguments):
+    """Run a command in this process, since a new one would spend most of its time on imports."""
+    done = CliRunner().invoke(app, [*map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Return a folder with features, labels, and a model fitted by the command line."""
@@ -79,28 +86,26 @@ def test_evaluate_gives_the_measures_of_the_python_api(folder):
     assert "precision_r1" in table.stdout
 
 
-def test_fit_takes_pairs_and_other_methods(folder):
+def test_fit_takes_pairs_and_other_methods(folder, monkeypatch):
+    monkeypatch.chdir(folder)
     rng = np.random.default_rng(0)
     pairs = rng.integers(0, 1797, (500, 2))
     similar = (Y[pairs[:, 0]] == Y[pairs[:, 1]]).astype(int)
     np.save(folder / "pairs.npy", np.column_stack([pairs, similar]))
-    done = antipodal("fit", "X.npy", "--pairs", "pairs.npy", "--bits", 8, "-o", "p",
-                     "--set", "n_epochs=2", "--set", "feature_map=none", cwd=folder)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    done = antipodal("fit", "X.npy", "--method", "LSH", "--bits", 8, "-o", "l", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    run_here("fit", "X.npy", "--pairs", "pairs.npy", "--bits", 8, "-o", "p",
+                     "--set", "n_epochs=2", "--set", "feature_map=none")  # fmt: skip
+    done = run_here("fit", "X.npy", "--method", "LSH", "--bits", 8, "-o", "l")
     assert re.search(r"\bLSH\b.*\b8 bits\b.*\b1,797 rows\b.*\b64 features\b", done.stdout)
     assert isinstance(load(folder / "l"), LSH)
-    done = antipodal("fit", "X.npy", "--labels", "y.npy", "--method", "KSH", "--bits", 8, "-o", "k",
-                     "--set", "n_anchors=50", cwd=folder)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_here("fit", "X.npy", "--labels", "y.npy", "--method", "KSH", "--bits", 8, "-o", "k",
+                     "--set", "n_anchors=50")  # fmt: skip
     again = KSH(8, n_anchors=50, random_state=0).fit(X, Y)
     np.testing.assert_array_equal(load(folder / "k").encode(X), again.encode(X))
 
 
 def test_demo_prints_scores_and_neighbours_and_saves_the_model(tmp_path, monkeypatch):
-    done = antipodal("demo", "--epochs", 2, "--bits", 16, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    done = run_here("demo", "--epochs", 2, "--bits", 16)
     for text in (*built_in_hashers(), "query: 0", "██"):
         assert text in done.stdout
     assert "DeepLinf" in done.stderr
@@ -108,8 +113,7 @@ def test_demo_prints_scores_and_neighbours_and_saves_the_model(tmp_path, monkeyp
     assert np.load(tmp_path / "antipodal-demo" / "digits-codes.npy").shape == (1597, 2)
     few = {"DeepLinf": built_in_hashers()["DeepLinf"], "LSH": built_in_hashers()["LSH"]}
     monkeypatch.setattr("antipodal.bench.demo.built_in_hashers", lambda: few)
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["demo", "--epochs", "2", "--bits", "16", "--json"])
+    done = run_here("demo", "--epochs", 2, "--bits", 16, "--json")
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert [r["method"] for r in records] == list(few)
     assert all({"map", "precision_r2", "fit_seconds", "seed"} <= r.keys() for r in records)

@@ -82,7 +82,7 @@ def test_scaled_rows_and_products_with_them_are_the_same_when_encoding(scaling, 
 
 def test_the_choice_follows_the_data():
     rng = np.random.RandomState(0)
-    digits = choose_scaling(X[:500], label_table(Y[:500]), rng)
+    digits = choose_scaling(X[:250], label_table(Y[:250]), rng)
     assert digits.endswith("common")  # pixels at the border hardly vary
     labels = np.arange(300) % 3
     informative = 1e-3 * (labels[:, None] == np.arange(3)) + 1e-4 * rng.standard_normal((300, 3))
