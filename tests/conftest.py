@@ -2,6 +2,10 @@
 
 import os
 
+# The problems are small and tests run in parallel: on busy cores, the threads of OpenBLAS spend
+# most of their time waiting for each other. It reads the variable when NumPy is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +16,7 @@ from effort import CAMPAIGN
 
 settings.register_profile("usual", derandomize=not CAMPAIGN, deadline=None, print_blob=True)
 settings.load_profile("usual")
-torch.set_num_threads(1)  # the problems are small, and tests may run in parallel
+torch.set_num_threads(1)
 
 
 @pytest.fixture
