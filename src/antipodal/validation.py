@@ -15,7 +15,7 @@ _BLOCK_ROWS = 4096
 def check_whole(value: object, name: str, least: int) -> None:
     """Raise TypeError or ValueError unless `value` is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be a whole number: got {value!r}")
+        raise TypeError(f"{name} must be an integer: got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}: got {value}")
 
@@ -30,13 +30,13 @@ def check_type(value: object, name: str, kind: object) -> None:
         if not isinstance(value, (list, tuple)) or not all(
             isinstance(entry, Integral) and not isinstance(entry, bool) for entry in value
         ):
-            raise TypeError(f"{name} must be a list of whole numbers: got {value!r}")
+            raise TypeError(f"{name} must be a list of integers: got {value!r}")
         return
     kinds = get_args(kind) or (kind,)
     if value is None and type(None) in kinds:
         return
     for known, allowed, description in (
-        (int, Integral, "a whole number"),
+        (int, Integral, "an integer"),
         (float, Real, "a number"),
         (bool, (bool, np.bool_), "True or False"),
         (str, str, "a string"),

@@ -1,7 +1,6 @@
 """Dictionary learning: K-SVD with orthogonal matching pursuit."""
 
 from collections.abc import Iterable
-from numbers import Integral
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -11,6 +10,7 @@ from sklearn.utils import check_array, check_random_state
 from torch import Tensor
 
 from antipodal.threads import one_thread
+from antipodal.validation import check_whole
 
 FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.intp]
@@ -138,7 +138,8 @@ def ksvd(
         learned = ksvd(array, n_atoms, sparsity=sparsity, n_iter=n_iter, random_state=random_state)
         return KSVDResult(torch.from_numpy(learned.dictionary).to(Y.device, dtype), learned.errors)
     samples = _check_samples(Y)
-    _check_counts(n_atoms=n_atoms, sparsity=sparsity, n_iter=n_iter)
+    for name, count in (("n_atoms", n_atoms), ("sparsity", sparsity), ("n_iter", n_iter)):
+        check_whole(count, name, 1)
     if sparsity > n_atoms:
         raise ValueError(
             f"sparsity must be at most n_atoms = {n_atoms}: got {sparsity}. Are the two swapped?"
@@ -187,14 +188,6 @@ def _check_samples(Y: ArrayLike) -> FloatArray:
         )
     # Atoms and relative errors do not depend on the scale, but squares may overflow.
     return samples if 1e-6 < peak < 1e6 else samples / peak
-
-
-def _check_counts(**counts: object) -> None:
-    for name, count in counts.items():
-        if not isinstance(count, Integral) or isinstance(count, bool):
-            raise TypeError(f"{name} must be an integer: got {count!r}")
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1: got {count}")
 
 
 def _first_dictionary(Y: FloatArray, n_atoms: int, rng: np.random.RandomState) -> FloatArray:
