@@ -18,7 +18,7 @@ from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
 
 from antipodal import DeepLinf
-from antipodal.hashers.kernel_features import lift_rows
+from antipodal.hashers.kernel_features import kernel_feature_rows
 from antipodal.hashers.preprocessing import Inputs, scale_map
 from antipodal.hashers.pseudo_labels import fit_svm, svm_probabilities
 
@@ -58,7 +58,7 @@ class LogProbabilities(DeepLinf):
             log_p = (logs(self._svm, rows) - self._mean) / self._scale
             if self.feature_map == "kernel":
                 return self.encoder_(
-                    torch.cat([lift_rows(self._network().lift, rows), log_p], dim=1)
+                    torch.cat([kernel_feature_rows(self._network().kernel, rows), log_p], dim=1)
                 )
             return self.encoder_(self.hidden_(torch.cat([rows, log_p], dim=1)))
 

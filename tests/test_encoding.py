@@ -1,4 +1,4 @@
-"""The way from rows to bits: what it keeps between calls, and what it refuses."""
+"""Encoding: cached projectors, parameter changes after fit, and rejected input."""
 
 import copy
 import pickle
@@ -32,18 +32,18 @@ FAST = {"n_epochs": 1, "n_anchors": 50, "random_state": 0}
 
 
 class Counted(LSH):
-    """LSH that knows for how many rows it was asked for a projector."""
+    """LSH that records the arguments of `projector`."""
 
-    asked: list[int] = []  # noqa: RUF012
+    requested: list[int] = []  # noqa: RUF012
 
     def projector(self, max_rows):
-        self.asked.append(max_rows)
+        self.requested.append(max_rows)
         return super().projector(max_rows)
 
 
 @pytest.fixture
 def counted():
-    Counted.asked.clear()
+    Counted.requested.clear()
     return Counted(16, random_state=0).fit(X)
 
 
@@ -52,8 +52,8 @@ def test_a_projector_for_few_rows_is_built_once_and_is_small(counted):
     for n in (1, 2, 50, 200):
         np.testing.assert_array_equal(counted.encode(X[:n])[:1], codes)
     counted.transform(X[:3]), counted.project(X[:3]), list(counted.encode_blocks(X[:3]))
-    assert len(counted.asked) == 1
-    assert counted.asked[0] <= 256
+    assert len(counted.requested) == 1
+    assert counted.requested[0] <= 256
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_projector_for_few_rows_is_built_once_and_is_small(counted):
     ],
     ids=["fit", "set_params and fit", "mean_", "hyperplanes_"],
 )
-def test_what_was_kept_is_dropped_when_the_hasher_changes(counted, change):
+def test_cached_projectors_are_dropped_when_the_hasher_changes(counted, change):
     counted.encode(X[:1])
     change(counted)
     values = (X - counted.mean_) @ counted.hyperplanes_
@@ -76,11 +76,11 @@ def test_what_was_kept_is_dropped_when_the_hasher_changes(counted, change):
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, copy.copy, lambda h: pickle.loads(pickle.dumps(h))]
 )
-def test_copies_have_nothing_that_is_kept_and_give_the_same_bits(counted, copied):
+def test_copies_have_their_own_cache_and_give_the_same_bits(counted, copied):
     counted.encode(X[:1])
     other = copied(counted)
     np.testing.assert_array_equal(other.encode(X[:5]), counted.encode(X[:5]))
-    assert len(counted.asked) == 2
+    assert len(counted.requested) == 2
     other.hyperplanes_ = -other.hyperplanes_
     np.testing.assert_array_equal(other.project(X[:5]), -counted.project(X[:5]))
     assert not hasattr(clone(counted), "mean_")
@@ -97,7 +97,7 @@ def test_copies_have_nothing_that_is_kept_and_give_the_same_bits(counted, copied
     ],
     ids=lambda hasher: type(hasher).__name__,
 )
-def test_threads_that_encode_at_once_do_not_disturb_each_other(hasher):
+def test_threads_can_encode_at_the_same_time(hasher):
     codes = hasher.fit(X, Y).encode(X)
 
     def encode(i):
@@ -108,14 +108,14 @@ def test_threads_that_encode_at_once_do_not_disturb_each_other(hasher):
         assert all(pool.map(encode, range(150)))
 
 
-def test_a_generator_of_blocks_that_is_given_up_does_not_spoil_the_next(counted):
+def test_an_abandoned_generator_of_blocks_does_not_affect_the_next(counted):
     for _ in range(3):
         next(counted.encode_blocks(X[:5]))
     codes = next(counted.encode_blocks(X[:5]))
     np.testing.assert_array_equal(codes, counted.encode(X)[:5])
 
 
-def test_names_of_features_are_still_compared():
+def test_feature_names_are_compared():
     hasher = LSH(8, random_state=0).fit(X)
     hasher.feature_names_in_ = np.array([f"f{i}" for i in range(64)], object)
     with pytest.warns(UserWarning, match="feature names"):
@@ -156,7 +156,7 @@ def test_a_parameter_that_encoding_reads_cannot_change_after_fit(hasher, name, v
         loaded.encode(X)
 
 
-def test_a_parameter_put_back_and_one_that_only_fit_reads_are_no_matter():
+def test_a_restored_parameter_and_parameters_of_fit_may_change():
     hasher = network(DeepLinf, 16, **FAST).fit(X, Y)
     codes = hasher.encode(X)
     hasher.set_params(n_bits=8).set_params(n_bits=16, training__n_epochs=3)
@@ -177,7 +177,7 @@ def test_a_parameter_put_back_and_one_that_only_fit_reads_are_no_matter():
 @pytest.mark.parametrize(
     ("name", "value"), [("n_bits", 8), ("n_bits", 10**12), ("n_features_in_", 63)]
 )
-def test_a_file_whose_numbers_contradict_its_arrays_is_refused(hasher, name, value, tmp_path):
+def test_a_file_whose_parameters_contradict_its_arrays_is_rejected(hasher, name, value, tmp_path):
     clone(hasher).fit(X, Y).save(tmp_path / "m")
     header, arrays = read_model_file(tmp_path / "m", "hasher")
     part = header["fitted" if name.endswith("_") else "parameters"]

@@ -102,7 +102,7 @@ def name(hasher):
 
 
 @parametrize_with_checks(CHECKED)
-def test_scikit_learns_own_checks(estimator, check):
+def test_scikit_learn_estimator_checks(estimator, check):
     check(estimator)
 
 
@@ -120,7 +120,7 @@ def test_bits_are_signs_of_projections_and_codes_are_packed_bits(hasher):
     np.testing.assert_array_equal(np.concatenate(list(hasher.encode_blocks(X))), codes)
 
 
-def test_no_rows_have_no_codes(hasher):
+def test_an_empty_input_has_no_codes(hasher):
     none = X[:0]
     assert hasher.project(none).shape == hasher.transform(none).shape == (0, 20)
     assert hasher.encode(none).shape == (0, 3)
@@ -136,7 +136,7 @@ def test_the_same_seed_gives_the_same_bits(hasher):
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_the_bits_of_a_row_do_not_depend_on_its_company(hasher, fresh_rng):
+def test_the_bits_of_a_row_do_not_depend_on_other_rows(hasher, fresh_rng):
     codes = hasher.encode(X)
     order = fresh_rng.permutation(len(X))
     np.testing.assert_array_equal(hasher.encode(X[order]), codes[order])
@@ -152,7 +152,7 @@ def test_float32_and_float64_rows_give_the_same_bits(hasher):
         np.testing.assert_array_equal(hasher.encode(X.astype(dtype)), codes)
 
 
-def test_a_loaded_hasher_is_the_one_that_was_saved(hasher, tmp_path):
+def test_a_loaded_hasher_equals_the_saved_one(hasher, tmp_path):
     hasher.save(tmp_path / "model")
     loaded = load(tmp_path / "model")
     assert loaded.get_params() == hasher.get_params()
@@ -204,7 +204,7 @@ def test_rows_that_cannot_be_encoded_are_named(hasher, rows, message):
         hasher.encode(rows)
 
 
-def test_one_bad_number_names_its_row_wherever_it_stands(hasher):
+def test_the_row_of_an_invalid_value_is_named(hasher):
     for row, bad in ((0, np.nan), (31, np.inf), (32, -np.inf), (399, np.nan)):
         rows = X.copy()
         rows[row, 0] = bad  # a feature that is 0 in all digits: no method learns anything from it
@@ -213,7 +213,7 @@ def test_one_bad_number_names_its_row_wherever_it_stands(hasher):
 
 
 @pytest.mark.parametrize("unfitted", HASHERS, ids=name)
-def test_an_unfitted_hasher_says_so(unfitted, tmp_path):
+def test_an_unfitted_hasher_raises_not_fitted(unfitted, tmp_path):
     fresh = type(unfitted)(**unfitted.get_params(deep=False))
     with pytest.raises(NotFittedError):
         fresh.encode(X)
@@ -227,7 +227,7 @@ def test_an_unfitted_hasher_says_so(unfitted, tmp_path):
     ("n_bits", "error"),
     [(0, ValueError), (-3, ValueError), (2.5, TypeError), ("8", TypeError), (True, TypeError)],
 )
-def test_a_senseless_number_of_bits_is_refused(kind, n_bits, error):
+def test_an_invalid_number_of_bits_is_rejected(kind, n_bits, error):
     with pytest.raises(error, match="n_bits"):
         kind(n_bits).fit(X, Y)
 
@@ -250,7 +250,7 @@ def test_every_hasher_is_tested():
     assert {type(h) for h in CHECKED} == {type(h) for h in HASHERS} == set(KINDS)
 
 
-def test_more_bits_than_features_is_fine_where_it_can_be():
+def test_more_bits_than_features_are_allowed_where_possible():
     for able in (LSH, SpectralHash, LinfHash, PSH, KSH, SDH, AGH, OneHotHash, ClassifierLSH):
         assert able(100).fit(X, Y).encode(X).shape == (400, 13)
     assert network(DeepLinf, 100, **FAST).fit(X, Y).encode(X).shape == (400, 13)

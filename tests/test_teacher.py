@@ -11,7 +11,7 @@ from sklearn.neighbors import NearestNeighbors
 from antipodal import ClassifierLSH, DeepLinf, NNHash, SparseHash, Training, evaluate, load
 from antipodal.hashers import pseudo_labels as teacher
 from antipodal.hashers.preprocessing import learn_inputs, scaled
-from antipodal.hashers.pseudo_labels import _mean_of_nearest, beliefs, can_teach
+from antipodal.hashers.pseudo_labels import _mean_of_nearest, enough_labels, pseudo_labels
 from networks import network
 
 X, Y = load_digits(return_X_y=True)
@@ -27,7 +27,7 @@ def random():
 
 @pytest.fixture(scope="module")
 def believed():
-    return beliefs(SEEN[LABELLED], Y[LABELLED], SEEN[UNLABELLED], random())
+    return pseudo_labels(SEEN[LABELLED], Y[LABELLED], SEEN[UNLABELLED], random())
 
 
 def test_labels_are_certain_and_beliefs_are_probabilities_that_are_mostly_right(believed):
@@ -42,7 +42,7 @@ def test_labels_are_certain_and_beliefs_are_probabilities_that_are_mostly_right(
 
 def test_neighbours_make_beliefs_better(believed, monkeypatch):
     monkeypatch.setattr(teacher, "_SHARE", 0.0)
-    alone = beliefs(SEEN[LABELLED], Y[LABELLED], SEEN[UNLABELLED], random())[100:]
+    alone = pseudo_labels(SEEN[LABELLED], Y[LABELLED], SEEN[UNLABELLED], random())[100:]
     likelihood = [np.log(p[np.arange(1300), Y[UNLABELLED]]).mean() for p in (alone, believed[100:])]
     assert likelihood[1] > likelihood[0]
 
@@ -68,7 +68,7 @@ def test_concepts_are_believed_one_by_one():
         500, 12, n_classes=5, n_labels=2, allow_unlabeled=False, random_state=0
     )
     seen = scaled(rows, learn_inputs(rows, "each"))
-    p = beliefs(seen[:200], concepts[:200].astype(bool), seen[200:], random())
+    p = pseudo_labels(seen[:200], concepts[:200].astype(bool), seen[200:], random())
     assert p.shape == (500, 5)
     np.testing.assert_array_equal(p[:200], concepts[:200])
     assert ((p[200:] > 0.5) == concepts[200:]).mean() > 0.75
@@ -76,14 +76,14 @@ def test_concepts_are_believed_one_by_one():
 
 
 def test_few_rows_per_class_are_enough_and_too_few_are_said_to_be():
-    assert can_teach(np.repeat(np.arange(20), 5))
+    assert enough_labels(np.repeat(np.arange(20), 5))
     with pytest.warns(UserWarning, match=r"\b12\b.*\b6 classes\b"):
-        assert not can_teach(np.repeat(np.arange(6), 2))
+        assert not enough_labels(np.repeat(np.arange(6), 2))
 
 
 def test_a_class_that_is_missing_in_a_fold_is_no_trouble():
     labels = np.where(np.arange(60) == 7, 2, np.arange(60) % 2)
-    p = beliefs(SEEN[:60], labels, SEEN[60:100], random())
+    p = pseudo_labels(SEEN[:60], labels, SEEN[60:100], random())
     assert np.isfinite(p).all()
     assert p.shape == (100, 3)
 

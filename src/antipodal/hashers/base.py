@@ -228,7 +228,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             if not name.endswith("_"):
                 raise ValueError(f"the names of fitted attributes must end with _: got {name!r}")
             setattr(self, name, value)
-        self._remember_parameters()
+        self._mark_fitted()
 
     def check_restored(self) -> None:
         """Raise an error if the attributes read from a file cannot encode n_features_in_ features.
@@ -279,11 +279,11 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         check_finite(rows)
         for name in BaseHasher.fitted_state(self):
             delattr(self, name)
-        self._remember_parameters()
+        self._mark_fitted()
         validate_data(self, X, skip_check_array=True)  # sets n_features_in_, feature_names_in_
         return rows
 
-    def _remember_parameters(self) -> None:
+    def _mark_fitted(self) -> None:
         """Record the parameters that encoding reads, and drop cached projectors."""
         self._fitted_with = {name: getattr(self, name) for name in self.encoding_parameters}
         self._projectors = _ProjectorCache()

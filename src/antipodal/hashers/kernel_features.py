@@ -169,8 +169,3 @@ def kernel_feature_rows(features: KernelFeatures, Y: Tensor) -> Tensor:
         rows = slice(start, start + _KERNEL_BLOCK_ROWS)
         torch.mm(kernels(Y[rows]), L, out=phi[rows]).sub_(c)
     return phi
-
-
-# Names that `network` and `pipeline` import.
-Lift = KernelFeatures
-learn_lift, lift_rows = learn_kernel_features, kernel_feature_rows

@@ -208,7 +208,7 @@ class LinfHash(BaseHasher):
         short.n_bits, short.levels_ = int(n_bits), shorter[:n_levels]
         short.nested = tuple(n for n in self.nested if n < n_bits)
         short.inner_dictionaries_ = _concatenate(inner, len(self.mean_))
-        short._remember_parameters()
+        short._mark_fitted()
         return short
 
     def _inner(self) -> list[NDArray[np.float32]]:

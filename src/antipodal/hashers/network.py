@@ -17,7 +17,11 @@ from sklearn.utils import check_random_state
 from torch import Tensor, nn
 
 from antipodal.hashers.base import FloatArray, SupervisedHasher
-from antipodal.hashers.kernel_features import Lift, learn_lift, lift_rows
+from antipodal.hashers.kernel_features import (
+    KernelFeatures,
+    kernel_feature_rows,
+    learn_kernel_features,
+)
 from antipodal.hashers.pipeline import Network, forward_map
 from antipodal.hashers.preprocessing import (
     Inputs,
@@ -27,7 +31,7 @@ from antipodal.hashers.preprocessing import (
     learn_inputs,
     scaled,
 )
-from antipodal.hashers.pseudo_labels import beliefs, can_teach, label_table, sharpened
+from antipodal.hashers.pseudo_labels import enough_labels, label_table, pseudo_labels, sharpen
 from antipodal.hashers.rows import as_floats, draw_rows, hold_out, sample_labelled
 from antipodal.hashers.training import OPTIONS, REMOVED, RENAMED, Training
 from antipodal.io.vectors import VectorFile
@@ -166,7 +170,7 @@ class NetworkHasher(SupervisedHasher):
         rng = np.random.default_rng(seed)
         rows, labels = sample_labelled(checked, labels, options.n_samples, rng)
         train_rows, held_out = hold_out(labels, options.validation_fraction, seed)
-        if others is not None and not can_teach(labels[train_rows]):
+        if others is not None and not enough_labels(labels[train_rows]):
             others = None
         inputs = self._learn_inputs(_some(rows, train_rows), labels[train_rows], others, seed)
         device = options.torch_device()
@@ -180,8 +184,8 @@ class NetworkHasher(SupervisedHasher):
         else:
             n = len(train_rows)
             random = np.random.RandomState(seed)
-            p = beliefs(Y[:n], labels[train_rows], Y[n:n_train], random)
-            p = sharpened(p, options.pseudo_label_power, exclusive=labels.ndim == 1)
+            p = pseudo_labels(Y[:n], labels[train_rows], Y[n:n_train], random)
+            p = sharpen(p, options.pseudo_label_power, exclusive=labels.ndim == 1)
             probabilities = torch.from_numpy(p).to(device)
             pairs = self._expected_pairs(probabilities, seed, exclusive=labels.ndim == 1)
         mapped = self._learn_feature_map(Y, n_train, seed, has_unlabelled=others is not None)
@@ -313,9 +317,9 @@ class NetworkHasher(SupervisedHasher):
         if feature_map == "auto":
             feature_map = "hidden" if has_unlabelled else "kernel"
         if feature_map == "kernel":
-            learned = learn_lift(Y[:n_train], self._options.n_anchors, seed)
+            learned = learn_kernel_features(Y[:n_train], self._options.n_anchors, seed)
             self.anchors_, self.gamma_, self.lift_, self.lift_offset_ = learned
-            return lift_rows(learned, torch.from_numpy(Y))
+            return kernel_feature_rows(learned, torch.from_numpy(Y))
         if feature_map == "hidden":
             self.hidden_ = self.new_encoder(Y.shape[1], self.n_hidden, 0, seed + 1)
             self.hidden_.add_offset()
@@ -385,7 +389,7 @@ class NetworkHasher(SupervisedHasher):
             if self.training.margin is not None:
                 short.training.margin = self.training.margin * math.sqrt(n_bits / self.n_bits)
         short.n_bits, short.nested = int(n_bits), tuple(n for n in self.nested if n < n_bits)
-        short._remember_parameters()
+        short._mark_fitted()
         return short
 
     def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
@@ -396,11 +400,11 @@ class NetworkHasher(SupervisedHasher):
         return lambda X: forward(X)[:, : self.n_bits]
 
     def _network(self) -> Network:
-        lift = None
+        kernel = None
         if "anchors_" in vars(self):
-            lift = Lift(self.anchors_, self.gamma_, self.lift_, self.lift_offset_)
+            kernel = KernelFeatures(self.anchors_, self.gamma_, self.lift_, self.lift_offset_)
         inputs = Inputs(self.root_, self.mean_, self.scale_)
-        return Network(inputs, vars(self).get("hidden_"), lift, self.encoder_)
+        return Network(inputs, vars(self).get("hidden_"), kernel, self.encoder_)
 
     def _custom_loss(self) -> PairLoss | None:
         """Return the loss that replaces Eq. 12, if any."""

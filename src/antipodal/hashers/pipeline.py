@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from antipodal.hashers.kernel_features import Lift, kernel_map, lift_rows
+from antipodal.hashers.kernel_features import KernelFeatures, kernel_feature_rows, kernel_map
 from antipodal.hashers.preprocessing import Inputs, linear_map, scale_map
 from antipodal.paper.encoders import Encoder
 
@@ -17,7 +17,7 @@ class Network(NamedTuple):
 
     inputs: Inputs
     hidden: Encoder | None
-    lift: Lift | None
+    kernel: KernelFeatures | None
     encoder: Encoder
 
     @property
@@ -50,19 +50,19 @@ def forward_map(network: Network, max_rows: int) -> Callable[[Tensor], Tensor]:
 
 def encoder_inputs(network: Network) -> Callable[[Tensor], Tensor]:
     """Return the function that computes the input of the encoder: scaling and feature map."""
-    scale, hidden, lift = scale_map(network.inputs), network.hidden, network.lift
-    if lift is not None:
-        return lambda X: lift_rows(lift, scale(X))
+    scale, hidden, kernel = scale_map(network.inputs), network.hidden, network.kernel
+    if kernel is not None:
+        return lambda X: kernel_feature_rows(kernel, scale(X))
     return scale if hidden is None else lambda X: hidden(scale(X))
 
 
 def _first_layer(network: Network, W: Tensor, max_rows: int) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the function that writes Wy to a given tensor, y the input of the encoder."""
-    inputs, hidden, lift, _ = network
-    if lift is not None:
-        scale, kernels = scale_map(inputs), kernel_map(lift, max_rows)
-        weights = torch.from_numpy(lift.weight) @ W.T  # W(Lᵀk - c) as one product
-        shift = -(W @ torch.from_numpy(lift.offset))
+    inputs, hidden, kernel, _ = network
+    if kernel is not None:
+        scale, kernels = scale_map(inputs), kernel_map(kernel, max_rows)
+        weights = torch.from_numpy(kernel.weight) @ W.T  # W(Lᵀk - c) as one product
+        shift = -(W @ torch.from_numpy(kernel.offset))
         return lambda X, out: torch.addmm(shift, kernels(scale(X)), weights, out=out)
     if hidden is None:
         return linear_map(inputs, W, torch.zeros(len(W)))

@@ -235,7 +235,3 @@ def _mean_of_nearest(
         total = np.einsum("qk,qkc->qc", others.astype(np.float32), values[found])
         means[start : start + len(block)] = total / n_nearest
     return means
-
-
-# Names that `network` imports.
-beliefs, can_teach, sharpened = pseudo_labels, enough_labels, sharpen

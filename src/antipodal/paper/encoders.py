@@ -1,7 +1,7 @@
-"""The encoders of the paper: deep l∞, LISTA, and a plain feed-forward network.
+"""Encoders: deep l∞, LISTA, and a plain feed-forward network.
 
-All have K + 1 layers with the same weights, W (N, n), S_k (N, N) and b_k (N,), and differ only
-in their neuron and in whether the input reaches every layer:
+All have K + 1 layers with weights W (N, n), S_k (N, N) and b_k (N,). They differ in the neuron f,
+and in whether the input reaches every layer:
 
     z⁰ = f(Wy),   zᵏ = f(Wy + S_k zᵏ⁻¹ + b_k),   k = 1 … K              [Wang2016, Eq. 11, Fig. 2]
 """
@@ -14,30 +14,37 @@ import torch
 from torch import Tensor, nn
 
 from antipodal.paper.admm import admm_step, unfolded_bias, unfolded_weights
-from antipodal.paper.neurons import BLU, SHeLU, rectify
+from antipodal.paper.neurons import BLU, ScaledNeuron, SHeLU, rectify
 
 
 class Encoder(nn.Module):
-    """K unfolded steps behind a first layer; subclasses choose the neuron.
+    """First layer and K unfolded iterations; subclasses define the neuron.
 
-    An own encoder needs one hook, `neuron`. Others say more: `unit` and `threshold` how the neuron
-    is computed fast, `readout` what becomes of the last layer, `feeds_input_to_every_stage`
-    whether Wy reaches all layers, `initial_gain` how large S is at first. One that also overrides
-    `forward`, `from_drive` or `layers` is still encoded with as it was trained, if more slowly.
+    A custom encoder defines `neuron`, or returns a `ScaledNeuron` from `activation`. It may also
+    define `threshold` and `unit` to compute the neuron faster when encoding, `readout`, and the
+    class attributes below. If it overrides `forward` or `layers`, encoding calls `forward`, which
+    is slower.
 
     Parameters
     ----------
     n_features, n_bits : int
         Width of the input, n, and of the code, N.
     n_stages : int
-        K, the number of unfolded iterations behind the first layer.
+        K, the number of unfolded iterations after the first layer.
     generator : torch.Generator, optional
         Source of the random initial weights.
+
+    Attributes
+    ----------
+    feeds_input_to_every_stage : bool
+        Whether Wy is added in every layer.
+    initial_gain : float
+        Initial standard deviation of Sz for z of standard deviation 1; small, so that Wy dominates.
     """
 
     feeds_input_to_every_stage = True
-    # Sz has this deviation for z of deviation 1, to begin with: small, so that Wy is heard.
     initial_gain = 0.5
+    c: nn.Parameter | None
 
     def __init__(
         self,
@@ -54,7 +61,7 @@ class Encoder(nn.Module):
                 f"got {n_features}, {n_bits} and {n_stages}"
             )
         self.n_stages = n_stages
-        # Wy has the variance of the entries of y.
+        # Wy has the same variance as y.
         self.W = nn.Parameter(torch.empty(n_bits, n_features))
         self.S = nn.Parameter(torch.empty(n_stages, n_bits, n_bits))
         self.b = nn.Parameter(torch.zeros(n_stages, n_bits))
@@ -63,47 +70,50 @@ class Encoder(nn.Module):
         nn.init.normal_(self.S, std=self.initial_gain / math.sqrt(n_bits), generator=generator)
 
     def add_offset(self) -> None:
-        """Give the first layer an offset too, Wy + c, as a hidden layer of its own has."""
+        """Add a learned offset to the first layer, Wy + c, for its use as a hidden layer."""
         self.c = nn.Parameter(torch.zeros_like(self.W[:, 0]))
 
+    @property
+    def activation(self) -> ScaledNeuron | None:
+        """Return the module of the neuron, θ·f₁(u/θ), if it is a `ScaledNeuron`."""
+        return None
+
     def neuron(self, u: Tensor) -> Tensor:
-        """Apply f of this encoder, entry by entry: f(u) = θ·f₁(u/θ)."""
-        raise NotImplementedError(f"{type(self).__name__} must have a neuron(u)")
+        """Apply f to each entry."""
+        if self.activation is None:
+            raise NotImplementedError(f"{type(self).__name__} must define neuron(u)")
+        z: Tensor = self.activation(u)
+        return z
 
     def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
-        """Apply f₁(v) = f(θv)/θ, the neuron with threshold 1; the result is in `out` if given.
-
-        A subclass may do so without going through f.
-        """
+        """Apply f₁(v) = f(θv)/θ, the neuron with threshold 1; `out` receives the result."""
+        if self.activation is not None:
+            return self.activation.unit(v, out)
         theta = self.threshold
         result = self.neuron(v * theta) / theta
         return result if out is None else out.copy_(result)
 
     @property
     def threshold(self) -> Tensor:
-        """θ (N,), ones where the neuron has none."""
+        """Return θ (N,), ones for a neuron without thresholds."""
+        if self.activation is not None:
+            return self.activation.threshold
         return torch.ones_like(self.W[:, 0])
 
     def readout(self, z: Tensor) -> Tensor:
-        """Turn the last zᵏ into the output, which it is unless a subclass says otherwise."""
+        """Return the output of the encoder, given zᴷ: by default zᴷ itself."""
         return z
-
-    c: nn.Parameter | None
 
     @property
     def is_plain_unfolding(self) -> bool:
-        """Whether the layers are those of this class, so that there is a fast way through them."""
+        """Return whether the layers are those of this class, which encoding can compute faster."""
         own = type(self)
-        hooks = ("forward", "from_drive", "layers")
-        return all(getattr(own, name) is getattr(Encoder, name) for name in hooks)
+        return all(getattr(own, name) is getattr(Encoder, name) for name in ("forward", "layers"))
 
     def forward(self, y: Tensor) -> Tensor:  # (m, n) -> (m, N)
         """Encode each row of y."""
         drive = y @ self.W.T
-        return self.from_drive(drive if self.c is None else drive + self.c)
-
-    def from_drive(self, drive: Tensor) -> Tensor:
-        """Go through all layers, given Wy (and its offset)."""
+        drive = drive if self.c is None else drive + self.c
         return self.readout(self.layers(drive, self.stages(), self.neuron))
 
     def layers(
@@ -114,7 +124,7 @@ class Encoder(nn.Module):
         *,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return zᴷ, given Wy, all (S_k, b_k) and f; `out` is memory for what goes into f."""
+        """Return zᴷ, given Wy, all (S_k, b_k) and f; `out` is scratch memory for the input of f."""
         z = neuron(drive)
         feed = (
             drive
@@ -131,7 +141,10 @@ class Encoder(nn.Module):
 
 
 class LinfEncoder(Encoder):
-    """The Deep l∞ Encoder: ADMM for Eq. 1 unfolded, with one learned bound a bit. [Wang2016]"""
+    """Deep l∞ Encoder: unfolded ADMM for Eq. 1, with one learned bound per bit. [Wang2016]
+
+    f = B_λ, the bounded linear unit.                                        [Wang2016, Eq. 10]
+    """
 
     def __init__(
         self,
@@ -145,19 +158,10 @@ class LinfEncoder(Encoder):
         super().__init__(n_features, n_bits, n_stages, generator=generator)
         self.blu = BLU(n_bits, bound)
 
-    def neuron(self, u: Tensor) -> Tensor:
-        """Clip each entry to its bound."""
-        blu: Tensor = self.blu(u)
-        return blu
-
-    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
-        """Clip to ±1."""
-        return self.blu.unit(v, out)
-
     @property
-    def threshold(self) -> Tensor:
-        """λ (N,), one bound a bit."""
-        return self.blu.threshold
+    def activation(self) -> BLU:
+        """Return the neuron, whose threshold is λ."""
+        return self.blu
 
     @classmethod
     def from_dictionary(
@@ -198,12 +202,12 @@ class LinfEncoder(Encoder):
             encoder.W.copy_(W)
             encoder.S.copy_(S.expand_as(encoder.S))
             encoder.b.copy_(b)
-            encoder.blu.log_threshold.fill_(math.log(bound))  # to the full precision of D
+            encoder.blu.log_threshold.fill_(math.log(bound))  # in the precision of D
         return encoder
 
 
 class ListaEncoder(Encoder):
-    """Learned ISTA, the iteration of sparse coding unfolded, with soft thresholds. [Gregor2010]"""
+    """Learned ISTA: the unfolded iteration of sparse coding, with soft thresholds. [Gregor2010]"""
 
     def __init__(
         self,
@@ -217,23 +221,14 @@ class ListaEncoder(Encoder):
         super().__init__(n_features, n_bits, n_stages, generator=generator)
         self.shelu = SHeLU(n_bits, threshold)
 
-    def neuron(self, u: Tensor) -> Tensor:
-        """Shrink each entry by its threshold."""
-        shelu: Tensor = self.shelu(u)
-        return shelu
-
-    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
-        """Move towards zero by 1."""
-        return self.shelu.unit(v, out)
-
     @property
-    def threshold(self) -> Tensor:
-        """θ (N,), what each entry is shrunk by."""
-        return self.shelu.threshold
+    def activation(self) -> SHeLU:
+        """Return the neuron, a soft threshold."""
+        return self.shelu
 
 
 class SparseBitEncoder(ListaEncoder):
-    """LISTA, and a last layer that approximates bits: x = tanh(max(z, 0)/θ). [Masci2014]
+    """LISTA with an output that approximates bits: x = tanh(max(z, 0)/θ). [Masci2014]
 
     With `nonnegative` the neuron is the one-sided soft threshold, max(u - θ, 0).
     """
@@ -252,28 +247,28 @@ class SparseBitEncoder(ListaEncoder):
         self.nonnegative = nonnegative
 
     def neuron(self, u: Tensor) -> Tensor:
-        """Shrink each entry by its threshold."""
+        """Apply the one- or two-sided soft threshold θ."""
         return rectify(u, self.threshold) if self.nonnegative else super().neuron(u)
 
     def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
-        """Shrink each entry by 1."""
+        """Apply the one- or two-sided soft threshold 1."""
         return rectify(v, 1.0, out) if self.nonnegative else super().unit(v, out)
 
     def readout(self, z: Tensor) -> Tensor:
-        """Squash the positive entries: zero stays zero."""
+        """Return tanh(max(z, 0)/θ)."""
         return (z.clamp(min=0.0) / self.threshold).tanh()
 
 
 class PlainEncoder(Encoder):
-    """A feed-forward network with tanh: only its first layer sees the input. [Masci2014b]"""
+    """Feed-forward network with tanh: only the first layer receives the input. [Masci2014b]"""
 
     feeds_input_to_every_stage = False
-    initial_gain = nn.init.calculate_gain("tanh")  # else the signal would fade from layer to layer
+    initial_gain = nn.init.calculate_gain("tanh")  # keeps the variance from layer to layer
 
     def neuron(self, u: Tensor) -> Tensor:
-        """Squash each entry: tanh has no threshold."""
+        """Apply tanh, which has no threshold."""
         return self.unit(u)
 
     def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
-        """Squash each entry."""
+        """Apply tanh."""
         return torch.tanh(v, out=out)
