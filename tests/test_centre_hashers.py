@@ -1,4 +1,4 @@
-"""`OrthoHash` and `CSQ`: networks whose classes have codes of their own, fixed beforehand."""
+"""`OrthoHash` and `CSQ`: networks trained towards a fixed code per class."""
 
 import inspect
 from functools import partial
@@ -24,7 +24,7 @@ from networks import network
 KINDS = [OrthoHash, CSQ]
 QUICK = {"scaling": "each", "random_state": 0}
 X, Y = load_digits(return_X_y=True)
-ORDER = np.random.default_rng(0).permutation(len(X))  # they come writer by writer
+ORDER = np.random.default_rng(0).permutation(len(X))  # the digits are sorted by writer
 X, Y = X[ORDER], Y[ORDER]
 LABELLED, UNLABELLED, QUERY = slice(0, 200), slice(200, 1400), slice(1400, None)
 
@@ -53,7 +53,7 @@ def test_hadamard_centres_differ_in_half_of_the_bits_or_are_opposite(power, shar
 
 
 @pytest.mark.parametrize(("n_classes", "n_bits"), [(10, 48), (200, 64), (20, 4), (3, 1)])
-def test_where_hadamard_has_no_centres_they_are_drawn(n_classes, n_bits):
+def test_centres_are_random_without_a_hadamard_matrix(n_classes, n_bits):
     draws = [class_centres(n_classes, n_bits, np.random.default_rng(i)) for i in range(50)]
     assert all(centres.shape == (n_classes, n_bits) for centres in draws)
     assert set(np.unique(draws)) == {-1, 1}
@@ -63,7 +63,7 @@ def test_where_hadamard_has_no_centres_they_are_drawn(n_classes, n_bits):
 
 
 @pytest.mark.parametrize(("n_classes", "n_bits"), [(16, 4), (9, 4), (8, 3), (1000, 12)])
-def test_no_two_centres_are_the_same_while_there_are_as_many(n_classes, n_bits):
+def test_short_centres_are_distinct(n_classes, n_bits):
     centres = class_centres(n_classes, n_bits, np.random.default_rng(0))
     assert len(np.unique(centres, axis=0)) == n_classes
 
@@ -118,9 +118,7 @@ def slow_central_loss(z, p, h, ties, weight, exclusive):
 @pytest.mark.parametrize("certain", [True, False])
 @pytest.mark.parametrize("exclusive", [True, False])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_losses_are_those_of_a_slow_reference_and_their_gradients_are_right(
-    exclusive, certain, seed
-):
+def test_losses_match_a_slow_reference_and_gradients_are_right(exclusive, certain, seed):
     rng = np.random.default_rng(seed)
     z, p, h = example(rng, exclusive=exclusive, certain=certain)
     ties = random_centres(1, 8, rng)[0].astype(np.float64)
@@ -141,7 +139,7 @@ def test_losses_are_those_of_a_slow_reference_and_their_gradients_are_right(
     assert torch.autograd.gradcheck(central, codes)
 
 
-def test_without_a_margin_beliefs_give_the_expected_loss():
+def test_without_a_margin_probabilities_give_the_expected_loss():
     z, p, h = example(np.random.default_rng(0), exclusive=True, certain=False)
     codes, centres = torch.from_numpy(z), torch.from_numpy(h)
     losses = [
@@ -151,8 +149,8 @@ def test_without_a_margin_beliefs_give_the_expected_loss():
     ]  # fmt: skip
     for loss in losses:
         expected = 0.0
-        for row, belief in zip(codes, p, strict=True):
-            for c, chance in enumerate(belief):
+        for row, probability in zip(codes, p, strict=True):
+            for c, chance in enumerate(probability):
                 expected += chance * loss(row[None], torch.eye(5).double()[c][None]).item() / 6
         assert loss(codes, torch.from_numpy(p)).item() == pytest.approx(expected)
 
@@ -168,11 +166,11 @@ def test_codes_that_are_the_centres_have_the_least_loss():
     assert cosine(centres, labels).item() == pytest.approx(np.log1p(7 * np.exp(-8)))  # cos = 0
 
 
-@pytest.mark.parametrize("believed", [True, False])
-def test_rows_come_in_the_order_in_which_pairs_of_them_would(believed):
+@pytest.mark.parametrize("uses_probabilities", [True, False])
+def test_batches_are_those_of_the_pairs(uses_probabilities):
     labels = torch.arange(100) % 5
     loss = partial(cosine_loss, centres=torch.ones(5, 4), scale=1.0, margin=0.0)
-    if believed:
+    if uses_probabilities:
         known = torch.nn.functional.one_hot(labels).float()
         pairs = ExpectedPairs(known, exclusive=True)
     else:
@@ -216,7 +214,7 @@ def test_encoder_and_budget_are_those_of_nnhash(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_digits_they_are_far_better_than_itq_and_rows_are_near_their_centre(kind):
+def test_on_digits_codes_beat_itq_and_are_close_to_their_centre(kind):
     hasher = network(kind, 32, n_epochs=30, n_anchors=200, **QUICK).fit(X[LABELLED], Y[LABELLED])
     alone = score(hasher)
     assert alone > score(ITQ(32, random_state=0).fit(X[:1400])) + 20
@@ -230,7 +228,7 @@ def test_on_digits_they_are_far_better_than_itq_and_rows_are_near_their_centre(k
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n_unlabelled", [0, 150])
-def test_concepts_are_learned_and_rows_without_any_are_no_trouble(kind, n_unlabelled):
+def test_concepts_are_learned_with_rows_without_a_concept(kind, n_unlabelled):
     rows, concepts = make_multilabel_classification(
         700, 12, n_classes=5, n_labels=2, allow_unlabeled=True, random_state=0
     )
@@ -246,7 +244,7 @@ def test_concepts_are_learned_and_rows_without_any_are_no_trouble(kind, n_unlabe
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_more_classes_than_bits_and_than_twice_as_many_are_learned(kind):
+def test_more_classes_than_twice_the_bits_are_learned(kind):
     for n_bits, least in ((8, 60), (4, 30)):
         hasher = network(kind, n_bits, n_epochs=80, n_anchors=100, **QUICK).fit(
             X[LABELLED], Y[LABELLED]
@@ -256,7 +254,7 @@ def test_more_classes_than_bits_and_than_twice_as_many_are_learned(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_class_that_only_held_out_rows_have_is_no_trouble(kind):
+def test_a_class_may_occur_in_held_out_rows_only(kind):
     labels = np.where(np.arange(100) < 99, Y[:100] % 3, 3)  # the last class has one row
     for seed in range(6):
         hasher = network(
@@ -274,7 +272,7 @@ def test_a_class_that_only_held_out_rows_have_is_no_trouble(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_model_knows_its_centres_and_training_resumes(kind, tmp_path):
+def test_a_saved_model_has_its_centres_and_training_resumes(kind, tmp_path):
     def fit(checkpoint=None, **changed):
         hasher = network(kind, 16, n_epochs=4, n_hidden=20, **QUICK, **changed)
         options = {"unlabelled": X[UNLABELLED], "checkpoint": checkpoint}
@@ -294,7 +292,7 @@ def test_a_saved_model_knows_its_centres_and_training_resumes(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pairs_are_refused_for_they_name_no_classes(kind):
+def test_explicit_pairs_are_refused(kind):
     with pytest.raises(ValueError, match=rf"\b{kind.__name__}\b.*\bpairs\b.*\blabels\b"):
         kind(8).fit_pairs(X[:20], [[0, 1], [1, 2]], [1, 0])
 
@@ -327,6 +325,6 @@ def test_settings_of_pairs_are_refused(kind, name, value):
         (CSQ(8, quantization_weight=float("nan")), r"\bquantization_weight\b.*\bnan\b"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(hasher, message):
+def test_invalid_settings_are_refused(hasher, message):
     with pytest.raises(ValueError, match=message):
         hasher.fit(X[:50], Y[:50])

@@ -1,4 +1,4 @@
-"""Which rows `fit` learns from, how it looks at them, and what it keeps of an earlier fit."""
+"""Rows used by `fit`: subsampling, memory-mapped files, refitting."""
 
 import tracemalloc
 
@@ -15,7 +15,7 @@ from antipodal.hashers.rows import draw_rows, feature_moments, sample_labelled, 
 from networks import network
 
 X, Y = load_digits(return_X_y=True)
-FEW = {  # what makes a fit small and quick
+FEW = {  # settings of a small and fast fit
     "n_samples": 400, "n_labelled": 400, "n_epochs": 1, "n_anchors": 40, "n_sweeps": 1,
     "n_projections": 10, "n_pairs": 500, "random_state": 0,
 }  # fmt: skip
@@ -31,14 +31,14 @@ def small(kind):
 
 @pytest.fixture(scope="module")
 def mapped(tmp_path_factory):
-    """200,000 rows of 64 bytes, memory-mapped: 13 MB, and 102 MB as float64."""
+    """Return 200,000 memory-mapped rows of 64 bytes: 13 MB, and 102 MB as float64."""
     path = tmp_path_factory.mktemp("rows") / "rows.npy"
     np.save(path, np.random.default_rng(0).integers(0, 16, (200_000, 64), dtype=np.uint8))
     return np.load(path, mmap_mode="r")
 
 
 @pytest.mark.parametrize("kind", built_in_hashers().values())
-def test_fit_on_a_memory_map_holds_a_sample_of_it(kind, mapped):
+def test_fit_reads_a_sample_of_a_memory_map(kind, mapped):
     labels = np.arange(len(mapped)) % 10
     small(kind).fit(mapped[:500], labels[:500])  # imports modules, whose memory must not count
     tracemalloc.start()
@@ -51,13 +51,13 @@ def test_fit_on_a_memory_map_holds_a_sample_of_it(kind, mapped):
     assert hasher.encode(mapped[:5]).shape == (5, 1)
 
 
-def test_rows_are_drawn_in_order_and_each_as_often_as_another():
+def test_rows_are_drawn_uniformly_and_in_order():
     drawn = [draw_rows(10, 4, np.random.default_rng(seed)) for seed in range(2000)]
     assert all((np.diff(rows) > 0).all() for rows in drawn)
     np.testing.assert_allclose(np.bincount(np.concatenate(drawn)) / 2000, 0.4, atol=0.05)
 
 
-def test_classes_are_drawn_evenly_so_that_none_vanishes():
+def test_rows_are_drawn_evenly_by_class():
     labels = np.repeat([0, 1, 2], [9000, 990, 10])
     rows = np.arange(len(labels), dtype=np.float32)[:, None]
     sample, drawn = sample_labelled(rows, labels, 300, np.random.default_rng(0))
@@ -65,7 +65,7 @@ def test_classes_are_drawn_evenly_so_that_none_vanishes():
     np.testing.assert_array_equal(labels[sample[:, 0].astype(int)], drawn)
 
 
-def test_all_rows_are_taken_as_they_are_where_there_are_no_more_than_samples():
+def test_a_small_training_set_is_not_subsampled():
     rng = np.random.RandomState(0)
     rows, labels = sample_labelled(X, Y, len(X), rng)
     assert rows is X
@@ -74,14 +74,14 @@ def test_all_rows_are_taken_as_they_are_where_there_are_no_more_than_samples():
     assert rng.randint(1000) == np.random.RandomState(0).randint(1000)  # nothing was drawn
 
 
-def test_a_fit_on_many_rows_is_the_fit_on_those_drawn():
+def test_a_fit_on_many_rows_is_the_fit_on_the_sample():
     chosen = draw_rows(len(X), 500, np.random.RandomState(3))
     sampled = ITQ(8, n_samples=500, n_iter=0, rotate=False, random_state=3).fit(X)
     by_hand = ITQ(8, n_iter=0, rotate=False).fit(X[chosen])
     np.testing.assert_array_equal(sampled.projection_, by_hand.projection_)
 
 
-def test_a_network_on_many_rows_learns_all_classes_of_them():
+def test_a_network_learns_all_classes_from_a_sample():
     hasher = DeepLinf(
         16, training=Training(n_samples=300, n_anchors=100, n_epochs=20), random_state=0
     ).fit(X, Y)
@@ -90,7 +90,7 @@ def test_a_network_on_many_rows_learns_all_classes_of_them():
     assert len(set(codes)) == 10
 
 
-def test_with_many_rows_only_those_that_pairs_name_are_learned_from():
+def test_with_many_rows_only_those_in_pairs_are_used():
     rng = np.random.default_rng(0)
     pairs, similar = rng.choice(np.arange(0, 1000, 7), (400, 2)), rng.integers(0, 2, 400)
     options = {"feature_map": "none", "n_epochs": 1, "random_state": 0}
@@ -100,7 +100,7 @@ def test_with_many_rows_only_those_that_pairs_name_are_learned_from():
     np.testing.assert_array_equal(some.project(X), alone.project(X))
 
 
-def test_unlabelled_rows_of_parquet_are_drawn_without_unpacking_the_file(tmp_path, monkeypatch):
+def test_unlabelled_rows_are_sampled_from_parquet(tmp_path, monkeypatch):
     rows = X.astype(np.float32)
     for number, part in enumerate(np.array_split(rows, 3)):
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(part.ravel()), part.shape[1])
@@ -130,7 +130,7 @@ def test_float32_rows_far_from_zero_are_standardised_exactly():
     np.testing.assert_allclose(Y.std(axis=0), 1, atol=1e-4)
 
 
-def test_a_refit_keeps_and_saves_nothing_of_the_fit_before(tmp_path):
+def test_a_refit_discards_the_earlier_fit(tmp_path):
     hasher = DeepLinf(8, training=Training(n_anchors=20, n_epochs=1), random_state=0).fit(X, Y)
     assert len(hasher.anchors_) == 20
     hasher.set_params(feature_map="none").fit(X, Y)
@@ -140,7 +140,7 @@ def test_a_refit_keeps_and_saves_nothing_of_the_fit_before(tmp_path):
     assert not hasattr(load(tmp_path / "model"), "anchors_")
 
 
-def test_rows_that_fit_refuses_leave_the_hasher_as_it_was():
+def test_a_refused_fit_leaves_the_hasher_unchanged():
     hasher = ITQ(8, random_state=0).fit(X)
     codes = hasher.encode(X)
     with pytest.raises(ValueError, match=r"\bNaN\b.*\brow 2\b"):

@@ -1,4 +1,4 @@
-"""Several code lengths from one model."""
+"""Nested code lengths: several lengths from one model."""
 
 import math
 import re
@@ -20,7 +20,7 @@ from antipodal.paper.pair_sampling import AllPairsBatch, ExpectedBatch, ListedBa
 from networks import network
 
 X, Y = load_digits(return_X_y=True)
-ORDER = np.random.default_rng(0).permutation(len(X))  # they come writer by writer
+ORDER = np.random.default_rng(0).permutation(len(X))  # the digits are sorted by writer
 X, Y = X[ORDER], Y[ORDER]
 TRAIN, DATABASE, QUERY = slice(0, 300), slice(300, 1400), slice(1400, None)
 QUICK = {"scaling": "each", "n_epochs": 2, "n_anchors": 50, "n_hidden": 20, "random_state": 0}
@@ -28,7 +28,7 @@ NETWORKS = [DeepLinf, NNHash, SparseHash]
 
 
 def eq_12(z, similar, counts, margin, weight):
-    """Return Eq. 12 entry by entry, over the pairs that count."""
+    """Return Eq. 12 by a loop over the selected pairs."""
     pull = push = n_similar = n_dissimilar = 0.0
     for i, j in np.argwhere(counts):
         distance = np.linalg.norm(z[i] - z[j])
@@ -45,7 +45,7 @@ def mean_eq_12(z, similar, counts, margins, weight):
 
 
 def batch_of(kind, rng):
-    """Return a batch of ten rows, who is how probably similar, and which pairs count."""
+    """Return a batch of ten rows, the similarity probabilities and the table of its pairs."""
     rows, others = torch.arange(10), ~np.eye(10, dtype=bool)
     if kind == "labels":
         labels = rng.integers(3, size=10)
@@ -80,7 +80,7 @@ def test_the_loss_is_the_mean_over_prefixes_with_margins_for_their_lengths(kind)
 
 @pytest.mark.parametrize(("kind", "reach"), [(DeepLinf, 2.0), (NNHash, 1.0), (SparseHash, 0.5)])
 @pytest.mark.parametrize("margin", [None, 3.0])
-def test_networks_minimise_that_mean(kind, reach, margin):
+def test_networks_minimise_the_mean_over_prefixes(kind, reach, margin):
     options = QUICK | {"n_epochs": 1, "learning_rate": 1e-30, "dropout": 0.0, "weight_decay": 0.0}
     if kind is DeepLinf:
         options["bound"] = reach
@@ -96,7 +96,7 @@ def test_networks_minimise_that_mean(kind, reach, margin):
     assert hasher.loss_curve_[0] == pytest.approx(expected, rel=1e-4)
 
 
-def test_without_nested_the_loss_sees_the_codes_as_they_are():
+def test_without_nested_the_loss_is_that_of_the_whole_codes():
     z, seen = torch.rand(3, 4), []
     value = torch.tensor(1.0)
 
@@ -112,7 +112,7 @@ def test_without_nested_the_loss_sees_the_codes_as_they_are():
 
 @pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("feature_map", ["none", "hidden", "kernel"])
-def test_a_prefix_makes_the_first_bits_and_is_saved(kind, feature_map, tmp_path):
+def test_a_prefix_encodes_the_first_bits_and_can_be_saved(kind, feature_map, tmp_path):
     hasher = network(kind, 40, nested=(5, 16, 24), feature_map=feature_map, **QUICK).fit(
         X[:100], Y[:100]
     )
@@ -133,20 +133,20 @@ def test_a_prefix_makes_the_first_bits_and_is_saved(kind, feature_map, tmp_path)
     np.testing.assert_array_equal(hasher.transform(X), bits)
 
 
-def test_an_encoder_with_a_way_of_its_own_has_prefixes_too():
+def test_an_encoder_with_another_forward_has_prefixes():
     class Halved(LinfEncoder):
         def forward(self, y):
             return super().forward(y) / 2
 
-    class Own(DeepLinf):
+    class HalvedHash(DeepLinf):
         def new_encoder(self, n_features, n_bits, n_stages, seed=0):
             return Halved(n_features, n_bits, n_stages)
 
-    hasher = network(Own, 24, nested=(8,), feature_map="none", **QUICK).fit(X[:99], Y[:99])
+    hasher = network(HalvedHash, 24, nested=(8,), feature_map="none", **QUICK).fit(X[:99], Y[:99])
     np.testing.assert_array_equal(hasher.prefix(8).project(X), hasher.project(X)[:, :8])
 
 
-def test_a_loaded_model_has_its_prefixes_and_a_prefix_has_those_below(tmp_path):
+def test_loaded_models_and_prefixes_have_shorter_prefixes(tmp_path):
     hasher = network(DeepLinf, 24, nested=[np.int64(4), 8, 16], margin=6.0, **QUICK).fit(
         X[:99], Y[:99]
     )
@@ -167,7 +167,7 @@ def test_a_loaded_model_has_its_prefixes_and_a_prefix_has_those_below(tmp_path):
             start.prefix(16)
 
 
-def test_a_prefix_that_is_fitted_becomes_a_model_of_its_own():
+def test_fitting_a_prefix_trains_a_model_of_its_length():
     hasher = network(DeepLinf, 24, nested=(4, 8), **QUICK).fit(X[:99], Y[:99])
     bits = hasher.transform(X)
     short = hasher.prefix(8)
@@ -178,7 +178,7 @@ def test_a_prefix_that_is_fitted_becomes_a_model_of_its_own():
     np.testing.assert_array_equal(hasher.transform(X), bits)
 
 
-def test_listed_pairs_beliefs_concepts_and_validation_have_prefixes():
+def test_pairs_unlabelled_rows_concepts_and_validation_have_prefixes():
     rng = np.random.default_rng(0)
     pairs = rng.integers(100, size=(400, 2))
     options = QUICK | {"nested": (4, 8)}
@@ -191,7 +191,7 @@ def test_listed_pairs_beliefs_concepts_and_validation_have_prefixes():
             network(DeepLinf, 16, **options).fit_pairs(X, pairs, Y[pairs[:, 0]] == Y[pairs[:, 1]]),
             X,
         ),
-        "beliefs": (
+        "unlabelled": (
             network(DeepLinf, 16, **options).fit(digits[:99], Y[:99], unlabelled=digits[99:]),
             X,
         ),
@@ -215,8 +215,8 @@ def test_listed_pairs_beliefs_concepts_and_validation_have_prefixes():
     assert len(fitted["validation"][0].validation_curve_) == 2
 
 
-@pytest.mark.parametrize("believed", [False, True])
-def test_an_own_loss_is_called_with_each_prefix_and_the_same_targets(believed):
+@pytest.mark.parametrize("uses_probabilities", [False, True])
+def test_a_custom_loss_is_called_with_each_prefix_and_the_same_targets(uses_probabilities):
     seen = []
 
     def loss(codes, targets):
@@ -224,7 +224,7 @@ def test_an_own_loss_is_called_with_each_prefix_and_the_same_targets(believed):
         return codes.square().mean()
 
     hasher = network(DeepLinf, 12, nested=(3, 8), loss=loss, **QUICK)
-    hasher.fit(X[:99], Y[:99], **({"unlabelled": X[99:200]} if believed else {}))
+    hasher.fit(X[:99], Y[:99], **({"unlabelled": X[99:200]} if uses_probabilities else {}))
     assert [n for n, _ in seen[:3]] == [3, 8, 12]
     for i in range(0, len(seen), 3):
         assert seen[i][1] is seen[i + 1][1] is seen[i + 2][1]
@@ -241,13 +241,13 @@ def test_a_checkpoint_is_resumed_and_one_of_other_lengths_refused(tmp_path):
 
 
 @pytest.mark.parametrize("nested", [(0, 4), (-1,), (8,), (4, 9), (4, 2), (4, 4)])
-def test_lengths_that_make_no_sense_are_refused(nested):
+def test_invalid_lengths_are_refused(nested):
     with pytest.raises(ValueError, match=r"\bnested\b.*\b8\b.*\bn_bits\b"):
         DeepLinf(8, nested=nested).fit(X[:50], Y[:50])
 
 
 @pytest.mark.parametrize("nested", [4, "4", (4.0,), (True,), None])
-def test_what_is_no_list_of_whole_numbers_is_refused(nested):
+def test_nested_must_be_a_list_of_integers(nested):
     with pytest.raises(TypeError, match=rf"\bnested\b.*{re.escape(repr(nested))}"):
         DeepLinf(8, nested=nested).fit(X[:50], Y[:50])
 
@@ -279,7 +279,7 @@ def test_prefixes_of_other_lengths_are_refused():
         ("parameters", "nested", ["a"]),
     ],
 )
-def test_files_that_do_not_fit_together_are_refused(part, name, value, tmp_path):
+def test_inconsistent_files_are_refused(part, name, value, tmp_path):
     hasher = network(DeepLinf, 16, nested=(4, 8), **QUICK).fit(X[:50], Y[:50])
     hasher.prefix(8).save(tmp_path / "m")
     header, arrays = read_model_file(tmp_path / "m", "hasher")
@@ -291,7 +291,7 @@ def test_files_that_do_not_fit_together_are_refused(part, name, value, tmp_path)
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_scikit_learn_clones_them(kind):
+def test_scikit_learn_clones_nested_networks(kind):
     hasher = network(kind, 16, nested=(4, 8), **QUICK)
     assert hasher.get_params()["nested"] == (4, 8)
     assert "nested=(4, 8)" in repr(hasher)
@@ -303,13 +303,13 @@ def test_scikit_learn_clones_them(kind):
             copied.encode(X)
 
 
-def test_a_command_line_can_ask_for_them():
+def test_nested_lengths_can_be_set_on_the_command_line():
     assert make_hasher("DeepLinf", 64, 0, ["nested=[16,32]"]).nested == [16, 32]
     with pytest.raises(TypeError, match=r"\bnested\b.*\b16\b"):
         make_hasher("DeepLinf", 64, 0, ["nested=16"])
 
 
-def test_the_first_bits_rank_as_a_code_of_their_own():
+def test_the_first_bits_rank_like_a_separate_code():
     options = QUICK | {"n_epochs": 40, "feature_map": "none"}
 
     def score(bits):

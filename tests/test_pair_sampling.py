@@ -1,4 +1,4 @@
-"""Pairs and their loss against loops over the definition."""
+"""Sources of training pairs, and their losses compared with loops over the definition."""
 
 import numpy as np
 import pytest
@@ -53,17 +53,17 @@ def test_the_loss_of_a_batch_is_the_mean_over_all_its_pairs(labels):
 @pytest.mark.parametrize(
     ("n_classes", "size"), [(2, 256), (10, 256), (21, 256), (22, 264), (85, 1020), (86, 1024)]
 )
-def test_batches_grow_with_the_classes_up_to_a_limit(n_classes, size):
+def test_the_batch_size_grows_with_the_number_of_classes_up_to_a_limit(n_classes, size):
     assert InBatchPairs(torch.arange(2000) % n_classes).defaults().batch_size == size
 
 
-def test_batches_of_concepts_and_of_listed_pairs_do_not_grow():
+def test_the_batch_size_is_fixed_for_concepts_and_explicit_pairs():
     assert InBatchPairs(torch.eye(300).bool()).defaults().batch_size == 256
     listed = sample_pairs(torch.arange(600) % 300, 50, torch.Generator())
     assert listed.defaults().batch_size == 256
 
 
-def test_the_probability_to_share_a_label_is_that_of_labels_drawn_by_the_beliefs():
+def test_the_probability_of_a_shared_label_is_that_of_random_labels():
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.ones(4), 3)
     drawn = np.stack([rng.choice(4, 100_000, p=row) for row in p])
@@ -79,7 +79,7 @@ def test_the_probability_to_share_a_label_is_that_of_labels_drawn_by_the_beliefs
 
 
 @pytest.mark.parametrize("weight", [0.3, 1.0])
-def test_certain_beliefs_have_the_loss_and_the_gradient_of_labels(weight):
+def test_probabilities_of_one_have_the_loss_and_gradient_of_labels(weight):
     labels = torch.arange(20) % 4
     z = torch.randn(20, 6, dtype=torch.float64, requires_grad=True)
     plain = AllPairsBatch(torch.arange(20), labels).loss(z, 3.0, weight)
@@ -102,7 +102,7 @@ def test_the_gradient_of_the_expected_loss_is_right():
     assert torch.autograd.gradcheck(loss, (z,))
 
 
-def test_the_expected_loss_is_the_mean_over_pairs_that_are_drawn():
+def test_the_expected_loss_is_the_mean_over_random_labels():
     generator = torch.Generator().manual_seed(1)
     z = torch.randn(6, 4, dtype=torch.float64, generator=generator)
     s = torch.rand(6, 6, dtype=torch.float64, generator=generator)
@@ -115,7 +115,7 @@ def test_the_expected_loss_is_the_mean_over_pairs_that_are_drawn():
     assert ours.item() == pytest.approx((0.4 * pull + push).item(), rel=1e-9)
 
 
-def test_unsure_beliefs_and_few_classes_weigh_similar_pairs_more():
+def test_uncertain_probabilities_and_few_classes_increase_the_weight_of_similar_pairs():
     def weight(p, **kind):
         return ExpectedPairs(p, **kind).defaults().similar_weight
 
@@ -126,13 +126,13 @@ def test_unsure_beliefs_and_few_classes_weigh_similar_pairs_more():
     assert weight(torch.zeros(30, 4), exclusive=False) > 0
 
 
-def test_an_epoch_of_beliefs_has_every_row_once():
+def test_an_epoch_of_expected_pairs_has_every_row_once():
     pairs = ExpectedPairs(torch.rand(100, 3), exclusive=False)
     rows = torch.cat([batch.rows for batch in pairs.batches(30, torch.Generator())])
     assert rows.sort().values.tolist() == list(range(100))
 
 
-def test_the_loss_of_listed_pairs_is_their_mean():
+def test_the_loss_of_explicit_pairs_is_their_mean():
     z = torch.randn(8, 4, dtype=torch.float64)
     similar = torch.tensor([True, False, False, True])
     pairs = [(i, i + 4) for i in range(4)]
@@ -141,8 +141,8 @@ def test_the_loss_of_listed_pairs_is_their_mean():
     assert ours.item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_gradient_steps_part_dissimilar_codes_and_join_similar_ones():
-    """With the printed sign of Eq. 12 the dissimilar codes would meet."""
+def test_gradient_steps_separate_dissimilar_codes_and_join_similar_ones():
+    """With the sign printed in Eq. 12, dissimilar codes would move together."""
     z = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], requires_grad=True)
     optimizer = torch.optim.SGD([z], lr=0.05)
     batch = AllPairsBatch(torch.arange(3), torch.tensor([0, 0, 1]))
@@ -163,7 +163,7 @@ def test_equal_codes_have_finite_gradients():
 
 @settings(deadline=None)
 @given(seed=seeds, n_pairs=st.integers(2, 60), multi=st.booleans())
-def test_sampled_pairs_are_half_similar_and_truly_so(seed, n_pairs, multi):
+def test_half_of_the_sampled_pairs_are_similar(seed, n_pairs, multi):
     labels = CONCEPTS if multi else CLASSES
     source = sample_pairs(labels, n_pairs, torch.Generator().manual_seed(seed))
     assert len(source.pairs) == n_pairs
@@ -173,7 +173,7 @@ def test_sampled_pairs_are_half_similar_and_truly_so(seed, n_pairs, multi):
         assert share(labels, i, j) == s
 
 
-def test_pairs_that_do_not_exist_are_not_looked_for_forever():
+def test_sampling_of_pairs_that_do_not_exist_ends():
     all_alike = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 1]]).bool()
     with pytest.raises(ValueError, match=r"\b0\b.*\bpairs\b"):
         sample_pairs(all_alike, 10, torch.Generator().manual_seed(0))
@@ -188,7 +188,7 @@ def test_every_similar_pair_can_be_sampled():
 
 
 @given(seed=seeds, size=st.integers(2, 9))
-def test_an_epoch_deals_out_every_row_or_pair_once(seed, size):
+def test_an_epoch_has_every_row_or_pair_once(seed, size):
     generator = torch.Generator().manual_seed(seed)
     rows = [b.rows for b in InBatchPairs(CLASSES).batches(size, generator)]
     assert sorted(torch.cat(rows).tolist()) == list(range(6))
@@ -210,7 +210,7 @@ def test_similarity_is_equality_or_a_shared_concept():
         assert table.tolist() == [[share(labels, i, j) for j in range(n)] for i in range(n)]
 
 
-def test_large_labels_are_told_apart_or_refused():
+def test_large_labels_are_distinguished_or_refused():
     large = np.array([2**64 - 1, 2**64 - 2, 2**64 - 1, 2**64 - 2], np.uint64)
     np.testing.assert_array_equal(check_labels(large, 4), [1, 0, 1, 0])
     for rounded in (large.astype(np.float64), np.float32([2**24, 1, 1, 0]), [2**63, -1, -1, 0]):
@@ -293,7 +293,7 @@ def test_missing_labels_of_pandas_columns_are_refused(dtype):
         (np.zeros((4, 2, 2)), r"\(4, 2, 2\)"),
     ],
 )
-def test_labels_that_cannot_teach_are_refused(y, message):
+def test_unusable_labels_are_refused(y, message):
     with pytest.raises(ValueError, match=message):
         check_labels(y, 4)
 
@@ -312,6 +312,6 @@ def test_labels_that_cannot_teach_are_refused(y, message):
         (np.empty((0, 2), int), [], ValueError, "P ≥ 1"),
     ],
 )
-def test_pairs_that_cannot_teach_are_refused(pairs, similar, error, message):
+def test_unusable_pairs_are_refused(pairs, similar, error, message):
     with pytest.raises(error, match=message):
         check_pairs(pairs, similar, 4)

@@ -1,4 +1,4 @@
-"""`DeepLinf` as a method: it learns from labels, concepts and pairs, and beats ITQ."""
+"""`DeepLinf`: training from labels, concepts and pairs, encoding, and invalid settings."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ X, Y = load_digits(return_X_y=True)
 
 
 def split(y, n_train, n_query, seed):
-    """So many training and query rows per class; everything but the queries is the database."""
+    """Return training rows and queries per class, and all rows but the queries."""
     rng = np.random.default_rng(seed)
     train, query = [], []
     for label in np.unique(y):
@@ -42,15 +42,15 @@ def score(hasher, query, database):
     return evaluate(codes[query], codes[database], Y[query], Y[database], n_bits=48).map
 
 
-def test_on_digits_its_codes_beat_itqs_by_twenty_points():
+def test_on_digits_codes_beat_itq_by_twenty_points():
     train, query, database = split(Y, 50, 20, seed=0)
     ours = score(DeepLinf(48, random_state=0).fit(X[train], Y[train]), query, database)
     itq = score(ITQ(48, random_state=0).fit(X[database]), query, database)
-    assert itq > 60  # what ITQ reaches on digits: the rival is not broken
+    assert itq > 60  # the baseline works
     assert ours >= itq + 20
 
 
-def test_the_papers_setting_is_the_papers():
+def test_the_preset_has_the_settings_of_the_paper():
     hasher = DeepLinf.paper(48, random_state=0)
     stated = {
         "optimizer": "sgd", "learning_rate": 0.01, "schedule": "constant", "batch_size": 128,
@@ -74,7 +74,7 @@ def test_ksvd_initialisation_is_eq_11_with_the_mean_multipliers():
         torch.testing.assert_close(encoder.state_dict()[name], value)
 
 
-def test_the_papers_setting_learns():
+def test_the_settings_of_the_paper_learn():
     train, query, database = split(Y, 50, 20, seed=1)
     hasher = DeepLinf.paper(48, n_epochs=2, random_state=0)
     start = DeepLinf(
@@ -89,7 +89,7 @@ def test_the_papers_setting_learns():
     assert after > before + 5
 
 
-def test_explicit_pairs_teach_what_labels_teach():
+def test_explicit_pairs_are_learned_like_labels():
     train, query, database = split(Y, 50, 20, seed=2)
     rng = np.random.default_rng(0)
     pairs = rng.integers(0, len(train), (8_000, 2))
@@ -158,7 +158,7 @@ def test_bits_are_those_of_the_encoder(hasher):
 
 
 @pytest.mark.parametrize("feature_map", ["none", "hidden", "kernel"])
-def test_features_far_from_zero_keep_their_digits_in_training_and_encoding(feature_map):
+def test_features_far_from_zero_keep_their_precision(feature_map):
     near = np.random.default_rng(0).standard_normal((400, 40))
     labels = (near[:, :2] > 0) @ [1, 2]
     far = (near + 1000).astype(np.float32)
@@ -188,7 +188,7 @@ def test_features_far_from_zero_keep_their_digits_in_training_and_encoding(featu
 
 
 def test_encoding_a_long_memory_map_takes_little_memory(tmp_path):
-    def private_megabytes():  # what the process holds, without pages of mapped files
+    def private_megabytes():  # memory without the pages of mapped files
         status = Path("/proc/self/status").read_text()
         return int(re.search(r"RssAnon:\s+(\d+)", status)[1]) / 1024
 
@@ -236,7 +236,7 @@ def test_constant_and_huge_features_are_harmless():
         ({"scaling": "unit"}, r"\bscaling\b.*auto.*each.*'unit'"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(parameters, message):
+def test_invalid_settings_are_refused(parameters, message):
     with pytest.raises(ValueError, match=message):
         network(DeepLinf, 8, **parameters).fit(X[:50], Y[:50])
 
@@ -259,18 +259,18 @@ def test_settings_that_cannot_work_are_refused(parameters, message):
         ({"device": 1}, r"\bdevice\b.*\b1\b"),
     ],
 )
-def test_settings_of_another_kind_are_refused(parameters, message):
+def test_settings_of_the_wrong_type_are_refused(parameters, message):
     with pytest.raises(TypeError, match=message):
         network(DeepLinf, 8, **parameters).fit(X[:50], Y[:50])
 
 
-def test_settings_may_be_numbers_of_numpy():
+def test_settings_may_be_numpy_scalars():
     settings = {"n_epochs": np.int64(1), "n_stages": np.int32(1), "dropout": np.float32(0.0)}
     network(DeepLinf, 8, centres=np.False_, margin=np.int64(3), **settings).fit(X[:50], Y[:50])
 
 
 @pytest.mark.parametrize("device", ["foo", "cpu:x", "meta", "cuda:99", "cuda"])
-def test_devices_that_are_not_there_are_refused(device):
+def test_unavailable_devices_are_refused(device):
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(ValueError, match=rf"\bdevice\b.*'auto'.*'cpu'.*'{device}'"):
@@ -286,7 +286,7 @@ def test_devices_that_are_not_there_are_refused(device):
         (np.arange(50), "pairs"),
     ],
 )
-def test_labels_that_cannot_teach_are_refused(labels, message):
+def test_unusable_labels_are_refused(labels, message):
     with pytest.raises(ValueError, match=message):
         DeepLinf(8).fit(X[:50], labels)
 

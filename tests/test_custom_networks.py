@@ -1,4 +1,4 @@
-"""Losses and encoders of one's own: what they are given, and that they are what is trained."""
+"""Custom losses, encoders and networks."""
 
 from functools import partial
 from typing import ClassVar
@@ -34,7 +34,7 @@ SIMILAR = Y[PAIRS[:, 0]] == Y[PAIRS[:, 1]]
 
 
 def contrastive(codes, targets, margin=3.0, weight=0.1):
-    """Eq. 12, written as an own loss."""
+    """Return Eq. 12, as a custom loss."""
     similar, dissimilar = targets > 0, targets < 0
     distance = torch.cdist(codes, codes, compute_mode="donot_use_mm_for_euclid_dist")
     pull = 0.5 * (distance.square() * similar).sum() / similar.sum().clamp(min=1)
@@ -43,7 +43,7 @@ def contrastive(codes, targets, margin=3.0, weight=0.1):
 
 
 def likelihood(codes, targets):
-    """-log P(similar), with log-odds ½zᵀz'."""
+    """Return -log P(similar), with log-odds ½zᵀz'."""
     similar, dissimilar = targets > 0, targets < 0
     odds = codes @ codes.T / 2
     pull = (softplus(-odds) * similar).sum() / similar.sum().clamp(min=1)
@@ -58,7 +58,7 @@ def likelihood(codes, targets):
         ListedBatch(torch.arange(4), torch.tensor([True, True])),
     ],
 )
-def test_the_tables_of_a_batch_have_each_of_its_pairs_and_no_others(batch):
+def test_the_tables_of_a_batch_contain_exactly_its_pairs(batch):
     n = len(batch.rows)
     if isinstance(batch, AllPairsBatch):
         label = batch.labels.tolist()
@@ -83,7 +83,7 @@ SETTINGS = {"n_bits": 12, "n_epochs": 4, "margin": 3.0, "feature_map": "none", "
 @pytest.mark.parametrize(
     "settings", [{}, {"pairs": "sampled", "n_pairs": 600}, {"validation_fraction": 0.2}]
 )
-def test_equation_12_as_an_own_loss_trains_the_same_network(settings):
+def test_equation_12_as_a_custom_loss_trains_the_same_network(settings):
     built_in = network(DeepLinf, **SETTINGS, **settings).fit(X, Y)
     own = network(DeepLinf, loss=contrastive, **SETTINGS, **settings).fit(X, Y)
     np.testing.assert_allclose(own.loss_curve_, built_in.loss_curve_, rtol=1e-3)
@@ -91,13 +91,13 @@ def test_equation_12_as_an_own_loss_trains_the_same_network(settings):
     assert (own.transform(X) == built_in.transform(X)).mean() > 0.99
 
 
-def test_listed_pairs_reach_an_own_loss_too():
+def test_a_custom_loss_is_minimised_over_explicit_pairs():
     built_in = network(DeepLinf, **SETTINGS).fit_pairs(X, PAIRS, SIMILAR)
     own = network(DeepLinf, loss=contrastive, **SETTINGS).fit_pairs(X, PAIRS, SIMILAR)
     np.testing.assert_allclose(own.loss_curve_, built_in.loss_curve_, rtol=1e-3)
 
 
-def test_another_loss_learns_something_else_and_learns_it():
+def test_another_loss_learns_other_codes():
     hasher = DeepLinf(16, loss=likelihood, training=Training(n_epochs=20), random_state=0).fit(
         X[:200], Y[:200]
     )
@@ -107,19 +107,19 @@ def test_another_loss_learns_something_else_and_learns_it():
     assert hasher.loss_curve_[-1] < 0.7 * hasher.loss_curve_[0]
 
 
-def test_a_saved_model_keeps_the_name_of_its_loss_and_does_not_need_it(tmp_path):
+def test_a_saved_model_stores_the_name_of_its_loss(tmp_path):
     hasher = network(DeepLinf, loss=partial(contrastive, margin=2.0), **SETTINGS).fit(X, Y)
     hasher.save(tmp_path / "m")
     loaded = load(tmp_path / "m")
-    assert loaded.loss == "test_own_loss.contrastive(margin=2.0)"
+    assert loaded.loss == "test_custom_networks.contrastive(margin=2.0)"
     np.testing.assert_array_equal(loaded.encode(X), hasher.encode(X))
-    with pytest.raises(ValueError, match=r"'triplet'.*test_own_loss\.contrastive"):
+    with pytest.raises(ValueError, match=r"'triplet'.*test_custom_networks\.contrastive"):
         loaded.fit(X, Y)
     assert clone(hasher).loss.func is contrastive
 
 
 class Scaled:
-    """A loss that is an object."""
+    """A callable object as loss."""
 
     def __call__(self, codes, targets):
         return 2 * contrastive(codes, targets)
@@ -145,20 +145,20 @@ def test_a_checkpoint_of_another_loss_is_refused(tmp_path):
         (lambda z, targets: z.sum() / 0, FloatingPointError, "lambda>"),
     ],
 )
-def test_a_loss_that_cannot_work_is_refused(loss, error, message):
+def test_an_invalid_loss_is_refused(loss, error, message):
     with pytest.raises(error, match=message):
         network(DeepLinf, loss=loss, batch_size=300, **SETTINGS).fit(X, Y)
 
 
 class SineEncoder(Encoder):
-    """An own encoder: nothing but its neuron."""
+    """Custom encoder that defines only its neuron."""
 
     def neuron(self, u):
         return torch.sin(u)
 
 
 class ScaledEncoder(Encoder):
-    """One with thresholds, but without a fast `unit`."""
+    """Custom encoder with thresholds."""
 
     def __init__(self, *sizes, **options):
         super().__init__(*sizes, **options)
@@ -173,7 +173,7 @@ class ScaledEncoder(Encoder):
 
 
 class SquaredEncoder(LinfEncoder):
-    """One that goes another way from the input on, and drops out while it is trained."""
+    """Custom encoder that overrides `forward` and uses dropout."""
 
     def __init__(self, *sizes, **options):
         super().__init__(*sizes, **options)
@@ -183,8 +183,8 @@ class SquaredEncoder(LinfEncoder):
         return super().forward(self.dropout(y * y.abs()))
 
 
-class OwnNetwork(NetworkHasher):
-    """An own network: an encoder, and how far its values reach."""
+class CustomNetwork(NetworkHasher):
+    """Custom network with a custom encoder."""
 
     kind: ClassVar[type[Encoder]] = SineEncoder
 
@@ -198,11 +198,9 @@ class OwnNetwork(NetworkHasher):
 
 @pytest.mark.parametrize("encoder", [SineEncoder, ScaledEncoder, SquaredEncoder])
 @pytest.mark.parametrize("feature_map", ["none", "hidden", "kernel"])
-def test_an_own_encoder_is_encoded_with_as_it_was_trained(
-    encoder, feature_map, tmp_path, monkeypatch
-):
+def test_a_custom_encoder_encodes_as_in_training(encoder, feature_map, tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setattr(OwnNetwork, "kind", encoder)
+    monkeypatch.setattr(CustomNetwork, "kind", encoder)
     settings = {
         "n_epochs": 2,
         "feature_map": feature_map,
@@ -210,7 +208,7 @@ def test_an_own_encoder_is_encoded_with_as_it_was_trained(
         "n_hidden": 30,
         "random_state": 0,
     }
-    hasher = network(register(OwnNetwork), 12, scaling="each", **settings).fit(X, Y)
+    hasher = network(register(CustomNetwork), 12, scaling="each", **settings).fit(X, Y)
     values = hasher.project(X)
     hasher.save(tmp_path / "m")
     np.testing.assert_array_equal(load(tmp_path / "m").project(X), values)
@@ -226,6 +224,6 @@ def test_an_own_encoder_is_encoded_with_as_it_was_trained(
     np.testing.assert_allclose(values, expected, atol=1e-3)
 
 
-def test_an_encoder_without_a_neuron_says_so():
+def test_an_encoder_without_a_neuron_raises():
     with pytest.raises(NotImplementedError, match=r"Encoder.*neuron"):
         Encoder(4, 3)(torch.zeros(1, 4))

@@ -21,7 +21,7 @@ X, Y = load_digits(return_X_y=True)
 
 
 def split(seed):
-    """Fifty training, twenty query rows per class; everything but the queries is the database."""
+    """Return 50 training rows and 20 queries per class, and all rows but the queries."""
     rng = np.random.default_rng(seed)
     rows = np.array([rng.permutation(np.flatnonzero(label == Y))[:70] for label in range(10)])
     query = rows[:, :20].ravel()
@@ -72,7 +72,7 @@ def test_projecting_with_sparsehash_is_lista_and_tanh(K, nonnegative):
         random_state=0,
     )
     theta = hasher.fit(X, Y).encoder_.threshold.double().numpy()
-    assert np.ptp(theta) > 0  # thresholds were learned, each its own
+    assert np.ptp(theta) > 0  # every bit learned its own threshold
 
     def shrink(u):
         shrunk = np.where(np.abs(u) > theta, u - np.sign(u) * theta, 0.0)
@@ -98,7 +98,7 @@ def test_fast_encoding_is_the_trained_network(nonnegative):
 
 
 def test_sparse_stages_approach_the_lasso():
-    """With Eq. 11's counterpart for ISTA as weights, many stages solve sparse coding."""
+    """With the weights of ISTA, many stages solve sparse coding."""
     rng = np.random.default_rng(0)
     D, y, alpha = rng.standard_normal((12, 8)), rng.standard_normal(12), 1.5
     step = 1 / np.linalg.norm(D, 2) ** 2
@@ -163,7 +163,7 @@ def test_all_networks_minimise_eq_12(kind):
 
 
 @pytest.mark.parametrize("kind", BASELINES)
-def test_on_digits_they_learn_from_labels(kind):
+def test_baselines_learn_from_labels(kind):
     train, query, database = split(seed=0)
     settings = {"n_bits": 32, "n_anchors": 200, "random_state": 0}
     start = network(kind, n_epochs=1, learning_rate=1e-12, **settings).fit(X[train], Y[train])
@@ -173,7 +173,7 @@ def test_on_digits_they_learn_from_labels(kind):
 
 
 @pytest.mark.parametrize("kind", BASELINES)
-def test_on_digits_they_learn_from_pairs(kind):
+def test_baselines_learn_from_pairs(kind):
     train, query, database = split(seed=1)
     pairs = np.random.default_rng(0).integers(0, len(train), (6000, 2))
     similar = Y[train][pairs[:, 0]] == Y[train][pairs[:, 1]]
@@ -192,7 +192,7 @@ def test_zeros_of_the_sparse_code_are_bit_0():
     np.testing.assert_array_equal(bits, values != 0)  # the bits are the support
 
 
-def test_a_threshold_that_nothing_passes_gives_the_empty_code():
+def test_a_very_large_threshold_gives_zero_codes():
     hasher = SparseHash(8, threshold=1e6, training=Training(n_epochs=1), random_state=0).fit(
         X[:200], Y[:200]
     )
@@ -212,7 +212,7 @@ def test_a_saved_baseline_gives_the_same_values(kind, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", BASELINES)
-def test_training_that_was_stopped_goes_on_to_the_same_bits(kind, tmp_path):
+def test_resumed_training_ends_with_the_same_bits(kind, tmp_path):
     def stop(epoch):
         if epoch.number == 12:
             raise KeyboardInterrupt
@@ -232,6 +232,6 @@ def test_training_that_was_stopped_goes_on_to_the_same_bits(kind, tmp_path):
 
 
 @pytest.mark.parametrize("threshold", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_threshold_that_cannot_work_is_refused(threshold):
+def test_an_invalid_threshold_is_refused(threshold):
     with pytest.raises(ValueError, match=rf"\bthreshold\b.*{threshold}"):
         SparseHash(8, threshold=threshold).fit(X[:50], Y[:50])

@@ -1,4 +1,4 @@
-"""The training loop: reproducible, resumable, and it stops when it should."""
+"""Training loop: reproducibility, checkpoints and early stopping."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from networks import network
 
 
 class Stopped(Exception):  # noqa: N818
-    """Raised by a progress callback, as a crash would be."""
+    """Raised by a progress callback to interrupt training."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def weights(hasher):
     ],
 )
 @pytest.mark.usefixtures("two_threads")
-def test_a_stopped_run_resumes_to_the_very_same_weights(tmp_path, digits, settings):
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path, digits, settings):
     settings = {"n_bits": 12, "n_epochs": 25, "batch_size": 64, "random_state": 3} | settings
     whole = network(DeepLinf, **settings).fit(*digits)
     file = tmp_path / "run.checkpoint"
@@ -56,7 +56,7 @@ def test_a_stopped_run_resumes_to_the_very_same_weights(tmp_path, digits, settin
         np.testing.assert_array_equal(weights(resumed)[name], value)
 
 
-def test_batches_are_larger_where_classes_are_many():
+def test_the_default_batch_size_grows_with_the_number_of_classes():
     X, y = np.random.default_rng(0).normal(size=(360, 5)), np.arange(360) % 30
 
     def curve(**settings):
@@ -132,7 +132,7 @@ def test_early_stopping_keeps_the_best_weights(digits):
     assert len(curve) == hasher.best_epoch_ + 5 + 1
 
 
-def test_a_diverging_run_says_so(digits):
+def test_divergence_is_reported(digits):
     with pytest.raises(FloatingPointError, match=r"\blearning_rate\b"):
         DeepLinf(
             8,
