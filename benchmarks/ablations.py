@@ -1,4 +1,4 @@
-"""Ablations of `DeepLinf` on CIFAR10-GIST, one change at a time, by the paper's protocol.
+"""Ablations of `DeepLinf` on CIFAR-10 GIST, one change at a time, by the paper's protocol.
 
 python benchmarks/ablations.py --data DIR        # records: benchmarks/results/ablations.jsonl
 
@@ -96,7 +96,7 @@ METHODS = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="CIFAR10 directory")
+    parser.add_argument("--data", type=Path, required=True, help="CIFAR-10 directory")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", nargs="*", default=METHODS)
     options = parser.parse_args()

@@ -22,7 +22,7 @@ ONE_BIT = {
     ("LinfHash.asymmetric", "asymmetric"): "**`LinfHash.asymmetric`**",
     ("RaBitQ, 1 per feature", "asymmetric"): "RaBitQ (Faiss), 8 bytes more",
     ("TurboQuant, 1 per feature", "asymmetric"): "TurboQuant (Faiss)",
-    ("PQ", "asymmetric"): "product quantization (Faiss)",
+    ("PQ", "asymmetric"): "product quantisation (Faiss)",
     ("ITQ", "asymmetric"): "`ITQ`",
     ("ITQ", "hamming"): "`ITQ`, binary queries",
 }

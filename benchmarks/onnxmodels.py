@@ -3,7 +3,7 @@
 python benchmarks/onnxmodels.py --cifar10 DIR --embeddings FILE.npz … --json results/onnx.jsonl
 
 Each model is fitted on 2,000 rows and encodes all of them, with antipodal and with onnxruntime: the
-60,000 GIST descriptors of CIFAR10, and 384-d sentence embeddings from .npz files (every array of
+60,000 GIST descriptors of CIFAR-10, and 384-d sentence embeddings from .npz files (every array of
 that width). Differing bits are reported with the magnitude of their projections and the median
 magnitude of all projections. Times are medians for one row, measured in turn on one thread each.
 """

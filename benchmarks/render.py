@@ -115,8 +115,8 @@ def by_length(runs: list[Record], *, new_items: bool = False) -> str:
 
 # The ten data sets on which codes of 64 bits are compared, and their records.
 DATA_SETS = {
-    "CIFAR10 GIST": "cifar10",
-    "CIFAR10 GIST, mirrored": "cifar10-mirrored",
+    "CIFAR-10 GIST": "cifar10",
+    "CIFAR-10 GIST, mirrored": "cifar10-mirrored",
     "Fashion-MNIST": "fashion-mnist",
     "MNIST": "mnist",
     "digits": "digits",
@@ -172,7 +172,7 @@ def against_vectors() -> str:
 
 ALL_SETS = {
     **DATA_SETS,
-    "CIFAR10 GIST, unseen classes": "cifar10-unseen",
+    "CIFAR-10 GIST, unseen classes": "cifar10-unseen",
     "CIFAR-10 CNN features": "cifar_effnet",
 }
 
@@ -353,7 +353,7 @@ def unlabelled(*, short: bool) -> str:
         key = (record["bytes"], record["method"], record["search"])
         found.setdefault(key, {})[record["set"]] = record
     sets = ("banking77", "clinc150")
-    rows = [["bytes", "code", "search", *sets, "rows encoded per second"]]
+    rows = [["bytes", "code", "search", "banking77", "CLINC150", "rows encoded per second"]]
     for (size, method, way), of_set in sorted(found.items()):
         name, _, bits = method.partition(" ")
         if short != (method in FAISS or INTENDED.get(name) == way):

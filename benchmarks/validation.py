@@ -3,7 +3,7 @@
 A fold is held out, a hasher is fitted on the others, and each half of the held-out rows retrieves
 the other half. No row retrieves itself, which would favour codes that are all distinct. Settings
 are methods with parameters, one per line, in the syntax of `antipodal bench --methods`. A fixed
-number of rows per class is used. Rows of CIFAR10-GIST are queries of no seed from 0 to 9 of the
+number of rows per class is used. Rows of CIFAR-10 GIST are queries of no seed from 0 to 9 of the
 paper's protocol.
 
 With --unlabelled, methods that support it also learn from unlabelled rows. Per class, some rows are

@@ -41,11 +41,9 @@ def serving(model: Path, store: str, images: str | None = None) -> Iterator[str]
             thread.join()
 
 
-def photograph(
-    browser: Browser, address: str, name: str, ready: str, width: int = 1180, height: int = 860
-) -> None:
+def photograph(browser: Browser, address: str, name: str, ready: str, height: int = 860) -> None:
     """Save a screenshot of an address when the element `ready` is visible."""
-    page = browser.new_page(viewport={"width": width, "height": height})
+    page = browser.new_page(viewport={"width": 1180, "height": height})
     page.goto(address)
     page.locator(ready).first.wait_for()
     page.wait_for_timeout(300)
@@ -67,20 +65,15 @@ def digits(browser: Browser, folder: Path) -> None:
     model, _ = show.save(folder)
     with serving(model, show.fill_store(folder, model), "pixels:8x8") as address:
         photograph(browser, f"{address}#id={chosen}", "page", ".result")
-        photograph(browser, f"{address}#id={chosen}", "page-phone", ".result", 390, 1100)
-        photograph(browser, f"{address}#id={chosen}&view=map", "page-digits-map", ".dot")
 
 
 def texts(browser: Browser, folder: Path) -> None:
     """Show the neighbours of a function of Python's standard library."""
     os.chdir(folder)
     titles = [item["title"] for item in runpy.run_path(str(EXAMPLE), {}, "__main__")["items"]]
-    chosen, other = titles.index("shutil.copytree"), titles.index("shutil.copyfile")
+    chosen = titles.index("shutil.copytree")
     with serving(folder / "texts.antipodal", "sqlite:///texts.db") as address:
         near = f"{address}#id={chosen}"
-        photograph(browser, near, "page-texts", ".result", height=1000)
-        photograph(browser, near, "page-texts-phone", ".result", 390, 1100)
-        photograph(browser, f"{near}&item={other}", "page-detail", "#detail")
         photograph(browser, f"{near}&view=compare&b=first-16", "page-compare", "#side-b li")
         photograph(browser, f"{near}&view=map", "page-map", ".dot", height=1000)
 

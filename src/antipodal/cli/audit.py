@@ -51,7 +51,7 @@ def audit(
     peers: Annotated[
         bool,
         typer.Option(
-            help="Include RaBitQ, TurboQuant and product quantization of Faiss (the default).",
+            help="Include RaBitQ, TurboQuant and product quantisation of Faiss (the default).",
             show_default=False,
         ),
     ] = True,

@@ -264,7 +264,7 @@ def audit(
     models : sequence of hashers
         Fitted hashers, such as `antipodal.load` returns, audited without refitting.
     peers : bool
-        Whether to include other libraries: RaBitQ, TurboQuant and product quantization of Faiss.
+        Whether to include other libraries: RaBitQ, TurboQuant and product quantisation of Faiss.
     relevance : (p, 2) or (p, 3), optional
         Relevance judgements: row of a query, row of X, and optionally a grade.
     sample : int, optional

@@ -88,7 +88,7 @@ class DeepLinf(NetworkHasher):
         K-SVD and ADMM initialisation with K = 2 and β = 0.6, margin 5, SGD without momentum at a
         constant rate of 0.01, batches of 128 sampled pairs, no dropout and no weight decay. The
         paper does not give the scaling of the features (here: standardised), the initial λ, the
-        sparsity of K-SVD, the number of epochs, or the number of pairs on CIFAR10. It uses
+        sparsity of K-SVD, the number of epochs, or the number of pairs on CIFAR-10. It uses
         100,000 pairs on NUS-WIDE; here 100,000 pairs and ten epochs are used everywhere.
         """
         return cls(
