@@ -11,7 +11,6 @@ from antipodal.baselines.onehothash import OneHotHash
 from antipodal.evaluation.float_ranking import evaluate_floats
 from antipodal.hashers.classifierlsh import ClassifierLSH
 from antipodal.hashers.pseudo_labels import _calibrate, fit_svm, svm_probabilities
-from networks import network
 
 X, Y = load_digits(return_X_y=True)
 ORDER = np.random.default_rng(0).permutation(len(X))  # rows are ordered by writer
@@ -145,6 +144,6 @@ def test_labels_and_sensible_settings_are_required(kind, lsh):
         with pytest.raises(
             ValueError, match=rf"\b{next(iter(setting))}\b.*{next(iter(setting.values()))}"
         ):
-            network(kind, 8, **setting).fit(X, Y)
+            kind(8, **setting).fit(X, Y)
     with pytest.raises(ValueError, match="NaN"):
         lsh.class_probabilities(np.full((1, 64), np.inf))

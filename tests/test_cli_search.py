@@ -237,7 +237,7 @@ def test_resume_refuses_different_items_without_replace(files):
     ("change", "problem"),
     [
         ({"codes.npy": np.zeros((300, 2), np.float32)}, r"codes\.npy\b.*\buint8\b.*\bfloat32\b"),
-        ({"codes.npy": np.full((300, 2), 255, np.uint8)}, r"\b12 bits\b.*\b4 bits\b.*\bn_bits\b"),
+        ({"codes.npy": np.full((300, 2), 255, np.uint8)}, r"\b4\b.*\b12 bits\b.*\bn_bits\b"),
         ({"codes.npy": np.zeros((300, 3), np.uint8)}, r"\b2 bytes\b.*codes\.npy\b.*\b3\b"),
         ({"ids.npy": np.zeros(300, np.float64)}, r"\bids\b.*\bfloat64\b"),
         ({"ids.npy": np.arange(300) % 299}, r"\bids\b.*\b0\b"),

@@ -781,6 +781,7 @@ def test_a_file_without_arrays_is_refused(tmp_path):
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
     write_parquet(tmp_path / "a.parquet", pa.array(ROWS), CLASSES)
+    monkeypatch.delitem(sys.modules, "antipodal.io.tables", raising=False)
     for module in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(AntipodalError, match=r"pip install '\.\[arrow\]'"):

@@ -103,7 +103,7 @@ def test_shell_example_prints_scores_and_writes_a_report(tmp_path):
     printed = done.stdout
     assert re.search(r"│ map +│ +\d", printed)
     assert '"query": 0, "ids": [' in printed
-    assert "<h2>Examples</h2>" in (tmp_path / "report.html").read_text()
+    assert "<h2>Example queries</h2>" in (tmp_path / "report.html").read_text()
 
 
 def test_custom_method_and_loss_are_compared_with_itq_and_saved(tmp_path):
