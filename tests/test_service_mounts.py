@@ -16,17 +16,17 @@ from typer.testing import CliRunner
 from antipodal import LSH, open_store
 from antipodal.cli import app as commands
 from antipodal.errors import AntipodalError
+from antipodal.io.atomic import locked_file
 from antipodal.io.model_file import model_identity
 from antipodal.service import Engine, Keys, Limits
 from antipodal.service.metrics import JsonFormatter
 from antipodal.service.mounts import (
-    Dispatch,
     Mount,
     MountTable,
     OpenMount,
-    WorkerReport,
     changing_mounts,
     create_mounted_app,
+    dispatch,
     parse_mount,
     read_mounts,
     read_reports,
@@ -210,11 +210,11 @@ def test_a_running_request_keeps_its_store_open(mounts, tmp_path):
 
     async def story():
         table = MountTable(open_mount)
-        table.open_all(mounts)
-        dispatch, old = Dispatch(None, table), mounts["articles"]
+        table.update({name: open_mount(name, mount) for name, mount in mounts.items()})
+        handle, old = dispatch(None, table), mounts["articles"]
 
         def ask():
-            return dispatch({"type": "http", "path": "/articles/v1/model"}, None, None)
+            return handle({"type": "http", "path": "/articles/v1/model"}, None, None)
 
         request = asyncio.create_task(ask())
         await began.wait()
@@ -375,16 +375,17 @@ def test_switch_fails_if_a_worker_cannot_open_the_mount(mounts, tmp_path, monkey
 
 def test_switch_fails_if_a_worker_does_not_confirm_in_time(mounts, tmp_path):
     file = tmp_path / "mounts.json"
-    report = WorkerReport(file)  # of a worker that does nothing
-    try:
-        failed = run_switch(file, articles(mounts["articles"]), "--timeout", "0.3")
-        assert failed.exit_code == 1
-        assert "1 of 1" in str(failed.exception)
-    finally:
-        report.close()
+    folder = tmp_path / "mounts.json.workers"
+    folder.mkdir()
+    with locked_file(folder, "worker-", ".json", 0o600):  # of a worker that does nothing
+        for arguments in ([articles(mounts["articles"])], ["articles", "--remove"]):
+            failed = run_switch(file, *arguments, "--timeout", "0.3")
+            assert failed.exit_code == 1
+            assert "1 of 1" in str(failed.exception)
     # The report of a killed worker does not count.
-    (tmp_path / "mounts.json.workers" / "1-dead").write_text("{}")
+    (folder / "worker-dead.json").write_text("{}")
     assert run_switch(file, articles(mounts["articles"])).exit_code == 0
+    assert not list(folder.iterdir())
 
 
 def test_no_concurrent_change_is_lost(mounts, tmp_path):

@@ -20,7 +20,6 @@ from antipodal.cli import (  # noqa: F401 - each module registers its commands
     search,
     serve,
     store,
-    switching,
 )
 from antipodal.cli.app import app
 from antipodal.errors import AntipodalError

@@ -1,12 +1,14 @@
-"""`antipodal serve`."""
+"""`antipodal serve` and `antipodal switch`."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from antipodal.cli.app import STORE_VARIABLE, app, require_service
+from antipodal.cli.app import STORE_VARIABLE, AsJson, app, print_json, require_service
+from antipodal.errors import AntipodalError
 
 if TYPE_CHECKING:
     from antipodal.service.mounts import Mount
@@ -177,3 +179,91 @@ def _mounts(
             raise typer.BadParameter("--mount-keys must be NAME=FILE, with the name of a --mount")
         found[name] = replace(found[name], keys=Path(path))
     return found
+
+
+@app.command(
+    epilog="Example: antipodal switch mounts.json items=model.antipodal,sqlite:///items.db"
+)
+def switch(
+    mounts: Annotated[
+        Path, typer.Argument(help="File of mounts, used by `serve --mounts`. Created if missing.")
+    ],
+    mount: Annotated[
+        str, typer.Argument(help="NAME=MODEL,STORE, or NAME with --remove.", metavar="MOUNT")
+    ],
+    keys: Annotated[
+        Path | None, typer.Option(help="Key file of this mount. Default: unchanged.")
+    ] = None,
+    images: Annotated[
+        str | None,
+        typer.Option(help="Image features: gist, pixels:8x8, pixels:HxW:TOP. Default: unchanged."),
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the mount.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for the workers of a running service.")
+    ] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Hot-swap the model and store behind a mount.
+
+    The store must exist. Workers that use the file load the new model and codes, and then answer
+    with them. The command waits until all of them have done so, and fails if one of them cannot.
+    """
+    require_service()
+    from antipodal.service.engine import Engine
+    from antipodal.service.mounts import changing_mounts, parse_mount
+    from antipodal.stores.url import shown_url
+
+    if remove:
+        with changing_mounts(mounts) as known:
+            if known.pop(mount, None) is None:
+                raise typer.BadParameter(f"{mounts} has no mount {mount}")
+        name, fingerprint = mount, None
+        shown: dict[str, object] = {"name": name, "removed": True}
+        text = f"{name}: removed"
+    else:
+        name, new = parse_mount(mount)
+        with changing_mounts(mounts) as known:
+            old = known.get(name, new)
+            new = replace(old, model=new.model, store=new.store)
+            new = replace(new, keys=keys or old.keys, images=images or old.images)
+            engine = Engine.open(new.model, new.store, images=new.images, read_only=True)
+            n_items = engine.store.count()
+            engine.close()
+            is_replaced = name in known
+            known[name], fingerprint = new, new.fingerprint()
+        store = shown_url(new.store)
+        shown = {"name": name, "model": str(new.model), "store": store, "items": n_items}
+        shown["replaced"] = is_replaced
+        text = f"{name}: {n_items:,} items in {store}, encoded by {new.model}"
+    shown["workers"] = n_workers = _wait_for_workers(mounts, name, fingerprint, timeout)
+    if as_json:
+        print_json(shown)
+    elif n_workers:
+        typer.echo(f"{text}\nConfirmed by {n_workers} worker{'s' if n_workers > 1 else ''}.")
+    else:
+        typer.echo(f"{text}\nNo running service uses {mounts}.")
+
+
+def _wait_for_workers(mounts: Path, name: str, fingerprint: str | None, seconds: float) -> int:
+    """Return the number of workers that serve the new mount, or raise AntipodalError."""
+    from antipodal.service.mounts import read_reports
+
+    deadline = time.monotonic() + seconds
+    while True:
+        reports = read_reports(mounts)
+        done = [one for one in reports if one and one["mounts"].get(name) == fingerprint]
+        errors = [report["errors"][name] for report in done if name in report["errors"]]
+        if errors:
+            raise AntipodalError(
+                f"{mounts} is written, but a worker cannot open {name}, and still serves the old "
+                f"one: {errors[0]}"
+            )
+        if len(done) == len(reports):
+            return len(done)
+        if time.monotonic() > deadline:
+            raise AntipodalError(
+                f"{mounts} is written, but {len(reports) - len(done)} of {len(reports)} workers "
+                f"did not confirm {name} within {seconds:g} s: see the log of the service"
+            )
+        time.sleep(0.1)

@@ -22,13 +22,13 @@ _PREFIX_LENGTH = 40  # characters of the target's name: the whole name could exc
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def replacing(path: str | os.PathLike[str], *, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a binary file that replaces `path` when the block ends without an exception.
 
     If the block raises, the temporary file is removed and `path` is unchanged. A symbolic link is
     kept: the file it points to is replaced or created. A replaced file keeps its mode and, where
-    permitted, its owner and group. A character device or a named pipe is written in place.
-    Temporary files of earlier writers that were killed are removed.
+    permitted, its owner and group. A new file has `mode`, less the umask. A character device or a
+    named pipe is written in place. Temporary files of earlier writers that were killed are removed.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             with _open_in_place(path) as stream:
                 yield stream
             return
-        with _temporary_file(destination) as temporary, open(temporary, "wb") as file:
+        with _temporary_file(destination, mode) as temporary, open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -93,6 +93,45 @@ def alone_in(folder: str | os.PathLike[str]) -> Iterator[None]:
                 stack.callback(os.close, handle)
                 fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def locked_file(folder: Path, prefix: str, suffix: str, mode: int) -> Iterator[str]:
+    """Yield the path of a new file that is locked while the block runs, and then removed.
+
+    The lock ends with the process, even if killed: `locked_files` returns the files in use.
+    """
+    name, lock = _create_locked(folder, prefix, suffix, mode)
+    try:
+        yield name
+    finally:
+        with suppress(FileNotFoundError):  # the block may have renamed the file
+            os.unlink(name)
+        if lock is not None:
+            os.close(lock)
+
+
+def locked_files(folder: Path, prefix: str, suffix: str) -> list[Path]:
+    """Return the files of `locked_file` whose processes run, and remove the other ones.
+
+    On Windows there are no locks: nothing is returned or removed.
+    """
+    locked: list[Path] = []
+    if fcntl is None:
+        return locked
+    for name in os.listdir(folder):
+        if name.startswith(prefix) and name.endswith(suffix):
+            with suppress(OSError):
+                handle = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:  # locked, or on a file system without locks
+                    locked.append(folder / name)
+                else:
+                    os.unlink(folder / name)
+                finally:
+                    os.close(handle)
+    return locked
 
 
 def sync_directory(directory: Path) -> None:
@@ -172,33 +211,26 @@ def _open_in_place(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 @contextmanager
-def _temporary_file(destination: _Destination) -> Iterator[str]:
+def _temporary_file(destination: _Destination, mode: int = 0o666) -> Iterator[str]:
     """Yield the path of an empty temporary file, and rename it to the target afterwards."""
     target, old, _ = destination
     prefix = f".{target.name[:_PREFIX_LENGTH]}."
-    _remove_abandoned(target.parent, prefix)
+    locked_files(target.parent, prefix, _SUFFIX)  # removes those of killed writers
     # The kernel applies the umask to a new file. A replacement is private until it has the old
     # file's mode.
-    temporary, lock = _create_locked(target.parent, prefix, 0o666 if old is None else 0o600)
-    try:
+    mode = mode if old is None else 0o600
+    with locked_file(target.parent, prefix, _SUFFIX, mode) as temporary:
         yield temporary
         if old is not None:
             _copy_mode_and_owner(old, temporary)
-        os.replace(temporary, target)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    finally:
-        if lock is not None:
-            os.close(lock)  # after the rename: an unlocked temporary file counts as abandoned
+        os.replace(temporary, target)  # locked: an unlocked temporary file counts as abandoned
     sync_directory(target.parent)
 
 
-def _create_locked(folder: Path, prefix: str, mode: int) -> tuple[str, int | None]:
-    """Create a temporary file and lock it. The lock ends with the process, even if killed."""
+def _create_locked(folder: Path, prefix: str, suffix: str, mode: int) -> tuple[str, int | None]:
+    """Create a file with a random name and lock it; return its path and the open lock."""
     while True:
-        name = os.fspath(folder / f"{prefix}{secrets.token_hex(8)}{_SUFFIX}")
+        name = os.fspath(folder / f"{prefix}{secrets.token_hex(8)}{suffix}")
         try:
             handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         except FileExistsError:
@@ -211,21 +243,6 @@ def _create_locked(folder: Path, prefix: str, mode: int) -> tuple[str, int | Non
         if os.fstat(handle).st_nlink:
             return name, handle
         os.close(handle)  # another process removed it as abandoned before it was locked
-
-
-def _remove_abandoned(folder: Path, prefix: str) -> None:
-    """Remove temporary files that are not locked: their writers were killed."""
-    if fcntl is None:
-        return
-    for name in os.listdir(folder):
-        if name.startswith(prefix) and name.endswith(_SUFFIX):
-            with suppress(OSError):
-                handle = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(folder / name)
-                finally:
-                    os.close(handle)
 
 
 def _copy_mode_and_owner(old: os.stat_result, path: str) -> None:

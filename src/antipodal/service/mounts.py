@@ -18,14 +18,14 @@ import logging
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError, ValidationInfo
 from pydantic.dataclasses import dataclass as validated
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -33,7 +33,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from antipodal.errors import AntipodalError
-from antipodal.io.atomic import alone_in, replacing
+from antipodal.io.atomic import alone_in, locked_file, locked_files, replacing
 from antipodal.service import app as routes
 from antipodal.service import schemas
 from antipodal.service.auth import CHALLENGE, Keys, sent_key
@@ -43,42 +43,42 @@ from antipodal.service.errors import problems
 from antipodal.service.limits import Limits, Pools
 from antipodal.service.metrics import Metrics
 
-try:
-    import fcntl
-except ImportError:  # on Windows, where `antipodal switch` cannot wait for workers
-    fcntl = None  # type: ignore[assignment]
-
 _log = logging.getLogger("antipodal.service")
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 10.0  # after a mount could not be opened
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_REPORT = ("worker-", ".json")  # prefix and suffix of the files in which workers report
 RESERVED = frozenset(("docs", "healthz", "metrics", "readyz", "static", "v1", "openapi.json"))
 
 
 def check_name(name: str) -> str:
     """Return the name of a mount; raise ValueError if it cannot be one."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,62}", name):
-        raise ValueError(f"a mount name has 1 to 63 of a-z, 0-9, - and _: got {name[:70]!r}")
-    if name in RESERVED:
-        raise ValueError(f"a mount must not be named {name}: the service has a route /{name}")
+    if name in RESERVED or not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,62}", name):
+        raise ValueError(
+            "a mount name has 1 to 63 of a-z, 0-9, - and _, and is not a route of the service: "
+            f"got {name[:70]!r}"
+        )
     return name
+
+
+def _absolute(path: Path, info: ValidationInfo) -> Path:
+    """Return the absolute path. A path in a JSON file must be absolute already."""
+    if info.mode == "json" and not path.is_absolute():
+        raise ValueError(f"the path must be absolute: got {path}")
+    return path.absolute()
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
 
 @validated(frozen=True, config=ConfigDict(extra="forbid"))
 class Mount:
     """A model and its store, with the settings of this mount."""
 
-    model: Path
+    model: AbsolutePath
     store: str = field(repr=False)  # may contain a password
-    keys: Path | None = None
+    keys: AbsolutePath | None = None
     images: str | None = None
-    scores: Path | None = None
-
-    def absolute(self) -> "Mount":
-        """Return the mount with absolute paths."""
-        paths = {"model": self.model, "keys": self.keys, "scores": self.scores}
-        whole = {name: path and path.absolute() for name, path in paths.items()}
-        return Mount(store=self.store, images=self.images, **whole)  # type: ignore[arg-type]
+    scores: AbsolutePath | None = None
 
     def fingerprint(self) -> str:
         """Return a digest of the settings."""
@@ -90,32 +90,34 @@ _FILE = TypeAdapter(dict[Annotated[str, AfterValidator(check_name)], Mount])
 
 def parse_mount(text: str) -> tuple[str, Mount]:
     """Parse `NAME=MODEL,STORE`. Relative paths are resolved."""
-    name, equals, rest = text.partition("=")
-    model, comma, store = rest.partition(",")
-    if not (equals and comma and model and store):
+    name, _, rest = text.partition("=")
+    model, _, store = rest.partition(",")
+    if not (model and store):
         raise ValueError(
             "a mount is NAME=MODEL,STORE, such as articles=model.antipodal,sqlite:///codes.db"
         )
     scheme, colon, path = store.partition(":///")
     if scheme in ("sqlite", "milvus") and colon and not path.startswith("/"):
         store = f"{scheme}:///{quote(os.getcwd())}/{path}"
-    return check_name(name), Mount(Path(model).absolute(), store)
+    return check_name(name), Mount(Path(model), store)
 
 
 def read_mounts(path: Path) -> dict[str, Mount]:
     """Read a file of mounts."""
     try:
-        mounts = _FILE.validate_json(path.read_bytes(), strict=False)
+        return _FILE.validate_json(path.read_bytes())
     except OSError as error:
         raise AntipodalError(f"cannot read the mounts in {path}: {error.strerror}") from None
     except ValidationError as error:
         first = error.errors(include_input=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise AntipodalError(f"cannot read the mounts in {path}: {where}: {first['msg']}") from None
-    for name, mount in mounts.items():
-        if mount != mount.absolute():
-            raise AntipodalError(f"cannot read the mounts in {path}: {name} has a relative path")
-    return mounts
+
+
+def write_mounts(path: Path, mounts: dict[str, Mount]) -> None:
+    """Replace the file. A new file is readable by its owner only: stores may have passwords."""
+    with replacing(path, mode=0o600) as file:
+        file.write(_FILE.dump_json(mounts, indent=1, exclude_none=True) + b"\n")
 
 
 @contextmanager
@@ -127,53 +129,20 @@ def changing_mounts(path: Path) -> Iterator[dict[str, Mount]]:
         write_mounts(path, mounts)
 
 
-def write_mounts(path: Path, mounts: Mapping[str, Mount]) -> None:
-    """Replace the file. A new file is readable by its owner only: stores may have passwords."""
-    with suppress(OSError), open(os.open(path, _NEW_FILE, 0o600), "wb") as new:
-        new.write(b"{}\n")  # other errors are reported by `replacing`
-    whole = {name: mount.absolute() for name, mount in mounts.items()}
-    with replacing(path) as file:
-        file.write(_FILE.dump_json(whole, indent=1, exclude_none=True) + b"\n")
+def read_reports(mounts_file: Path) -> list[dict[str, dict[str, str]]]:
+    """Return the reports of running workers. An unfinished report is empty.
 
-
-class WorkerReport:
-    """The state of the mounts of one worker, in a file that is locked while the worker runs."""
-
-    def __init__(self, mounts_file: Path) -> None:
-        folder = _report_folder(mounts_file)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        self._file = open(folder / f"{os.getpid()}-{os.urandom(4).hex()}", "w")  # noqa: SIM115
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def write(self, state: Mapping[str, Mapping[str, str | None]]) -> None:
-        """Write the fingerprint and the error of each mount."""
-        self._file.seek(0)
-        self._file.truncate()
-        self._file.write(json.dumps(state))
-        self._file.flush()
-
-    def close(self) -> None:
-        """Remove the report."""
-        os.unlink(self._file.name)
-        self._file.close()
-
-
-def read_reports(mounts_file: Path) -> list[dict[str, dict[str, str | None]]]:
-    """Return the reports of running workers. Those of killed workers are removed."""
-    reports = []
-    for path in _report_folder(mounts_file).glob("*-*") if fcntl else ():
-        with suppress(FileNotFoundError), open(path) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                path.unlink(missing_ok=True)
-            except BlockingIOError:  # locked by its worker
-                text = file.read()
-                reports.append(json.loads(text) if text.endswith("}") else {})
+    A report has the fingerprints of the `mounts`, and the `errors` of those not opened, by name.
+    """
+    folder, reports = Path(f"{mounts_file}.workers"), []
+    for path in locked_files(folder, *_REPORT) if folder.is_dir() else ():
+        try:
+            reports.append(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            pass  # the worker has stopped
+        except ValueError:
+            reports.append({})
     return reports
-
-
-def _report_folder(mounts_file: Path) -> Path:
-    return Path(f"{mounts_file.absolute()}.workers")
 
 
 @dataclass(eq=False)
@@ -193,17 +162,12 @@ class OpenMount:
             await asyncio.to_thread(self.engine.close)
 
 
-class MountTable:
-    """The open mounts by name. Only the event loop uses it."""
+class MountTable(dict[str, OpenMount]):
+    """The open mounts by name. Only the event loop changes it."""
 
     def __init__(self, open_mount: Callable[[str, Mount], OpenMount]) -> None:
+        super().__init__()
         self._open = open_mount
-        self.mounts: dict[str, OpenMount] = {}
-
-    def open_all(self, mounts: Mapping[str, Mount]) -> None:
-        """Open the mounts at the start of the service."""
-        for name, mount in mounts.items():
-            self.mounts[name] = self._open(name, mount)
 
     async def change(self, mounts: Mapping[str, Mount]) -> dict[str, str]:
         """Open new and changed mounts, then close the old ones; return the errors by name.
@@ -211,74 +175,62 @@ class MountTable:
         A mount that cannot be opened is left unchanged.
         """
         errors: dict[str, str] = {}
-        for name in mounts.keys() | self.mounts.keys():
-            old = self.mounts.get(name)
+        for name in mounts.keys() | self.keys():
+            old = self.get(name)
             if old is not None and old.mount == mounts.get(name):
                 continue
             try:
                 if name in mounts:
-                    new = await asyncio.to_thread(self._open, name, mounts[name])
-                    self.mounts[name] = new
+                    self[name] = await asyncio.to_thread(self._open, name, mounts[name])
                 else:
-                    del self.mounts[name]
+                    del self[name]
                 _log.info("mount changed", extra={"fields": {"mount": name}})
                 if old is not None:
                     await old.release()
             except Exception as error:  # also MemoryError and RecursionError
-                reason = f"{type(error).__name__}: {error}"
-                _log.error("mount not changed: %s", reason, extra={"fields": {"mount": name}})
-                errors[name] = reason
+                errors[name] = f"{type(error).__name__}: {error}"
+                _log.error("mount not changed: %s", errors[name], extra={"fields": {"mount": name}})
         return errors
 
     async def follow(self, path: Path) -> None:
-        """Apply the changes of a file of mounts until the task is cancelled."""
-        report = None
-        try:
-            report = WorkerReport(path) if fcntl else None
-        except OSError as error:
-            _log.warning("`antipodal switch` cannot wait for this worker: %s", error)
-        seen: bytes | None = b"as opened"
-        try:
+        """Apply the changes of a file of mounts, and report them, until the task is cancelled."""
+        with ExitStack() as stack:
+            report, applied = None, None
+            try:
+                folder = Path(f"{path}.workers")
+                folder.mkdir(mode=0o700, exist_ok=True)
+                report = Path(stack.enter_context(locked_file(folder, *_REPORT, 0o600)))
+            except OSError as error:
+                _log.warning("`antipodal switch` cannot wait for this worker: %s", error)
             while True:
-                pause = POLL_SECONDS
+                errors: dict[str, str] = {}
                 try:
                     content = path.read_bytes() if path.exists() else b""
-                    if content != seen:
-                        seen = content
+                    if content != applied:
+                        applied = content
                         mounts = read_mounts(path)
                         errors = await self.change(mounts)
+                        digests = {name: one.fingerprint() for name, one in mounts.items()}
                         if report is not None:
-                            report.write(
-                                {
-                                    name: {"mount": one.fingerprint(), "error": errors.get(name)}
-                                    for name, one in mounts.items()
-                                }
-                            )
-                        if errors:
-                            seen, pause = None, RETRY_SECONDS
+                            report.write_text(json.dumps({"mounts": digests, "errors": errors}))
                 except Exception as error:  # this task must survive any error
                     _log.error("mounts not changed: %s", error)
-                await asyncio.sleep(pause)
-        finally:
-            if report is not None:
-                report.close()
+                if errors:
+                    applied = None
+                await asyncio.sleep(RETRY_SECONDS if errors else POLL_SECONDS)
 
 
-class Dispatch:
-    """ASGI middleware that passes /NAME/… to the application of the mount."""
+def dispatch(app: ASGIApp, table: MountTable) -> ASGIApp:
+    """Return an application that passes /NAME/… to the mount, and other paths to `app`."""
 
-    def __init__(self, app: ASGIApp, table: MountTable) -> None:
-        self._app, self._mounts = app, table.mounts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         name, slash = "", ""
         if scope["type"] == "http":
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             name, slash, _ = path.removeprefix("/").partition("/")
-        mount = self._mounts.get(name)
+        mount = table.get(name)
         if mount is None:
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
         elif not slash:  # relative, because a proxy may add a prefix
             await RedirectResponse(f"{name}/", 308)(scope, receive, send)
         else:
@@ -290,6 +242,8 @@ class Dispatch:
             finally:
                 await mount.release()
 
+    return handle
+
 
 def create_mounted_app(
     mounts: Mapping[str, Mount] | Path,
@@ -299,16 +253,9 @@ def create_mounted_app(
     keys: Keys | None = None,
     hosts: Collection[str] | None = None,
 ) -> FastAPI:
-    """Return the ASGI application of several mounts.
+    """Return the ASGI application of several mounts, given by name or by a file to poll.
 
-    Parameters
-    ----------
-    mounts : mapping or Path
-        The mounts by name, or a file of mounts that is polled for changes.
-    open_engine : callable
-        Opens the model and the store of a mount.
-    keys : Keys, optional
-        Keys of the mounts without keys of their own, and of the routes of the whole service.
+    `keys` are for the mounts without keys of their own, and for the metrics of the service.
     """
     pools, metrics = Pools(limits), Metrics()
     first = read_mounts(mounts) if isinstance(mounts, Path) else mounts
@@ -319,36 +266,36 @@ def create_mounted_app(
         engine = open_engine(mount)
         app = routes.base_app(limits)
         routes.add_model(app, engine, pools, own)
-        _add_mounts(app, table)
+        _add_list(app, table)
         return OpenMount(mount, engine, own, app)
 
     table = MountTable(open_mount)
-    table.open_all(first)
+    for name, mount in first.items():
+        table[name] = open_mount(name, mount)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        following = None
+        tasks = []
         if isinstance(mounts, Path):
-            following = asyncio.create_task(table.follow(mounts))
+            tasks.append(asyncio.create_task(table.follow(mounts)))
         yield
-        if following is not None:
-            following.cancel()
-            with suppress(asyncio.CancelledError):
-                await following
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         pools.close()
-        for mount in table.mounts.values():
+        for mount in table.values():
             mount.engine.close()
 
     def check() -> None:
-        for mount in list(table.mounts.values()):
+        for mount in list(table.values()):
             mount.engine.check()
 
     def n_items() -> dict[str, int]:
-        return {name: one.engine.store.count() for name, one in list(table.mounts.items())}
+        return {name: mount.engine.store.count() for name, mount in list(table.items())}
 
     layers = routes.outer_layers(metrics, limits, hosts)
-    app = routes.base_app(limits, lifespan, [*layers, Middleware(Dispatch, table=table)])
-    _add_mounts(app, table)
+    app = routes.base_app(limits, lifespan, [*layers, Middleware(dispatch, table=table)])
+    _add_list(app, table)
     # If only single mounts have keys, no key opens the metrics of the whole service.
     routes.add_metrics(app, metrics, pools, keys if keys or not has_keys else Keys({}), n_items)
     routes.add_probes(app, pools, check)
@@ -366,7 +313,7 @@ def keys_of(name: str, mount: Mount, common: Keys | None, has_keys: bool) -> Key
     return own
 
 
-def _add_mounts(app: FastAPI, table: MountTable) -> None:
+def _add_list(app: FastAPI, table: MountTable) -> None:
     @app.get("/v1/mounts", response_model=schemas.MountList, responses=problems(401))
     async def mounts(request: Request) -> Response:
         """List the mounts that the key may read."""
@@ -377,9 +324,9 @@ def _add_mounts(app: FastAPI, table: MountTable) -> None:
                 "n_bits": mount.engine.store.n_bits,
                 "method": type(mount.engine.hasher).__name__,
             }
-            for name, mount in sorted(table.mounts.items())
+            for name, mount in sorted(table.items())
             if mount.keys is None or mount.keys.role(key) is not None
         ]
-        if not found and table.mounts:
+        if not found and table:
             raise HTTPException(401, "a key of one of the mounts is required", CHALLENGE)
         return json_response({"mounts": found})

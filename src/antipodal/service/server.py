@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import field, replace
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -28,7 +28,14 @@ from antipodal.service.auth import Keys
 from antipodal.service.engine import Engine
 from antipodal.service.limits import Limits
 from antipodal.service.metrics import LOG_CONFIG
-from antipodal.service.mounts import RESERVED, Mount, create_mounted_app, keys_of, read_mounts
+from antipodal.service.mounts import (
+    RESERVED,
+    AbsolutePath,
+    Mount,
+    create_mounted_app,
+    keys_of,
+    read_mounts,
+)
 
 _VARIABLE = "ANTIPODAL_SERVICE"
 _LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "[::1]"))
@@ -51,11 +58,11 @@ class Settings:
     """
 
     mounts: dict[str, Mount] = field(default_factory=dict)
-    mounts_file: Path | None = None
+    mounts_file: AbsolutePath | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     workers: int = 1
-    keys: Path | None = None
+    keys: AbsolutePath | None = None
     allow_anyone: bool = False
     read_only: bool = False
     root_path: str = ""
@@ -73,15 +80,8 @@ class Settings:
         return Keys.find(self.keys) is not None or any(one.keys for one in self.now().values())
 
     def to_json(self) -> str:
-        """Return the settings as JSON, with absolute paths."""
-        mounts = {name: mount.absolute() for name, mount in self.mounts.items()}
-        whole = replace(
-            self,
-            mounts=mounts,
-            keys=self.keys and self.keys.absolute(),
-            mounts_file=self.mounts_file and self.mounts_file.absolute(),
-        )
-        return TypeAdapter(Settings).dump_json(whole).decode()
+        """Return the settings as JSON."""
+        return TypeAdapter(Settings).dump_json(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
