@@ -25,7 +25,14 @@ from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+)
 from pydantic.dataclasses import dataclass as validated
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -60,14 +67,18 @@ def check_name(name: str) -> str:
     return name
 
 
-def _absolute(path: Path, info: ValidationInfo) -> Path:
-    """Return the absolute path. A path in a JSON file must be absolute already."""
+def _check_absolute(path: Path, info: ValidationInfo) -> Path:
     if info.mode == "json" and not path.is_absolute():
         raise ValueError(f"the path must be absolute: got {path}")
-    return path.absolute()
+    return path
 
 
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+# A path that is absolute in JSON. In memory it stays as given, for error messages.
+AbsolutePath = Annotated[
+    Path,
+    AfterValidator(_check_absolute),
+    PlainSerializer(lambda path: str(path.absolute()), when_used="json"),
+]
 
 
 @validated(frozen=True, config=ConfigDict(extra="forbid"))
@@ -99,7 +110,7 @@ def parse_mount(text: str) -> tuple[str, Mount]:
     scheme, colon, path = store.partition(":///")
     if scheme in ("sqlite", "milvus") and colon and not path.startswith("/"):
         store = f"{scheme}:///{quote(os.getcwd())}/{path}"
-    return check_name(name), Mount(Path(model), store)
+    return check_name(name), Mount(Path(model).absolute(), store)
 
 
 def read_mounts(path: Path) -> dict[str, Mount]:

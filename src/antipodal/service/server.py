@@ -80,7 +80,7 @@ class Settings:
         return Keys.find(self.keys) is not None or any(one.keys for one in self.now().values())
 
     def to_json(self) -> str:
-        """Return the settings as JSON."""
+        """Return the settings as JSON, with absolute paths."""
         return TypeAdapter(Settings).dump_json(self).decode()
 
     @classmethod
