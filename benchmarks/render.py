@@ -79,13 +79,13 @@ def records(name: str) -> list[Record]:
 
 
 def named(method: str) -> str:
-    """Return the label of a method: classes in code type, uncompressed rankings in words."""
+    """Return the label of a method: as `bench --methods` takes it, uncompressed ones in words."""
     if method in UNCOMPRESSED:
         return UNCOMPRESSED[method]
     name, *settings = current_method(method).split(":")
     if settings and "=" not in settings[0]:  # module:Class
         name, *settings = settings
-    return f"`{name}({', '.join(settings)})`" if settings else f"`{name}`"
+    return f"`{':'.join([name, *settings])}`"
 
 
 def compact(values: list[float]) -> str:

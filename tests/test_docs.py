@@ -75,6 +75,18 @@ def test_names_in_pages_exist(page):
             assert pkgutil.resolve_name(name)
 
 
+FORMER_OPTIONS = re.compile(
+    r"\bbelief_power\b|\bfront=|--max-(request|key)-pixels"
+    r"|\b(DeepLinf|NNHash|SparseHash|OrthoHash|CSQ)\((?![^)]*training=)[^)]*"
+    r"\b(n_epochs|batch_size|margin|similar_weight|n_unlabelled|centres|patience|device)="
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_use_the_options_of_this_version(page):
+    assert not FORMER_OPTIONS.search(page.read_text())
+
+
 WITH_EXAMPLES = [page for page in PAGES if ">>> " in page.read_text()]
 
 

@@ -146,7 +146,7 @@ def audit(
 
 
 def _fitted_methods(result: "Audit") -> set[str]:
-    """Return the audited methods that `fit` can train: no Faiss quantizers or saved models."""
+    """Return the audited methods that `fit` can train: no Faiss quantisers or saved models."""
     hashers = {each.method for each in result.settings if each.distances is not None}
     return {method for method in hashers if not method.endswith("(yours)")}
 

@@ -48,7 +48,7 @@ class Int8Vectors:
         return rounded
 
 
-_TRAINING_ROWS = 20_000  # for quantizers of Faiss
+_TRAINING_ROWS = 20_000  # for quantisers of Faiss
 
 
 class AuditedCode(Protocol):
@@ -128,7 +128,7 @@ class GivenCodes:
 
 
 class FaissCodes:
-    """A quantizer of Faiss by its factory string; `bytes` includes its correction factors."""
+    """A quantiser of Faiss by its factory string; `bytes` includes its correction factors."""
 
     searches: tuple[str, ...] = ("asymmetric",)
 

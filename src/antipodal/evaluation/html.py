@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from antipodal import __version__
 from antipodal.io.atomic import replacing
 
-INK = "#222222"  # methods without a colour of their own
+INK = "#222222"  # methods without an assigned colour
 
 # The first three are Paul Tol's "high contrast" scheme, which works for colour-blind readers and in
 # greyscale. Methods that are often shown together have clearly different colours.

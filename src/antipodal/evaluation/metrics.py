@@ -92,8 +92,8 @@ class Evaluation:
             for name, value in at._asdict().items():
                 score, *order = name.split("_")
                 flat["_".join([score, "at", str(k), *order])] = value
-        for r, ball in self.radius.items():
-            flat |= {f"{name}_r{r}": value for name, value in ball._asdict().items()}
+        for r, scores in self.radius.items():
+            flat |= {f"{name}_r{r}": value for name, value in scores._asdict().items()}
         health = {f.name: getattr(self.health, f.name) for f in fields(self.health)}
         return flat | {name: value for name, value in health.items() if value is not None}
 

@@ -207,9 +207,9 @@ class Setting:
     Attributes
     ----------
     method : str
-        Hasher with its settings, or a quantizer of Faiss.
+        Hasher with its settings, or a quantiser of Faiss.
     bits : int
-        Code length; for quantizers of Faiss, 8 times their bytes.
+        Code length; for quantisers of Faiss, 8 times their bytes.
     search : {"hamming", "asymmetric"}
         Whether queries are binary, or float vectors.
     by_query : (q,)

@@ -120,7 +120,7 @@ def _has_jpeg_end(data: bytes) -> bool:
     """Return whether an end marker follows the start of the scan.
 
     OpenCV 4 decodes truncated JPEG files, and leaves the missing part grey. The segments before
-    the scan are skipped by their lengths, since an embedded thumbnail has an end marker of its own.
+    the scan are skipped by their lengths, since an embedded thumbnail has its own end marker.
     Within the scan the two bytes of the marker cannot occur.
     """
     at = 2

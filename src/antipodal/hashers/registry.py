@@ -155,7 +155,7 @@ def _constructor(name: str) -> Callable[..., BaseHasher] | None:
     return find_hasher(name)
 
 
-# Parameters that commands take as options of their own.
+# Parameters that are separate options of the commands.
 _BY_OPTION = {"n_bits": "--bits", "random_state": "--seed or --seeds"}
 
 

@@ -3,7 +3,7 @@
     score(z, b) = Σᵢ zᵢ·bᵢ            z the values of the query, b = ±1 the signs of a code
 
 The contribution of one byte of a code to the score is one of 256 values, which are tabulated once
-per query, so a score takes one table lookup per byte. This is a product quantizer whose centroids
+per query, so a score takes one table lookup per byte. This is a product quantiser whose centroids
 are the corners of a cube. Faiss scans these tables in single precision. The rows it finds are then
 scored in double precision, so that the order by (score, row) is exact.
 """
@@ -128,7 +128,7 @@ def _nearest_in_float32(z: Floats, rows: Codes, k: int) -> tuple[RowNumbers, NDA
 
 @functools.lru_cache(maxsize=8)
 def _sign_quantizer(width: int) -> Any:
-    """Return the product quantizer that decodes each byte of a code to eight signs."""
+    """Return the product quantiser that decodes each byte of a code to eight signs."""
     faiss = load_faiss()
     quantizer = faiss.ProductQuantizer(8 * width, width, 8)
     faiss.copy_array_to_vector(

@@ -125,7 +125,7 @@ class BandTables:
     def within(self, queries: Codes, radius: int) -> SearchResult:
         """Return the result of `scan.within`.
 
-        Queries with so many candidates that a scan is faster, as in dense clusters, are scanned.
+        Queries with enough candidates that a scan is faster, as in dense clusters, are scanned.
         """
         if len(queries) == 1:
             return self._within_of_one(queries, radius)

@@ -165,7 +165,7 @@ def _inspect(path: str | os.PathLike[str]) -> _Destination:
     """Decide how to write `path`.
 
     The decision uses one `stat` result. Other processes may replace or delete the file at any
-    time, so that two looks can disagree.
+    time, so that two checks can disagree.
     """
     target = Path(os.path.realpath(path))
     try:

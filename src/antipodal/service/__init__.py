@@ -1,8 +1,8 @@
 """HTTP service: `antipodal serve`, its API and its web page.
 
 `server` starts the workers, `app` has the routes, `engine` and `search` answer them. `auth` checks
-API keys, `limits` bounds what a request may use, and `mounts` serves several models at once. The
-service needs the extra `serve`.
+API keys, `limits` bounds the resources of a request, and `mounts` serves several models at once.
+The service needs the extra `serve`.
 """
 
 from antipodal.service.app import create_app

@@ -89,7 +89,7 @@ class ServiceRoute(APIRoute):
 
 
 def accepts_binary(handlers: Mapping[str, BinaryHandler]) -> Callable[[Endpoint], Endpoint]:
-    """Pass bodies of binary media types to handlers of their own."""
+    """Pass bodies of binary media types to separate handlers."""
 
     def mark(endpoint: Endpoint) -> Endpoint:
         endpoint.binary_handlers = handlers  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ import { $ } from "./dom.js";
 
 export class Problem extends Error {}
 
-export async function ask(path, body, { signal, base = "" } = {}) {
+export async function request(path, body, { signal, base = "" } = {}) {
   const place = `antipodal-key ${new URL(base || ".", location.href).pathname}`;
   for (;;) {
     const headers = {};
@@ -35,12 +35,12 @@ export async function ask(path, body, { signal, base = "" } = {}) {
       throw problem;
     }
     if ((sessionStorage.getItem(place) ?? sessionStorage.getItem("antipodal-key")) !== key) continue; // another request has set a new key
-    await askForKey(place, key ? "The service rejected this key." : "This service requires an API key.");
+    await promptForKey(place, key ? "The service rejected this key." : "This service requires an API key.");
   }
 }
 
 let asking = null;
-function askForKey(place, why) {
+function promptForKey(place, why) {
   asking ??= new Promise((resolve, reject) => {
     const dialog = $("key-dialog");
     $("key-why").textContent = why;
@@ -60,7 +60,7 @@ function askForKey(place, why) {
 /** Return the other mounts of the service; none if it has a single model. */
 export async function otherMounts() {
   try {
-    const { mounts } = await ask("v1/mounts");
+    const { mounts } = await request("v1/mounts");
     const own = location.pathname.split("/").at(-2);
     return mounts.filter(({ name }) => name !== own)
       .map((mount) => ({ ...mount, base: `../${encodeURIComponent(mount.name)}/` }));

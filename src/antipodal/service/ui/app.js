@@ -1,12 +1,12 @@
 // The main page: requests the state that the URL describes, and draws it.
 
-import { ask, Problem } from "./api.js";
+import { request, Problem } from "./api.js";
 import { strip } from "./bits.js";
 import { drawCard } from "./card.js";
 import { drawCompare } from "./compare.js";
 import { drawDetail } from "./detail.js";
 import { $, count, cut, el, number } from "./dom.js";
-import { drawFilter, readWhere, sayWrong } from "./filter.js";
+import { drawFilter, readWhere, showFilterError } from "./filter.js";
 import { drawHistogram } from "./histogram.js";
 import { face, itemOf, learnFields, nameOf, remember, store, textOf, titleOf } from "./items.js";
 import { drawMap } from "./map.js";
@@ -55,8 +55,8 @@ function searchItem(item) {
 }
 
 /** Search by a query that is too long for a URL: the URL has its code, the page keeps the rest. */
-async function searchByCode(asked, body, item) {
-  const { codes: [code] } = await ask("v1/encode", asked);
+async function searchByCode(source, body, item) {
+  const { codes: [code] } = await request("v1/encode", source);
   uploaded.set(code, { body, item });
   await goQuery({ code });
 }
@@ -88,24 +88,24 @@ async function searchImage(file) {
   const image = url.split(",")[1] ?? "";
   const item = { name: file.name, metadata: { thumbnail: url } };
   if (image.length < LONGEST_IMAGE) return searchByCode({ images: [image] }, { image }, item);
-  const { codes: [code] } = await ask("v1/encode", file);
+  const { codes: [code] } = await request("v1/encode", file);
   uploaded.set(code, { body: { code }, item });
   return goQuery({ code });
 }
 
 // Items to start from
 
-function drawSample(items, said) {
+function drawSample(items, caption) {
   $("sample").className = store.hasPictures ? "sample" : "sample texts";
   $("sample").replaceChildren(...remember(items).map((item) => el("li", {}, el("button", {
     type: "button", class: "item", title: nameOf(item), "aria-label": `Search by ${nameOf(item)}, id ${item.id}`,
     onclick: () => searchItem(item),
   }, ...(store.hasPictures ? [face(item)] : [el("b", {}, cut(titleOf(item) || nameOf(item), 60)), ...(titleOf(item) && textOf(item) ? [el("small", {}, cut(textOf(item), 70))] : [])])))));
-  $("sample-said").textContent = said;
+  $("sample-said").textContent = caption;
 }
 
 async function showSample() {
-  const { items } = await ask(`v1/items?limit=${store.hasPictures ? 24 : 7}&seed=${seed}`);
+  const { items } = await request(`v1/items?limit=${store.hasPictures ? 24 : 7}&seed=${seed}`);
   drawSample(items, "A sample of the items:");
   return items;
 }
@@ -121,7 +121,7 @@ async function findItems() {
       if (error.status !== 404 && error.status !== 422) throw error;
     }
   }
-  const { items, looked_at: looked, total } = await ask("v1/find", { text, limit: 24 });
+  const { items, looked_at: looked, total } = await request("v1/find", { text, limit: 24 });
   const among = looked < total && items.length < 24 ? ` among the first ${number(looked)} of ${number(total)}` : "";
   drawSample(items, `${items.length === 24 ? "The first 24 items" : count(items.length)} with “${text}”${among}${items.length ? ":" : "."}`);
   return undefined;
@@ -140,9 +140,9 @@ async function search() {
   let where;
   try {
     where = readWhere(state.where);
-    sayWrong("");
+    showFilterError("");
   } catch (error) {
-    sayWrong(error.message);
+    showFilterError(error.message);
     return null;
   }
   const isReal = Boolean(query.body.vector || query.body.image);
@@ -153,11 +153,11 @@ async function search() {
   if (rescore && isReal && radius === null) body.rescore = "project";
   let answer;
   try {
-    answer = await ask("v1/search", body, { signal: running.signal });
+    answer = await request("v1/search", body, { signal: running.signal });
   } catch (error) {
     const [, wrong] = error.message.match(/^where is not a valid filter: (.*)/) ?? [];
     if (wrong) {
-      sayWrong(`The filter is not valid: ${wrong}`);
+      showFilterError(`The filter is not valid: ${wrong}`);
       return null;
     }
     if (!body.histogram || !/histogram/.test(error.message)) throw error;
@@ -220,7 +220,7 @@ function drawQuery(item, code) {
       ...(text && text !== nameOf(item) ? [el("span", { class: "text" }, cut(text, 240))] : []),
       strip(code, "", model.n_bits), el("code", {}, code),
       ...(uploaded.get(code)?.body.code === undefined && state.code && uploaded.has(code)
-        ? [el("small", {}, "This query is too long for a URL. A link to this page contains its code: the results are the same, but cannot be rescored.")] : [])),
+        ? [el("small", {}, "This query is too long for a URL. A link to this page contains its code: the results are the same, but cannot be reranked.")] : [])),
   );
 }
 
@@ -266,7 +266,7 @@ addEventListener("resize", () => last && drawHistogram(last.answer.histogram, Nu
 
 whenChanged(() => attempt(render));
 attempt(async () => {
-  [model] = await Promise.all([ask("v1/model"), learnFields()]);
+  [model] = await Promise.all([request("v1/model"), learnFields()]);
   drawCard(model);
   const [first] = await showSample();
   if (!first) throw new Problem("The store is empty. Add items with PUT /v1/items.");

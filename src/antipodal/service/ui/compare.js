@@ -1,16 +1,16 @@
 // Comparison of two searches: code prefixes of this model, or other mounts.
 
-import { ask, otherMounts, Problem } from "./api.js";
+import { request, otherMounts, Problem } from "./api.js";
 import { $, count, el } from "./dom.js";
 import { nameOf, pictureOf, readable } from "./items.js";
 import { go, state } from "./state.js";
 
 const NEIGHBOURS = 12;
-let ways = null; // by name in the URL: {label, base, prefix, n_bits}
+let alternatives = null; // keyed by their name in the URL: {label, base, prefix, n_bits}
 let shownFor = "";
 
 /** Return all alternatives: the whole code, other mounts, and prefixes of the code. */
-async function findWays(model) {
+async function findAlternatives(model) {
   const found = new Map([["", { label: `all ${count(model.n_bits, "bit")}`, base: "", n_bits: model.n_bits }]]);
   for (const { name, base, method, n_bits } of await otherMounts()) {
     found.set(name, { label: `${name}: ${method}, ${count(n_bits, "bit")}`, base, n_bits });
@@ -21,55 +21,55 @@ async function findWays(model) {
   return found;
 }
 
-async function sideOf(way, body, where) {
+async function sideOf(alternative, body, where) {
   const query = { ...body, k: NEIGHBOURS, histogram: true };
   if (where) query.where = where;
-  if (way.prefix) query.prefix = way.prefix;
-  if (way.base && body.code) {
+  if (alternative.prefix) query.prefix = alternative.prefix;
+  if (alternative.base && body.code) {
     throw new Problem("Codes of different models cannot be compared. Search by an item or a vector instead.");
   }
   try {
-    return await ask("v1/search", query, { base: way.base });
+    return await request("v1/search", query, { base: alternative.base });
   } catch (error) {
     if (!/histogram/.test(error.message)) throw error;
-    return ask("v1/search", { ...query, histogram: false }, { base: way.base });
+    return request("v1/search", { ...query, histogram: false }, { base: alternative.base });
   }
 }
 
 const place = (n) => `${n}${n % 100 > 10 && n % 100 < 14 ? "th" : ["th", "st", "nd", "rd"][n % 10] ?? "th"}`;
 
-function drawSide(node, way, answer, other, label, pick) {
+function drawSide(node, alternative, answer, other, label, pick) {
   const there = new Map(other.results.map(({ id }, i) => [id, i + 1]));
   const { results, histogram } = answer;
-  const said = [];
-  if (readable(label)) said.push(`${results.filter((item) => item.metadata?.label === label).length} of ${results.length} have label ${label}.`);
+  const notes = [];
+  if (readable(label)) notes.push(`${results.filter((item) => item.metadata?.label === label).length} of ${results.length} have label ${label}.`);
   const last = results.at(-1)?.distance, tied = histogram?.[last];
-  if (tied > 1) said.push(`${count(tied)} are tied at distance ${last}, ordered by id.`);
+  if (tied > 1) notes.push(`${count(tied)} are tied at distance ${last}, ordered by id.`);
   node.replaceChildren(
-    el("p", { class: "said" }, said.join(" ")),
+    el("p", { class: "said" }, notes.join(" ")),
     el("ol", {}, ...results.map((item) => {
       const at = there.get(item.id), image = pictureOf(item);
       return el("li", { class: at ? "both" : "alone" }, el("button", {
         type: "button", class: "item", title: `Search by item ${item.id}`, onclick: () => pick(item),
       }, ...(image ? [image] : []), el("span", { class: "words" }, el("b", {}, nameOf(item)),
-        el("small", {}, `#${item.id} · ${item.distance} of ${count(way.n_bits, "bit")} differ`),
+        el("small", {}, `#${item.id} · ${item.distance} of ${count(alternative.n_bits, "bit")} differ`),
         el("small", { class: "mark" }, at ? `● in both, ${place(at)} in the other` : "○ only here"))));
     })),
   );
 }
 
 export async function drawCompare({ model, query, item, where, pick }) {
-  ways ??= await findWays(model);
-  const names = [...ways.keys()];
-  const usual = names.find((name) => name && !ways.get(name).prefix)
-    ?? names.find((name) => ways.get(name).n_bits <= model.n_bits / 2) ?? names.at(-1);
-  const chosen = { a: ways.has(state.a) ? state.a : "", b: ways.has(state.b) && state.b ? state.b : usual };
+  alternatives ??= await findAlternatives(model);
+  const names = [...alternatives.keys()];
+  const usual = names.find((name) => name && !alternatives.get(name).prefix)
+    ?? names.find((name) => alternatives.get(name).n_bits <= model.n_bits / 2) ?? names.at(-1);
+  const chosen = { a: alternatives.has(state.a) ? state.a : "", b: alternatives.has(state.b) && state.b ? state.b : usual };
   for (const side of ["a", "b"]) {
-    $(`way-${side}`).replaceChildren(...names.map((name) => el("option", { value: name, selected: name === chosen[side] }, ways.get(name).label)));
+    $(`way-${side}`).replaceChildren(...names.map((name) => el("option", { value: name, selected: name === chosen[side] }, alternatives.get(name).label)));
   }
   const key = JSON.stringify([query, chosen, where]);
   if (key === shownFor) return;
-  const [a, b] = [ways.get(chosen.a), ways.get(chosen.b)];
+  const [a, b] = [alternatives.get(chosen.a), alternatives.get(chosen.b)];
   const [left, right] = await Promise.all([sideOf(a, query, where), sideOf(b, query, where)]);
   const shared = left.results.filter(({ id }) => right.results.some((other) => other.id === id)).length;
   $("shared").textContent = `${shared} of ${Math.max(left.results.length, right.results.length)} neighbours of ${nameOf(item)} are shared`;

@@ -96,7 +96,7 @@ export function readWhere(text) {
 }
 
 /** Show an error at the row of its field, or else at the JSON. */
-export function sayWrong(message) {
+export function showFilterError(message) {
   for (const node of $("rows").querySelectorAll(".row-wrong")) node.textContent = "";
   for (const node of $("filter").querySelectorAll("[aria-invalid]")) node.setAttribute("aria-invalid", "false");
   $("where-wrong").textContent = "";
@@ -158,7 +158,7 @@ function drawRow({ name, relation, value }) {
 
 /** Apply the rows as filter, or show the errors of invalid rows. */
 function applyRows() {
-  sayWrong("");
+  showFilterError("");
   const conditions = [];
   let good = true;
   for (const node of $("rows").children) {

@@ -1,6 +1,6 @@
 // Display of items: their picture, title and text.
 
-import { ask, Problem } from "./api.js";
+import { request, Problem } from "./api.js";
 import { cut, el } from "./dom.js";
 
 const PICTURE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
@@ -14,7 +14,7 @@ export const store = { fields: [], title: "", text: "", hasPictures: false, samp
 const known = new Map(); // items received so far, by id
 
 export async function learnFields() {
-  const { fields, sample } = await ask("v1/fields");
+  const { fields, sample } = await request("v1/fields");
   const strings = fields.filter(({ kind }) => kind === "string");
   const named = (names) => names.find((name) => fields.some((field) => field.name === name && ["string", "number", "mixed"].includes(field.kind)));
   const longest = strings.filter(({ length }) => length >= LONG).sort((a, b) => b.length - a.length)[0];
@@ -83,7 +83,7 @@ export function remember(items) {
 export async function itemOf(id) {
   if (known.has(id)) return known.get(id);
   if (!/^-?\d+$/.test(id)) throw new Problem("An id must be an integer.");
-  const item = await ask(`v1/items/${id}`);
+  const item = await request(`v1/items/${id}`);
   remember([item]);
   return item;
 }

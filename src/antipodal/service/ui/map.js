@@ -1,6 +1,6 @@
 // The projection map: a sample of items placed by their codes, coloured by a field.
 
-import { ask } from "./api.js";
+import { request } from "./api.js";
 import { $, count, el, number, svg } from "./dom.js";
 import { store } from "./items.js";
 import { go, state } from "./state.js";
@@ -51,7 +51,7 @@ export async function drawMap({ found, queryId, pick }) {
   $("colour-row").hidden = !fields.length;
   if (shownFor !== field) {
     $("map-said").textContent = "Computing the map. This takes some seconds …";
-    const answer = await ask(`v1/map?field=${encodeURIComponent(field)}`);
+    const answer = await request(`v1/map?field=${encodeURIComponent(field)}`);
     ({ points } = answer);
     shownFor = field;
     current = -1;

@@ -18,9 +18,9 @@ function fields(item) {
 }
 
 function result(item, code, n, moved, pick) {
-  const said = [`#${item.id}`, `distance ${count(item.distance, "bit")}`];
-  if (item.score !== undefined && item.score !== null) said.push(`score ${Number(item.score.toPrecision(4))}`);
-  if (moved) said.push(moved);
+  const facts = [`#${item.id}`, `distance ${count(item.distance, "bit")}`];
+  if (item.score !== undefined && item.score !== null) facts.push(`score ${Number(item.score.toPrecision(4))}`);
+  if (moved) facts.push(moved);
   const label = readable(item.metadata?.label), title = titleOf(item), text = textOf(item);
   const words = layout() === "list"
     ? [el("b", {}, title || cut(text, 240) || nameOf(item)), ...(title && text ? [el("span", { class: "text" }, cut(text, 300))] : [])]
@@ -33,7 +33,7 @@ function result(item, code, n, moved, pick) {
       }, ...(image ? [image] : []), el("span", { class: "words" }, ...words)),
       ...(layout() === "list" ? fields(item) : [])),
     el("div", {},
-      el("small", {}, said.join(" · ")),
+      el("small", {}, facts.join(" · ")),
       strip(item.code, code, n),
       el("button", {
         type: "button", class: "quiet details", "aria-label": `Details of ${nameOf(item)}`, onclick: () => go({ item: `${item.id}` }),
@@ -86,18 +86,18 @@ export function status(answer, item, all) {
   const { results, total } = answer, first = (state.page - 1) * state.k;
   const range = `${number(first + 1)} to ${number(first + results.length)}`;
   const some = first > 0 || results.length < total;
-  let said;
+  let title;
   if (state.radius !== null) {
-    said = `${count(total)} within ${count(state.radius, "bit")}` + (results.length && some ? `: ${range} shown` : "");
-  } else if (!results.length) said = "No results";
-  else if (state.rescore) said = `${first ? `${range} of the nearest` : `The ${results.length} nearest`}, rescored`;
-  else said = first ? `${range} of the nearest` : `The ${results.length} nearest${all ? ` of ${number(all)}` : ""}`;
+    title = `${count(total)} within ${count(state.radius, "bit")}` + (results.length && some ? `: ${range} shown` : "");
+  } else if (!results.length) title = "No results";
+  else if (state.rescore) title = `${first ? `${range} of the nearest` : `The ${results.length} nearest`}, reranked`;
+  else title = first ? `${range} of the nearest` : `The ${results.length} nearest${all ? ` of ${number(all)}` : ""}`;
   const label = item.metadata?.label;
   if (readable(label) && results.length) {
     const same = results.filter((found) => found.metadata?.label === label).length;
-    said += `: ${same} of ${results.length} have label ${label}`;
+    title += `: ${same} of ${results.length} have label ${label}`;
   }
-  return said;
+  return title;
 }
 
 export function drawPager(answer, all) {
