@@ -1,7 +1,7 @@
 # The service on a CPU: see docs/guide/deployment.md.
 FROM python:3.11-slim
 
-# PyTorch comes first and pinned. Options of pip that find a build without CUDA save gigabytes.
+# PyTorch is installed first and pinned. pip options that select a build without CUDA save gigabytes.
 ARG TORCH_OPTIONS=""
 RUN pip install --no-cache-dir torch==2.13.0 $TORCH_OPTIONS
 
@@ -17,7 +17,7 @@ VOLUME /data
 ENV ANTIPODAL_STORE=sqlite:////data/codes.db
 EXPOSE 8000
 
-# Without a proxy that the environment may name.
+# The health check must not use a proxy of the environment.
 HEALTHCHECK --interval=10s --timeout=6s --start-period=60s \
     CMD ["python", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:8000/readyz', timeout=5)"]
 

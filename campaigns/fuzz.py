@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from campaign import Part, main
-from datafiles import Codes, JsonLines, Parquet, Records
-from ownfiles import Checkpoint, Index, Model, StoreFile
-from targets import Target
-from typed import Filters, KeyFile, Urls
+from fuzz_antipodal_files import Checkpoint, Index, Model, StoreFile
+from fuzz_data_files import Codes, JsonLines, Parquet, Records
+from fuzz_targets import Target
+from fuzz_text_inputs import Filters, KeyFile, Urls
 
 SECONDS = 5.0
 BYTES = 10**9

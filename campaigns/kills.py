@@ -23,7 +23,7 @@ from antipodal.errors import StoreError
 from antipodal.stores import Store, open_store
 from campaign import Part, main
 from servers import running_engines
-from victims import MilvusVictims, PostgresVictims, SqliteVictims, Victims
+from store_processes import MilvusProcesses, PostgresProcesses, SqliteProcesses, StoreProcesses
 
 # Children are forked from a small process with all imports done.
 processes = multiprocessing.get_context("forkserver")
@@ -80,7 +80,7 @@ def write_until_killed(url: str, first: int, acknowledge: Connection) -> None:
         acknowledge.send(str(error))
 
 
-def kill_writers(size: int, seed: int, victims: Victims) -> dict[str, Any]:
+def kill_writers(size: int, seed: int, engine: StoreProcesses) -> dict[str, Any]:
     """Kill writers or engine processes and compare the store with the acknowledgements."""
     moments = random.Random(seed)
     url, state, last = "", {}, -1  # contents of the store and the number of its last operation
@@ -89,10 +89,10 @@ def kill_writers(size: int, seed: int, victims: Victims) -> dict[str, Any]:
     failures: list[str] = []
     for number in range(size):
         if number % KILLS_OF_A_STORE == 0:
-            url, state, last = victims.url(f"kills_{number}"), {}, -1
-        victims.settle()
-        acknowledged, victim, problem = _one_kill(url, last, moments, victims)
-        victims.settle()
+            url, state, last = engine.url(f"kills_{number}"), {}, -1
+        engine.settle()
+        acknowledged, victim, problem = _one_kill(url, last, moments, engine)
+        engine.settle()
         killed[victim] += 1
         at_work += acknowledged > last
         acknowledged_in_all += acknowledged - last
@@ -105,13 +105,13 @@ def kill_writers(size: int, seed: int, victims: Victims) -> dict[str, Any]:
         if found == more:
             state, last = more, last + 1
         elif found != state:
-            if not victims.is_atomic and is_half(found, state, more):
+            if not engine.is_atomic and is_half(found, state, more):
                 half += 1  # the next writer starts with the same operation
             else:
                 problem = problem or difference(found, state, more)
         if problem:
             failures.append(f"kill {number}, of the {victim}: {problem}")
-            url, state, last = victims.url(f"kills_{number}_again"), {}, -1
+            url, state, last = engine.url(f"kills_{number}_again"), {}, -1
     return {
         "kills": size,
         "killed": dict(killed),
@@ -123,7 +123,7 @@ def kill_writers(size: int, seed: int, victims: Victims) -> dict[str, Any]:
 
 
 def _one_kill(
-    url: str, last: int, moments: random.Random, victims: Victims
+    url: str, last: int, moments: random.Random, engine: StoreProcesses
 ) -> tuple[int, str, str]:
     """Start a writer and kill a process.
 
@@ -141,7 +141,7 @@ def _one_kill(
             break
         acknowledged = said
     time.sleep(moments.uniform(0, 0.03))
-    victim = victims.kill(moments, writer)
+    victim = engine.kill(moments, writer)
     writer.join(HANG)
     if writer.exitcode is None:
         problem = "the writer hangs"
@@ -204,19 +204,19 @@ def difference(found: State, before: State, after: State) -> str:
 def kill_sqlite(size: int, seed: int) -> dict[str, Any]:
     """Kill writers of SQLite stores."""
     with tempfile.TemporaryDirectory() as folder:
-        return kill_writers(size, seed, SqliteVictims(Path(folder)))
+        return kill_writers(size, seed, SqliteProcesses(Path(folder)))
 
 
 def kill_postgresql(size: int, seed: int) -> dict[str, Any]:
     """Kill writers of PostgreSQL stores and server processes."""
     with running_engines() as engines:
-        return kill_writers(size, seed, PostgresVictims(engines))
+        return kill_writers(size, seed, PostgresProcesses(engines))
 
 
 def kill_milvus(size: int, seed: int) -> dict[str, Any]:
     """Kill writers of Milvus Lite stores and the servers that they start."""
     with running_engines() as engines:
-        return kill_writers(size, seed, MilvusVictims(engines))
+        return kill_writers(size, seed, MilvusProcesses(engines))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from antipodal.index.items import IndexedItems
 from antipodal.io.model_file import read_model_file, write_model_file
 from antipodal.io.vectors import open_vectors
 from effort import CAMPAIGN
+from fuzz_antipodal_files import write_safetensors
 from networks import network
-from ownfiles import write_safetensors
 
 X = np.random.default_rng(0).standard_normal((60, 10)).astype(np.float32)
 Y = np.arange(60) % 3

@@ -3,7 +3,7 @@
 import pytest
 
 from fuzz import TARGETS, fuzz
-from ownfiles import Model
+from fuzz_antipodal_files import Model
 
 SIZES = {"where": 2000, "urls": 2000, "keys": 1000, "store": 80, "checkpoint": 80, "parquet": 60}
 

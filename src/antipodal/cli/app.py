@@ -18,6 +18,7 @@ from antipodal.errors import AntipodalError, NoStoreError, StoreError, missing_e
 
 if TYPE_CHECKING:
     from antipodal.evaluation.report import Describe
+    from antipodal.hashers.base import BaseHasher
     from antipodal.io.vectors import VectorFile
     from antipodal.paper.training import Epoch, Progress
     from antipodal.stores import Store
@@ -32,28 +33,49 @@ _ORDER = [
 ]  # fmt: skip
 
 
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Print a usage error as one line, without the password of a misplaced store URL."""
+    try:
+        yield
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise  # prints the help
+        from antipodal.stores.url import shown_url
+
+        # Up to the end of the text: a password may contain any character.
+        text = re.sub(
+            r"[^\s(']*(://|:\S*@).*",
+            lambda url: shown_url(url[0]),
+            error.format_message(),
+            flags=re.DOTALL,
+        )
+        text = " ".join(text.removeprefix("Invalid value: ").split()).rstrip(".")
+        names, context = [], error.ctx
+        while context is not None and context.parent is not None:
+            names.append(context.info_name)
+            context = context.parent
+        command = " ".join(["antipodal", *reversed(names)])
+        typer.echo(f"{command}: {text}. See `{command} --help`", err=True)
+        raise typer.Exit(2) from None
+
+
 class _Commands(TyperGroup):
-    """The group of all commands. Usage errors never quote a store URL with its password."""
+    """The group of all commands."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands in the order of the help."""
         return sorted(super().list_commands(ctx), key=_ORDER.index)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the options before the name of the command."""
+        with _usage_errors():
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command named by the arguments."""
-        try:
+        with _usage_errors():
             return super().invoke(ctx)
-        except _UsageError as error:
-            from antipodal.stores.url import shown_url
-
-            # Up to the end of the text: a password may contain any character.
-            error.message = re.sub(
-                r"[^\s(']*(://|:\S*@).*",
-                lambda found: shown_url(found[0]),
-                error.message,
-                flags=re.DOTALL,
-            )
-            raise
 
 
 app = typer.Typer(
@@ -149,6 +171,15 @@ def open_existing_store(url: str) -> "Store":
             f"no store exists at {error.place}. Is the name right? "
             "`antipodal index CODES --store URL` creates a store"
         ) from None
+
+
+def check_features(rows: "VectorFile", name: str, hasher: "BaseHasher", model: Path) -> None:
+    """Raise ValueError if the rows do not have the number of features of the model."""
+    if rows.n_features != hasher.n_features_in_:
+        raise ValueError(
+            f"{name} has {rows.n_features} features per row, {model} expects "
+            f"{hasher.n_features_in_}. Was the model trained on other features?"
+        )
 
 
 def require_service() -> None:

@@ -17,6 +17,7 @@ from antipodal.cli.app import (
     Seed,
     app,
     bar,
+    check_features,
     print_json,
     print_next,
     split_commas,
@@ -258,11 +259,7 @@ def _encode_array(model: Path, features: str, out: Path, force: bool, as_json: b
         check_output(out, ARRAY, force)
     hasher = load(model)
     rows = open_vectors(features)
-    if rows.n_features != hasher.n_features_in_:
-        raise ValueError(
-            f"{features} has {rows.n_features} features per row, {model} expects "
-            f"{hasher.n_features_in_}. Was the model trained on other features?"
-        )
+    check_features(rows, features, hasher, model)
     width = code_width(hasher.n_bits)
     began = time.perf_counter()
     with bar("encode") as show:

@@ -13,6 +13,7 @@ from antipodal.cli.app import (
     AsJson,
     StoreUrl,
     app,
+    check_features,
     check_no_url,
     chosen_store,
     open_existing_store,
@@ -107,6 +108,7 @@ def search(
         from antipodal.hashers.registry import load
 
         hasher = load(model)
+        check_features(rows, queries, hasher, model)
     vectors = None if rescore in (None, "project") else np.asarray(open_vectors(str(rescore)))
     with ExitStack() as stack:
         target, place = _open(store, file, model, stack)

@@ -117,7 +117,11 @@ def list_(
             [each.store, _number(each.bits), _number(each.items), (each.model or "–")[:16]]
             for each in found
         ]
-        print_table(f"{len(found)} stores", ["store", "bits", "items", "model"], rows)
+        print_table(
+            f"{len(found)} store{'s' * (len(found) != 1)}",
+            ["store", "bits", "items", "model"],
+            rows,
+        )
     else:
         typer.echo(f"no stores in {shown_url(place)}")
     problems = [each.problem for each in found if each.problem is not None]

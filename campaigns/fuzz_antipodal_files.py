@@ -15,8 +15,8 @@ import numpy as np
 from antipodal import HammingIndex, Training, load, open_store
 from antipodal.hashers.registry import built_in_hashers
 from antipodal.io.model_file import read_model_file
+from fuzz_targets import Target
 from mutations import changed_array, changed_bytes, changed_json, json_text
-from targets import Target
 
 ROWS = np.random.default_rng(0).standard_normal((60, 10)).astype(np.float32)
 LABELS = np.arange(60) % 3

@@ -10,8 +10,8 @@ from antipodal.bench.records import read_records
 from antipodal.codes import check_codes
 from antipodal.io.vectors import open_vectors
 from antipodal.validation import check_ids
+from fuzz_targets import Target
 from mutations import changed_bytes, changed_json, json_text
-from targets import Target
 
 _RECORDS = [{"method": "LSH", "bits": 16, "seed": n, "map": 12.5, "more": [1]} for n in range(3)]
 

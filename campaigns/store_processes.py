@@ -16,7 +16,7 @@ from servers import Engines
 _PATIENCE = 600  # seconds until a restarted server must be available
 
 
-class Victims(ABC):
+class StoreProcesses(ABC):
     """The processes of an engine."""
 
     is_atomic = True  # whether operations are atomic
@@ -34,7 +34,7 @@ class Victims(ABC):
         """Restart the engine and close all connections to the store."""
 
 
-class SqliteVictims(Victims):
+class SqliteProcesses(StoreProcesses):
     """SQLite, which runs in the process of the writer."""
 
     def __init__(self, folder: Path) -> None:
@@ -53,7 +53,7 @@ class SqliteVictims(Victims):
         """Do nothing: recovery happens when the store is opened."""
 
 
-class PostgresVictims(Victims):
+class PostgresProcesses(StoreProcesses):
     """PostgreSQL server: the postmaster and one backend per connection."""
 
     def __init__(self, engines: Engines) -> None:
@@ -97,7 +97,7 @@ class PostgresVictims(Victims):
                 time.sleep(0.1)
 
 
-class MilvusVictims(Victims):
+class MilvusProcesses(StoreProcesses):
     """Milvus Lite, whose server is a child of the process that opened the file."""
 
     is_atomic = False
@@ -129,7 +129,7 @@ class MilvusVictims(Victims):
         server_manager_instance.release_all()
 
 
-def _kill(*victims: psutil.Process) -> None:
-    for one in victims:
+def _kill(*processes: psutil.Process) -> None:
+    for one in processes:
         with suppress(psutil.NoSuchProcess):
             one.send_signal(signal.SIGKILL)

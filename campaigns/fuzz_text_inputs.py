@@ -15,8 +15,8 @@ from antipodal.stores.filters import (
 )
 from antipodal.stores.metadata import metadata_text
 from antipodal.stores.url import parse_url, shown_url
+from fuzz_targets import Target
 from mutations import changed_bytes, changed_json
-from targets import Target
 
 _KEYS = (
     "# keys\nread  3k2aaaaaaaaaaaaaaaaa    # the web site\n\nwrite 9xQ#bbbbbbbbbbbbbbbb\n"
