@@ -69,7 +69,7 @@ class Search:
         return answers[0] if request.is_single else {"searches": answers}
 
     def _queries(self) -> tuple[Codes | None, NDArray[np.float32] | None]:
-        """Return the codes of the queries and, for rescoring, their real values."""
+        """Return the codes of the queries and, for reranking, their float values."""
         request, encoder = self._request, self._encoder
         if request.id is not None:
             codes = self._store.get([request.id]).codes
