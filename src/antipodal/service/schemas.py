@@ -102,9 +102,7 @@ class SearchRequest(_Request):
             if self.prefix is not None:
                 raise ValueError("rescore compares whole codes: it cannot be combined with prefix")
             if self.vector is None and self.image is None and self.vectors is None:
-                raise ValueError(
-                    "rescore needs vectors or an image: a code has no float values"
-                )
+                raise ValueError("rescore needs vectors or an image: a code has no float values")
         return self
 
 
