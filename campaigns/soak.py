@@ -100,6 +100,8 @@ def write(soak: Soak, source: random.Random) -> None:
                 connection.close()
                 connection = None
         time.sleep(0.005)
+    if connection is not None:
+        connection.close()
 
 
 def _write_batch(soak: Soak, source: random.Random, connection: Any) -> bool:
@@ -177,6 +179,8 @@ def read(soak: Soak, source: random.Random, reader: int) -> None:
                 connection.close()
                 connection = None
         time.sleep(0.005)
+    if connection is not None:
+        connection.close()
 
 
 def _search(soak: Soak, source: random.Random, connection: Any) -> bool:

@@ -105,10 +105,12 @@ def locked_file(folder: Path, prefix: str, suffix: str, mode: int) -> Iterator[s
     try:
         yield name
     finally:
-        with suppress(FileNotFoundError):  # the block may have renamed the file
-            os.unlink(name)
-        if lock is not None:
-            os.close(lock)
+        try:
+            with suppress(FileNotFoundError):  # the block may have renamed the file
+                os.unlink(name)
+        finally:
+            if lock is not None:
+                os.close(lock)  # even if the disk is broken, so that a retry removes the file
 
 
 def locked_files(folder: Path, prefix: str, suffix: str) -> list[Path]:
