@@ -264,7 +264,7 @@ def test_errors_of_list_copy_and_vacuum(tmp_path, engines):  # noqa: F811
     place.write_bytes(place.read_bytes().replace(b'"n_bits": 8', b'"n_bits": 9'))
     done = invoke("list", tmp_path, code=1)
     assert "checksum" in done.stderr
-    assert "1 stores" in done.stdout
+    assert "1 store" in done.stdout
     assert str(tmp_path / "no") in str(invoke("list", tmp_path / "no", code=1).exception)
     (tmp_path / "empty").mkdir()
     output = invoke("list", tmp_path / "empty").stdout
@@ -286,6 +286,8 @@ def test_vacuum_of_postgresql_reclaims_space(engines):  # noqa: F811
         ids, codes, _ = fill(store)
         store.delete(ids)
         before, after = store.vacuum()
-        assert 0 < after <= before
+        # The first VACUUM adds the maps of free space and visibility: at most four pages of 8 KiB.
+        limit = before + 4 * 8192
+        assert 0 < after <= limit
         store.upsert(ids, codes)
-        assert store.vacuum()[1] <= before  # space was reused
+        assert store.vacuum()[1] <= limit  # space was reused
