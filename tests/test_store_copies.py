@@ -284,10 +284,9 @@ def test_errors_of_list_copy_and_vacuum(tmp_path, engines):  # noqa: F811
 def test_vacuum_of_postgresql_reclaims_space(engines):  # noqa: F811
     with open_store(engines.url("postgresql", next(_names)), n_bits=N_BITS) as store:
         ids, codes, _ = fill(store)
+        store.vacuum()  # the first VACUUM adds the maps of free space and visibility to the size
         store.delete(ids)
         before, after = store.vacuum()
-        # The first VACUUM adds the maps of free space and visibility: at most four pages of 8 KiB.
-        limit = before + 4 * 8192
-        assert 0 < after <= limit
+        assert 0 < after <= before
         store.upsert(ids, codes)
-        assert store.vacuum()[1] <= limit  # space was reused
+        assert store.vacuum()[1] <= before  # space was reused
