@@ -1,10 +1,6 @@
 # The service on a CPU: see docs/guide/deployment.md.
 FROM python:3.11-slim
 
-# PyTorch is installed first and pinned. pip options that select a build without CUDA save gigabytes.
-ARG TORCH_OPTIONS=""
-RUN pip install --no-cache-dir torch==2.13.0 $TORCH_OPTIONS
-
 COPY pyproject.toml README.md LICENSE /antipodal/
 COPY src /antipodal/src
 RUN pip install --no-cache-dir '/antipodal[serve,postgres]' \

@@ -38,7 +38,7 @@ results: .venv/.library
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet --editable '.[serve]'
+	$(BIN)/pip install --quiet --editable '.[serve,train]'
 	touch $@
 
 .venv/.developer: .venv/.library

@@ -1,9 +1,11 @@
-"""Ablations of `DeepLinf` on CIFAR-10 GIST, one change at a time, by the paper's protocol.
+"""Ablations on CIFAR-10 GIST by the paper's protocol, one change at a time.
 
-python benchmarks/ablations.py --data DIR        # records: benchmarks/results/ablations.jsonl
+python benchmarks/ablations.py --data DIR                  # records: results/ablations.jsonl
+python benchmarks/ablations.py --data DIR --regime paper   # records: results/paper-regime.jsonl
 
-Recorded cells are not run again. The defaults were not chosen by these results but on images that
-are not queries.
+The first changes the default `DeepLinf`, the second `DeepLinf.reproduced`: the paper's network on
+the features, from labels alone. Recorded cells are not run again. Settings were not chosen by these
+results but on images that are not queries.
 """
 
 import argparse
@@ -14,16 +16,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from antipodal.baselines.nnhash import NNHash
+from antipodal.baselines.sparsehash import SparseHash
 from antipodal.bench.records import appending
 from antipodal.bench.runner import Benchmark, grid, load_dataset, run_cells
 from antipodal.bench.workers import available_cores
 from antipodal.cli.app import bar
 from antipodal.hashers.deeplinf import DeepLinf
 from antipodal.hashers.registry import register
-from antipodal.paper.encoders import LinfEncoder
+from antipodal.paper.dictionary import ksvd
+from antipodal.paper.encoders import LinfEncoder, PlainEncoder, SparseBitEncoder
 from antipodal.paper.neurons import BLU, HELU, SHeLU
+from antipodal.paper.solver import solve_linf
 
-RECORDS = Path(__file__).parent / "results" / "ablations.jsonl"
+RESULTS = Path(__file__).parent / "results"
 
 UNIT_NEURONS = {
     "BLU": BLU.unit,
@@ -49,29 +55,93 @@ class AnyNeuronEncoder(LinfEncoder):
         return result if out is None else out.copy_(result)
 
 
+class TiedEncoder(LinfEncoder):
+    """Deep l∞ encoder whose stages share S and b."""
+
+    def stages(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the first S and b for every stage."""
+        return [(self.S[0], self.b[0])] * self.n_stages
+
+
 # At module level, because worker processes import this file.
 @register
 @dataclass(kw_only=True, eq=False, repr=False)
 class Ablated(DeepLinf):
-    """`DeepLinf` with another neuron or with fixed bounds."""
+    """`DeepLinf` with another neuron, fixed bounds, shared stages or a regression first.
+
+    With `regression` the encoder is first trained to reproduce the solutions of Eq. 1 on the
+    training rows, as LISTA is, and then as usual.
+    """
 
     neuron: Literal["BLU", "tanh", "SHeLU", "HELU", "ReLU"] = "BLU"
     learn_bound: bool = True
+    tied: bool = False
+    regression: bool = False
 
     def new_encoder(
         self, n_features: int, n_bits: int, n_stages: int, seed: int = 0
     ) -> LinfEncoder:
         """Return an encoder with random weights."""
-        encoder = AnyNeuronEncoder(
+        kind = TiedEncoder if self.tied else AnyNeuronEncoder
+        encoder = kind(
             n_features, n_bits, n_stages, bound=self.bound,
             generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
-        encoder.unit_neuron = UNIT_NEURONS[self.neuron]
+        if isinstance(encoder, AnyNeuronEncoder):
+            encoder.unit_neuron = UNIT_NEURONS[self.neuron]
         encoder.blu.log_threshold.requires_grad_(self.learn_bound)
         return encoder
 
+    def initial_encoder(self, Y: Tensor, seed: int) -> LinfEncoder:
+        """Return the initial encoder, after the regression if there is one."""
+        encoder = super().initial_encoder(Y, seed)
+        if self.regression:
+            sparsity = min(self._options.sparsity, self.n_bits)
+            D = ksvd(Y, self.n_bits, sparsity=sparsity, random_state=seed).dictionary
+            regress(encoder, Y, solve_linf(Y, D, self.bound).codes, seed)
+        return encoder
 
-METHODS = [
+
+@torch.enable_grad()
+def regress(encoder: LinfEncoder, Y: Tensor, targets: Tensor, seed: int) -> None:
+    """Train an encoder to map the rows Y to targets in 2,000 steps of 256 rows."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(encoder.parameters(), lr=1e-3)
+    for _ in range(2000):
+        rows = torch.randint(len(Y), (256,), generator=generator)
+        loss = (encoder(Y[rows]) - targets[rows]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@register
+class UnbiasedNNHash(NNHash):
+    """`NNHash` without biases, as in the paper."""
+
+    def new_encoder(
+        self, n_features: int, n_bits: int, n_stages: int, seed: int = 0
+    ) -> PlainEncoder:
+        """Return an encoder whose biases stay zero."""
+        encoder = super().new_encoder(n_features, n_bits, n_stages, seed)
+        encoder.b.requires_grad_(False)
+        return encoder
+
+
+@register
+class UnbiasedSparseHash(SparseHash):
+    """`SparseHash` without biases, as in the paper."""
+
+    def new_encoder(
+        self, n_features: int, n_bits: int, n_stages: int, seed: int = 0
+    ) -> SparseBitEncoder:
+        """Return an encoder whose biases stay zero."""
+        encoder = super().new_encoder(n_features, n_bits, n_stages, seed)
+        encoder.b.requires_grad_(False)
+        return encoder
+
+
+DEFAULT_REGIME = [
     "DeepLinf",
     "Ablated:neuron=tanh",
     "Ablated:neuron=SHeLU",
@@ -94,15 +164,46 @@ METHODS = [
 ]
 
 
+# A quarter of the epochs of the preset, for the reference too.
+QUICK = "DeepLinf.reproduced:n_epochs=250"
+ABLATED = "Ablated.reproduced:n_epochs=250"
+PAPER_REGIME = [
+    QUICK,
+    "NNHash.reproduced:n_epochs=250",
+    f"{QUICK}:n_stages=0",
+    "SparseHash.reproduced:n_epochs=250",
+    *(f"{QUICK}:n_stages={k}" for k in (1, 3, 4)),
+    *(f"{ABLATED}:neuron={name}" for name in ("tanh", "SHeLU", "HELU", "ReLU")),
+    f"{QUICK}:init=ksvd",
+    f"{QUICK}:margin=5",
+    f"{QUICK}:margin=5:init=ksvd",
+    f"{ABLATED}:tied=true",
+    f"{ABLATED}:learn_bound=false",
+    "UnbiasedNNHash.reproduced:n_epochs=250",
+    "UnbiasedSparseHash.reproduced:n_epochs=250",
+    "SparseHash.reproduced:n_epochs=250:nonnegative=true",
+    # The regression alone: one epoch at a rate that changes nothing.
+    "Ablated.reproduced:n_epochs=1:learning_rate=1e-9:init=ksvd:regression=true",
+    f"{ABLATED}:init=ksvd:regression=true",
+    f"{QUICK}:noise=0",
+    f"{QUICK}:weight_decay=0",
+    *(f"{QUICK}:similar_weight={w}" for w in (0.5, 1, 2)),
+]
+
+REGIMES = {"default": ("ablations", DEFAULT_REGIME), "paper": ("paper-regime", PAPER_REGIME)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="CIFAR-10 directory")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--methods", nargs="*", default=METHODS)
+    parser.add_argument("--regime", choices=REGIMES, default="default")
+    parser.add_argument("--methods", nargs="*", help="instead of those of the regime")
     options = parser.parse_args()
+    name, methods = REGIMES[options.regime]
     benchmark = Benchmark(load_dataset("cifar10", options.data))
-    cells = grid(options.methods, [64], range(options.seeds))
-    with appending(RECORDS) as file, bar("ablations") as show:
+    cells = grid(options.methods or methods, [64], range(options.seeds))
+    with appending(RESULTS / f"{name}.jsonl") as file, bar("ablations") as show:
         done = benchmark.matching(cells, file.found)
         waiting = [cell for cell in cells if cell not in done]
         outcomes = run_cells(benchmark, waiting, available_cores())

@@ -37,7 +37,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
-import torch
 
 N_FEATURES, N_BITS, BLOCK = 384, 64, 16_384
 
@@ -103,7 +102,7 @@ def run(way: str, root: Path, target: Path) -> None:
     first_file = first_entry(target)
     if way.startswith("plain"):
         if way == "plain-one-thread":
-            torch.set_num_threads(1)
+            os.environ["OMP_NUM_THREADS"] = "1"
         plain_loop(root, target)
     else:
         bulk.encode(model, root / "in", target, resume=True, **options)

@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import torch
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -23,6 +22,7 @@ from sklearn.svm import SVC
 
 from antipodal.datasets import cifar10
 from antipodal.features import gist
+from antipodal.threads import usable_cores
 
 N_NEIGHBOURS, N_TRAINING, N_TEST = 20, 20_000, 2_000
 N_TRAINING_A_CLASS, N_QUERIES_A_CLASS, SEEDS = 200, 100, (0, 1, 2)
@@ -66,7 +66,7 @@ def main() -> None:
     record = {
         "images": len(X),
         "dimensions": X.shape[1],
-        "threads": torch.get_num_threads(),
+        "threads": usable_cores(),
         "seconds": round(seconds, 2),
         "processor_seconds": round(processor_seconds, 2),
         "neighbours_accuracy": neighbours_accuracy(X, labels),

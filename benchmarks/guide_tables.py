@@ -20,8 +20,8 @@ OF_384 = list(AUDITS)[:4]
 # The codes of README at one bit per dimension, and the way in which each is searched.
 ONE_BIT = {
     ("LinfHash.asymmetric", "asymmetric"): "**`LinfHash.asymmetric`**",
-    ("RaBitQ, 1 per feature", "asymmetric"): "RaBitQ (Faiss), 8 bytes more",
-    ("TurboQuant, 1 per feature", "asymmetric"): "TurboQuant (Faiss)",
+    ("RaBitQ, 1 bit", "asymmetric"): "RaBitQ (Faiss), 8 bytes more",
+    ("TurboQuant, 1 bit", "asymmetric"): "TurboQuant (Faiss)",
     ("PQ", "asymmetric"): "product quantisation (Faiss)",
     ("ITQ", "asymmetric"): "`ITQ`",
     ("ITQ", "hamming"): "`ITQ`, binary queries",
@@ -34,12 +34,12 @@ def audit(name: str) -> list[dict[str, Any]]:
         settings = json.loads((RESULTS / "audit-million.json").read_text())["settings"]
     else:
         settings = read_records(RESULTS / f"audit-{name}.jsonl")
-    return list(settings)
+    return [setting for setting in settings if "advice" not in setting]
 
 
 def label(method: str) -> str:
     """Return a code's name as it is shown: hashers in code type."""
-    return method.replace("per feature", "bit/dim") if ", " in method else f"`{method}`"
+    return method.replace(" bit", " bit/dim") if ", " in method else f"`{method}`"
 
 
 def audit_short() -> str:

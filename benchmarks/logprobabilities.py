@@ -9,17 +9,16 @@ that were not fitted to it; all are standardised. Run it like any other setting:
 PYTHONPATH=benchmarks python benchmarks/validation.py … --settings benchmarks/logprobabilities.txt
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from sklearn.model_selection import StratifiedKFold
-from torch import Tensor
 
 from antipodal import DeepLinf
-from antipodal.hashers.kernel_features import kernel_feature_rows
-from antipodal.hashers.preprocessing import Inputs, scale_map
+from antipodal.hashers.kernel_features import KernelFeatures, kernel_feature_rows
+from antipodal.hashers.operations import Standardise
+from antipodal.hashers.pipeline import Pipeline
 from antipodal.hashers.pseudo_labels import fit_svm, svm_probabilities
 
 PENALTY, FOLDS, LEAST = 5.0, 5, 1e-6
@@ -37,35 +36,37 @@ class LogProbabilities(DeepLinf):
     def _learn_feature_map(self, Y, n_train, seed, *, has_unlabelled):
         n, random = len(self._labels), np.random.RandomState(seed)
         self._svm = fit_svm(Y[:n], self._labels, PENALTY, None, random)
-        log_p = logs(self._svm, torch.from_numpy(Y))
+        log_p = logs(self._svm, Y)
         for train, held_out in StratifiedKFold(FOLDS).split(Y[:n], self._labels):
             svm = fit_svm(Y[train], self._labels[train], PENALTY, None, random)
-            log_p[held_out] = logs(svm, torch.from_numpy(Y[held_out]))
-        self._mean, self._scale = log_p.mean(dim=0), log_p.std(dim=0)
+            log_p[held_out] = logs(svm, Y[held_out])
+        self._mean, self._scale = log_p.mean(axis=0), log_p.std(axis=0)
         log_p = (log_p - self._mean) / self._scale
         if self.feature_map == "kernel":
-            mapped = super()._learn_feature_map(Y, n_train, seed, has_unlabelled=has_unlabelled)
-            return torch.cat([mapped, log_p], dim=1)
-        both = np.concatenate([Y, log_p.numpy()], axis=1)
+            mapped, _ = super()._learn_feature_map(Y, n_train, seed, has_unlabelled=has_unlabelled)
+            return np.concatenate([mapped, log_p], axis=1), None
+        both = np.concatenate([Y, log_p], axis=1)
         return super()._learn_feature_map(both, n_train, seed, has_unlabelled=has_unlabelled)
 
-    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the function that computes the values before the sign."""
-        scale = scale_map(Inputs(self.root_, self.mean_, self.scale_))
+    def pipeline(self):
+        """Return the steps to the values before the sign."""
+        scale = Standardise(self.mean_, self.scale_, root=self.root_)
+        encoder = self.encoder_
+        hidden = None if self.feature_map == "kernel" else self.hidden_
 
-        def project(X: Tensor) -> Tensor:
-            rows = scale(X)
+        def project(rows):
             log_p = (logs(self._svm, rows) - self._mean) / self._scale
-            if self.feature_map == "kernel":
-                return self.encoder_(
-                    torch.cat([kernel_feature_rows(self._network().kernel, rows), log_p], dim=1)
-                )
-            return self.encoder_(self.hidden_(torch.cat([rows, log_p], dim=1)))
+            mapped = rows if hidden else kernel_feature_rows(self._kernel(), rows)
+            both = torch.from_numpy(np.concatenate([mapped, log_p], axis=1))
+            return encoder(hidden(both) if hidden else both).numpy()
 
-        return project
+        return [scale, project]
+
+    def _kernel(self):
+        return KernelFeatures(self.anchors_, self.gamma_, self.lift_, self.lift_offset_)
 
 
-def logs(svm, rows: Tensor) -> Tensor:
+def logs(svm, rows):
     """Return log p of scaled rows."""
-    blocks = [svm_probabilities(svm, len(block))(block) for block in rows.split(4096)]
-    return torch.cat(blocks).clamp_(min=LEAST).log()
+    p = Pipeline(svm_probabilities(svm)).values(rows, len(svm.offsets))
+    return np.log(np.maximum(p, LEAST))

@@ -10,6 +10,7 @@ magnitude of all projections. Times are medians for one row, measured in turn on
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -18,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-import torch
 
 from antipodal import ITQ, KSH, LSH, SDH, DeepLinf, LinfHash, NNHash, SignHash, SparseHash, Training
 from antipodal.datasets import cifar10
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--embeddings", type=Path, nargs="+", required=True)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     lines = []

@@ -19,7 +19,7 @@ from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from antipodal.bench.records import Record, read_records
-from antipodal.bench.tables import published_scores, spread
+from antipodal.bench.tables import PUBLISHED, published_scores, spread
 from antipodal.cli import app
 from antipodal.hashers.registry import current_method
 
@@ -325,10 +325,118 @@ def choices(runs: list[Record]) -> str:
     return markdown(rows)
 
 
-def recipe(runs: list[Record]) -> str:
-    """Return the scores of the paper's settings, one row per choice that the paper leaves open."""
-    rows = [["`DeepLinf.paper` with", "mAP", "P r≤2", "R r≤2"]]
-    for r in runs:
+# The methods of the paper's Table 2: its name and ours.
+TABLE_2 = {
+    "KSH": "KSH", "AGH1": "AGH1", "AGH2": "AGH2", "PSH": "PSH", "LH": "LDAHash",
+    "NNH": "NNHash", "SNNH": "SparseHash", "deep l∞": "DeepLinf",
+}  # fmt: skip
+
+
+def against_the_paper() -> str:
+    """Return the paper's Table 2 next to our scores in its regime and with our defaults."""
+    keys = {"map": "mAP", "precision_r2": "P r≤2", "recall_r2": "R r≤2"}
+    columns = [f"{k}, {who}" for k in keys.values() for who in ("paper", "ours", "our best")]
+    rows = [["method", "bits", "seeds", *columns]]
+    best, regime = records("cifar10"), read_records(RESULTS / "paper-regime.jsonl")
+    for name, method in TABLE_2.items():
+        for bits in (48, 64):
+            usual = [r for r in best if (r["method"], r["bits"]) == (method, bits)]
+            trained = (f"{method}.reproduced", bits)
+            ours = [r for r in regime if (r["method"], r["bits"]) == trained]
+            is_network = method in ("NNHash", "SparseHash", "DeepLinf")
+            paper = published_scores(usual[0])
+            shown = ours if is_network else usual
+            cells = [str(len(shown))]
+            for key in keys:
+                mine = [r[key] for r in shown]
+                cells += [f"{paper[key]:.2f}" if paper[key] >= 0.01 else f"{paper[key]:g}"]
+                cells += [spread(mine), spread([r[key] for r in usual]) if is_network else ""]
+            rows.append([name, str(bits), *cells])
+    return markdown(rows)
+
+
+def networks_of_the_paper() -> str:
+    """Return the mAP of the three networks: the paper's, ours in its regime, our defaults."""
+    rows = [
+        ["mAP", *(f"{b} bits, {who}" for b in (48, 64) for who in ("paper", "ours", "default"))]
+    ]
+    regime, usual = read_records(RESULTS / "paper-regime.jsonl"), records("cifar10")
+    for name, method in list(TABLE_2.items())[:-4:-1]:
+        cells = []
+        for bits in (48, 64):
+            of = {
+                m: [r for r in runs if (r["method"], r["bits"]) == (m, bits)]
+                for m, runs in ((f"{method}.reproduced", regime), (method, usual))
+            }
+            cells.append(f"{published_scores(of[method][0])['map']:.2f}")
+            cells += [spread([r["map"] for r in found]) for found in of.values()]
+        rows.append([f"{name}, `{method}`", *cells])
+    return markdown(rows)
+
+
+def paired_differences() -> str:
+    """Return the mAP of `DeepLinf.reproduced` minus that of its rivals, paired by seed."""
+    runs = {
+        (r["method"], r["bits"], r["seed"]): r["map"]
+        for r in read_records(RESULTS / "paper-regime.jsonl")
+    }
+    table = PUBLISHED["cifar10-gist"]
+    rows = [["deep l∞ minus", "bits", "seeds", "difference of mAP", "smallest", "paper"]]
+    for name, method in {
+        "NNH": "NNHash.reproduced",
+        "SNNH": "SparseHash.reproduced",
+        "itself without stages, K = 0": "DeepLinf.reproduced:n_stages=0",
+    }.items():
+        for bits in (48, 64):
+            pairs = [
+                (runs["DeepLinf.reproduced", b, seed], runs[m, b, seed])
+                for m, b, seed in runs
+                if (m, b) == (method, bits) and ("DeepLinf.reproduced", b, seed) in runs
+            ]
+            if not pairs:
+                continue
+            gaps = [a - b for a, b in pairs]
+            error = f" ± {stdev(gaps) / math.sqrt(len(gaps)):.1f}" if len(gaps) > 1 else ""
+            paper = ""
+            if ":" not in method:
+                ours, theirs = (table[m, bits]["map"] for m in ("DeepLinf", method.split(".")[0]))
+                paper = f"{ours - theirs:+.2f}"
+            rows.append(
+                [name, str(bits), str(len(gaps)), f"{mean(gaps):+.1f}{error}",
+                 f"{min(gaps):+.1f}", paper]
+            )  # fmt: skip
+    return markdown(rows)
+
+
+def claims() -> str:
+    """Return one row per change of the paper's network, in the order of the runs, at 64 bits."""
+    runs: dict[str, dict[int, Record]] = {}
+    for r in read_records(RESULTS / "paper-regime.jsonl"):
+        if ":n_epochs=" in r["method"]:  # runs of ablations.py; those of the preset have more
+            runs.setdefault(r["method"], {})[r["seed"]] = r
+    usual = runs["DeepLinf.reproduced:n_epochs=250"]
+    keys = ("precision_r2", "recall_r2", "precision_r0", "recall_r0")
+    rows = [["change", "seeds", "mAP", "difference", "P r≤2", "R r≤2", "P r=0", "R r=0",
+             "distinct codes"]]  # fmt: skip
+    for method, mine in runs.items():
+        name, *settings = method.replace(".reproduced", "").replace(":n_epochs=250", "").split(":")
+        names = [] if name in ("DeepLinf", "Ablated") else [name]
+        label = ", ".join(f"`{part}`" for part in (*names, *settings))
+        gaps = [r["map"] - usual[seed]["map"] for seed, r in mine.items()]
+        error = f" ± {stdev(gaps) / math.sqrt(len(gaps)):.1f}" if len(gaps) > 1 else ""
+        rows.append(
+            [label or "none", str(len(mine)), compact([r["map"] for r in mine.values()]),
+             f"{mean(gaps):+.1f}{error}" if label else "",
+             *(compact([r[key] for r in mine.values()]) for key in keys),
+             f"{mean(r['distinct_codes'] for r in mine.values()):,.0f}"]
+        )  # fmt: skip
+    return markdown(rows)
+
+
+def variants(preset: str, name: str) -> str:
+    """Return the validation scores of a preset of `DeepLinf` with changes, one row per change."""
+    rows = [[f"`DeepLinf.{preset}` with", "mAP", "P r≤2", "R r≤2"]]
+    for r in read_records(RESULTS / f"{name}.jsonl"):
         changes = ", ".join(f"`{change}`" for change in r["method"].split(":")[1:])
         scores = (r["map"], r["precision_r2"], r["recall_r2"])
         rows.append([changes or "no change", *(f"{score:.1f}" for score in scores)])
@@ -371,7 +479,7 @@ def unlabelled(*, short: bool) -> str:
 def running_time() -> str:
     """Return the time of each benchmark: the sum over its cells, on one thread."""
     rows = [["records", "cells", "fit, minutes", "encode, minutes"]]
-    for name in (*ALL_SETS.values(), "trade-off", "lengths", "ablations"):
+    for name in (*ALL_SETS.values(), "trade-off", "lengths", "ablations", "paper-regime"):
         runs = read_records(RESULTS / f"{name}.jsonl")
         minutes = (sum(r[f"{part}_seconds"] for r in runs) / 60 for part in ("fit", "encode"))
         rows.append([f"`{name}.jsonl`", str(len(runs)), *(f"{m:.0f}" for m in minutes)])
@@ -398,7 +506,12 @@ TABLES = {
     "multi-label": multi_label,
     "trade-off": lambda: trade_off(records("trade-off")),
     "ablations": lambda: ablations(read_records(RESULTS / "ablations.jsonl")),
-    "recipe": lambda: recipe(read_records(RESULTS / "paper-recipe.jsonl")),
+    "paper": against_the_paper,
+    "paper-short": networks_of_the_paper,
+    "paper-differences": paired_differences,
+    "claims": claims,
+    "recipe": lambda: variants("paper", "paper-recipe"),
+    "reproduced": lambda: variants("reproduced", "reproduced-validation"),
     "choices": lambda: choices(read_records(RESULTS / "validation.jsonl")),
     "running-time": running_time,
 }
@@ -418,11 +531,12 @@ The help texts of all commands, written by `make results` (`python benchmarks/re
 | task | commands |
 |---|---|
 | measure recall without labels | `audit` |
-| make codes | `fit`, `encode` |
-| search | `index`, `search`, `store` |
+| build and search a collection | `build`, `search`, `add`, `get`, `delete`, `info` |
 | serve | `serve`, `switch` |
+| back up, copy, export | `store`, `export` |
+| single steps | `fit`, `encode`, `index` |
 | evaluate and compare | `evaluate`, `bench`, `report` |
-| other | `export` (ONNX), `info`, `datasets`, `demo` |
+| other | `datasets`, `demo` |
 
 - **Input files** are `.npy`, `.npz`, parquet, Arrow, CSV or JSON Lines, written as `FILE` or
   `FILE:COLUMN`: [file formats](file-formats.md).
@@ -430,7 +544,9 @@ The help texts of all commands, written by `make results` (`python benchmarks/re
   to standard error.
 - **Exit codes**: 0 success, 1 bad data (one line on standard error), 2 bad usage.
 - **Environment variables**: `ANTIPODAL_STORE` and `ANTIPODAL_STORE_TO` hold store URLs,
-  `ANTIPODAL_KEYS` API keys, `ANTIPODAL_DATA` the folder of the data sets, `TMPDIR` temporary files.
+  `ANTIPODAL_KEYS` API keys of a service, `ANTIPODAL_KEY` that of its clients, `ANTIPODAL_EMBED_KEY`
+  that of an embedding endpoint, `ANTIPODAL_DATA` the folder of the data sets, `TMPDIR` temporary
+  files.
 - **Shell completion**: `antipodal --install-completion`.
 
 """

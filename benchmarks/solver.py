@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 import osqp
 import scipy.sparse
-import torch
 from scipy.optimize import lsq_linear
 from threadpoolctl import threadpool_limits
 
 from antipodal import solve_linf
+from antipodal.threads import usable_cores
 
 N_PROBLEMS, N_FEATURES, N_ATOMS, BOUND, TOLERANCE = 10_000, 384, 64, 0.5, 1e-6
 
@@ -79,11 +79,10 @@ def error(Y: np.ndarray, D: np.ndarray, codes: np.ndarray, best: np.ndarray) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     warnings.filterwarnings("ignore", category=PendingDeprecationWarning)
 
     rng = np.random.default_rng(0)

@@ -28,7 +28,7 @@ import scipy.linalg  # noqa: E402
 import torch  # noqa: E402
 
 from antipodal import ITQ, LSH, HammingIndex, LinfHash, pack  # noqa: E402
-from antipodal.hashers.bit_descent import bit_descent, rescale_dictionary  # noqa: E402
+from antipodal.hashers.bit_descent import BitFlips, rescale_dictionary  # noqa: E402
 from antipodal.paper.encoders import LinfEncoder  # noqa: E402
 
 SETS = ("banking77", "clinc150")
@@ -100,17 +100,14 @@ def frame_searches(D, queries, train, database):
     began = time.process_time()
     hasher = LinfHash(D.shape[1], bound=0.7).fit(train)
     hasher.dictionary_ = D
-    mean = torch.from_numpy(hasher.mean_)
-    signs = [
-        torch.from_numpy(2 * hasher.transform(X).astype(np.float32) - 1) for X in (train, database)
-    ]
-    D = rescale_dictionary(torch.from_numpy(D), mean, signs[0])
+    signs = [2 * hasher.transform(X).astype(np.float32) - 1 for X in (train, database)]
+    D = rescale_dictionary(D, hasher.mean_, signs[0])
     fitted = time.process_time()
-    found = bit_descent(torch.from_numpy(database), D, mean, signs[1]).numpy()
+    found = BitFlips(D).run(database, hasher.mean_, signs[1])
     encoded = time.process_time()
     index = HammingIndex(D.shape[1])
     index.add(pack(found > 0))
-    ids = index.search(vectors=queries @ D.numpy(), k=K).ids
+    ids = index.search(vectors=queries @ D, k=K).ids
     yield "real query", D.shape[1] // 8, ids, fitted - began, encoded - fitted
 
 

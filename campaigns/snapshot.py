@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from antipodal import LSH
+from antipodal import LSH, Collection
+from antipodal.collection.settings import Settings
 from antipodal.service.engine import Engine
 from antipodal.service.schemas import SearchRequest
 from antipodal.stores import Store, open_store
@@ -170,7 +171,7 @@ def ask(url: str, size: int, seed: int) -> dict[str, Any]:
     hasher = LSH(N_BITS, random_state=0).fit(rows)
     with open_store(url, n_bits=N_BITS) as store:
         write(store, 0)
-        engine = Engine(hasher, store)
+        engine = Engine(Collection(store, hasher, Settings()))
         share = -(-size // READERS)
         readers = [
             Reader(store, engine, seed + number, lambda n: n < share) for number in range(READERS)

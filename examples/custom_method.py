@@ -8,13 +8,13 @@ From the shell, in this folder:
 """
 
 import numpy as np
-import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from torch.nn.functional import softplus
 
 from antipodal import ITQ, BaseHasher, DeepLinf, Training, evaluate, load, register
+from antipodal.hashers.operations import Affine
 
 
 @register
@@ -33,10 +33,9 @@ class MedianHash(BaseHasher):
         self.directions_ = directions.astype(np.float32)
         return self
 
-    def projector(self, max_rows):
-        """Return the function that maps rows to the values whose signs are the bits."""
-        directions, medians = torch.from_numpy(self.directions_), torch.from_numpy(self.medians_)
-        return lambda X: X @ directions - medians
+    def pipeline(self):
+        """Return the steps from rows to the values whose signs are the bits."""
+        return [Affine(self.directions_, -self.medians_)]
 
 
 def likelihood(codes, targets):

@@ -33,9 +33,9 @@ with httpx.Client(base_url=sys.argv[1], headers=headers) as service:
     for item in answer["results"]:
         print(f"item {item['id']}, a {item['metadata']['label']}, distance {item['distance']}")
 
-    # Search by a stored item: all items within three bits of it.
+    # Search by a stored item: all other items within three bits of it.
     answer = service.post("/v1/search", json={"id": 7, "radius": 3}).raise_for_status().json()
-    print(f"{answer['total']} items within 3 bits of item 7, including itself")
+    print(f"{answer['total']} other items within 3 bits of item 7")
 
     # Invalid requests are rejected with a message.
     refused = service.post("/v1/search", json={"vector": [1.0, 2.0]})

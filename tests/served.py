@@ -1,4 +1,4 @@
-"""Servers for tests: an application on a loopback port, and stores behind a service."""
+"""Servers for tests: an application on a loopback port, and the items of service tests."""
 
 import asyncio
 import socket
@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import uvicorn
 
-from antipodal import LSH, Client, stores
+from antipodal import LSH, Collection, stores
+from antipodal.collection.drift import code_quality
+from antipodal.collection.settings import Settings
 from antipodal.service import Engine, Limits, create_app
 
 with warnings.catch_warnings():
@@ -51,6 +53,12 @@ def fill(store):
     store.upsert(IDS, CODES, [{"label": label(i), "title": f"item {i}"} for i in IDS])
 
 
+def engine_of(store, hasher=HASHER, *, identity="", **options):
+    """Return an engine of a store and the hasher that made its codes."""
+    settings = Settings(quality=code_quality(HASHER, ROWS)) if hasher is HASHER else Settings()
+    return Engine(Collection(store, hasher, settings, identity=identity), **options)
+
+
 def contents(store):
     """Return the items of a store in a form that can be compared."""
     found = store.get(np.sort(store.radius(np.zeros((1, 3), np.uint8), N_BITS).ids))
@@ -80,7 +88,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def client(store):
-    with TestClient(create_app(Engine(HASHER, store, limits=LIMITS))) as client:
+    with TestClient(create_app(engine_of(store, limits=LIMITS))) as client:
         yield client
 
 
@@ -95,7 +103,7 @@ def kept_store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reader(kept_store):
-    with TestClient(create_app(Engine(HASHER, kept_store, limits=LIMITS))) as client:
+    with TestClient(create_app(engine_of(kept_store, limits=LIMITS))) as client:
         yield client
 
 
@@ -152,59 +160,3 @@ def listening(app, **options):
         finally:
             server.should_exit = True
             thread.join()
-
-
-PREFIX = "served:"  # before the URL of a store that is opened behind a service
-
-
-class Service:
-    """A server with an application for each store that it opens."""
-
-    def __init__(self) -> None:
-        self._apps: dict[str, object] = {}
-        self._listening = listening(self, lifespan="off")
-        self._url = f"http://127.0.0.1:{self._listening.__enter__()}"
-
-    async def __call__(self, scope, receive, send) -> None:
-        name = scope["path"].split("/")[1]
-        scope["root_path"] = f"/{name}"
-        await self._apps[name](scope, receive, send)
-
-    def open(self, url: str, n_bits: int | None, model: str | None) -> Client:
-        """Open a store, serve it with small limits, and return a client."""
-        store = stores.open_store(url, n_bits=n_bits, model=model)
-        hasher = LSH(store.n_bits, random_state=0).fit(np.eye(4))
-        limits = Limits(body=200_000, batch=700, k=20_000, results=3_000, found=60_000)
-        name = f"store{len(self._apps)}"
-        engine = Engine(hasher, store, identity=store.model or "", limits=limits)
-        self._apps[name] = create_app(engine)
-        client = Client(f"{self._url}/{name}")
-        close = client.close
-
-        def close_both() -> None:
-            close()
-            store.close()
-
-        client.close = close_both
-        return client
-
-    def stop(self) -> None:
-        self._listening.__exit__(None, None, None)
-
-
-_running: list[Service] = []  # one server for all test files that import the fixture
-
-
-@pytest.fixture(scope="session")
-def service():
-    if not _running:
-        _running.append(Service())
-    yield _running[0]
-    _running[0].stop()
-
-
-def open_store(url: str, *, n_bits: int | None = None, model: str | None = None, **options):
-    """Open a store, or a client of a served one."""
-    if url.startswith(PREFIX):
-        return _running[0].open(url.removeprefix(PREFIX), n_bits, model)
-    return stores.open_store(url, n_bits=n_bits, model=model, **options)

@@ -12,7 +12,9 @@ from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import euclidean_distances
 
 from antipodal.baselines.agh import AGH, graph_functions, split_thresholds
-from antipodal.hashers.kernel_features import cluster_centres, distance_blocks
+from antipodal.hashers.kernel_features import cluster_centres
+from antipodal.hashers.operations import SquaredDistances
+from antipodal.hashers.pipeline import Pipeline
 from effort import examples
 
 X, Y = load_digits(return_X_y=True)
@@ -144,7 +146,7 @@ def test_distances_are_accurate_far_from_zero():
     anchors = (X[:20] + 4096).astype(np.float32)
     rows = X[:100] + 4096
     mean = rows.mean(axis=0).astype(np.float32)
-    (_, squared), *_ = distance_blocks(rows, anchors, mean)
+    squared = Pipeline([SquaredDistances(anchors, mean)]).values(rows, 20)
     exact = ((X[:100, None] - X[None, :20]) ** 2).sum(axis=2)
     np.testing.assert_allclose(squared, exact, rtol=1e-4, atol=0.5)
 

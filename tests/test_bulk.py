@@ -23,6 +23,7 @@ from antipodal import LSH, AntipodalError, bulk, open_vectors
 from antipodal.bulk import BatchEncoder, manifest
 from antipodal.bulk import encoder as encoder_module
 from antipodal.bulk.encoder import FileJob, encode_file
+from antipodal.bulk.run import FileEncoder
 from antipodal.cli import app
 from antipodal.io.formats import find_format
 from antipodal.io.model_file import model_identity
@@ -283,6 +284,51 @@ def test_the_command_encodes_folders_and_reports_errors(work):
     np.testing.assert_array_equal(np.load("codes.npy"), np.asarray(open_vectors("out", "code")))
 
 
+def test_the_command_chooses_the_kind_of_output_by_input_and_name(work):
+    def run(source, out, code=0):
+        done = CliRunner().invoke(app, ["encode", "model.antipodal", source, "--out", out])
+        assert done.exit_code == code, done.output
+        return done
+
+    encode(target="expected")
+    for source, out in (("in", "a"), ("in:v", "b"), ("in/*.parquet", "c"), ("in/sub/**", "d")):
+        run(source, out)
+        assert Path(out, "_manifest.json").is_file()
+    assert {k: v for k, v in contents("a").items() if k.suffix == ".parquet"} == {
+        k: v for k, v in contents("expected").items() if k.suffix == ".parquet"
+    }
+    np.save("rows.npy", rows_of(table_of(9)))
+    Path("arrays").mkdir()
+    np.save("arrays/rows.npy", rows_of(table_of(9)))
+    for source, out in (("in", "e.npy"), ("in/a.parquet", "f"), ("rows.npy", "g"), ("arrays", "h")):
+        run(source, out)
+        assert np.load(out).shape[1] == 3
+    for source in ("in", "in/a.parquet", "rows.npy"):
+        for out in ("codes.parquet", "codes.PQ", "codes.csv", "codes.npz", "codes.jsonl.gz"):
+            run(source, out, code=2)
+            assert not Path(out).exists()
+    run("in", "codes.parquet/")
+    assert Path("codes.parquet/a.parquet").is_file()
+    assert isinstance(run("in", "rows.npy/", code=1).exception, AntipodalError)
+
+
+def test_the_command_prints_progress_without_a_terminal(work):
+    def run(*arguments):
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert done.exit_code == 0, done.output
+        return done
+
+    done = run("encode", "model.antipodal", "in", "--out", "out", "--json")
+    assert [line.split()[-1] for line in done.stderr.splitlines()] == ["1/4", "2/4", "3/4", "4/4"]
+    json.loads(done.stdout)
+    np.save("rows.npy", rows_of(table_of(5)))
+    done = run("encode", "model.antipodal", "rows.npy", "--out", "codes.npy", "--json")
+    assert done.stderr.split()[-1] == "5/5"
+    done = run("fit", "rows.npy", "--method", "LSH", "--bits", 8, "--out", "m", "--json")
+    assert re.search(r"\bLSH, 8 bits\b.*\b5 rows\b", done.stderr)
+    assert json.loads(done.stdout)["rows"] == 5
+
+
 def test_the_encoder_accepts_tables_and_batches_of_any_size(originals):
     _, hasher = originals
     table = table_of(1000, 3)
@@ -359,7 +405,8 @@ class BlockingEncoder(bulk.BatchEncoder):
         time.sleep(1e6)
 
 class BlockingFileEncoder(run.FileEncoder):
-    def __init__(self, model, options):
+    def __init__(self, model, identity, options):
+        super().__init__(model, identity, options)
         self.encoder = BlockingEncoder(model, **options)
 
 folder = os.getcwd()
@@ -419,3 +466,13 @@ def test_ray_writes_the_same_files_although_a_worker_is_killed(work, tmp_path):
     assert parts.sort_by(order).equals(local.sort_by(order))
     assert "1,797 rows in 3 files" in printed
     assert "columns ['id', 'code'], 4 bytes per code" in printed
+
+
+def test_a_worker_refuses_a_model_that_was_replaced(tmp_path):
+    path = tmp_path / "model"
+    LSH(8, random_state=0).fit(np.eye(4)).save(path)
+    identity = model_identity(path)
+    assert FileEncoder(str(path), identity, {}).encoder.identity == identity
+    LSH(8, random_state=1).fit(np.eye(4)).save(path)
+    with pytest.raises(AntipodalError, match="model"):
+        FileEncoder(str(path), identity, {})

@@ -22,7 +22,9 @@ def certain(n_classes, n_rows=600):
 @pytest.mark.parametrize("kind", [DeepLinf, NNHash, SparseHash])
 def test_centres_are_used_if_a_batch_has_few_rows_of_a_class(kind):
     def source(n_classes, **options):
-        return network(kind, 16, **options)._expected_pairs(certain(n_classes), 0, exclusive=True)
+        return network(kind, 16, **options)._expected_pairs(
+            certain(n_classes).numpy(), 0, exclusive=True
+        )
 
     assert isinstance(source(10), ExpectedPairs)
     assert isinstance(source(77), CentrePairs)

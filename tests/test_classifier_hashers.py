@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import torch
 from sklearn.datasets import load_digits, make_multilabel_classification
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -10,6 +9,7 @@ from antipodal import evaluate, unpack
 from antipodal.baselines.onehothash import OneHotHash
 from antipodal.evaluation.float_ranking import evaluate_floats
 from antipodal.hashers.classifierlsh import ClassifierLSH
+from antipodal.hashers.pipeline import Pipeline
 from antipodal.hashers.pseudo_labels import _calibrate, fit_svm, svm_probabilities
 
 X, Y = load_digits(return_X_y=True)
@@ -34,8 +34,7 @@ def one_hot():
 def test_log_odds_are_scikit_learns_decision_values_up_to_slope_and_offsets():
     scaler = StandardScaler().fit(X[TRAIN])
     svm = fit_svm(scaler.transform(X[TRAIN]), Y[TRAIN], 5.0, 0.02, np.random.RandomState(0))
-    rows = torch.from_numpy(scaler.transform(X[TEST]).astype(np.float32))
-    P = svm_probabilities(svm, 600)(rows).double().numpy()
+    P = Pipeline(svm_probabilities(svm)).values(scaler.transform(X[TEST]), 10).astype(np.float64)
     machines = [
         SVC(C=5.0, gamma=0.02).fit(scaler.transform(X[TRAIN]), Y[TRAIN] == c) for c in range(10)
     ]

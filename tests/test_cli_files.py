@@ -157,7 +157,7 @@ def test_index_reads_ids_and_metadata_from_columns_and_resumes(folder):
     [
         (("--id-column", "no"), 1, r"\bc\.parquet\b.*'no'.*\bid, code, digit, word\b"),
         (("--metadata-columns", "digit,no"), 1, r"\bc\.parquet\b.*'no'"),
-        (("--id-column", "word"), 1, r"\bids\b.*<U5"),
+        (("--id-column", "word"), 1, r"\bunique\b.*\bzero\b"),
         (("--id-column", "digit"), 1, r"\bids\b.*\b0\b"),
         (("--id-column", "id", "--ids", "y.npy"), 2, r"--ids\b.*--id-column\b"),
         (
@@ -189,10 +189,10 @@ def test_search_reads_queries_and_vectors_of_all_formats(folder):
     assert run("search", "c.parquet", "--index", "i", "--json").stdout == coded
     command = ("--index", "i", "--model", "m", "--json", "-k", 5)
     expected = run("search", "X.npy", *command).stdout
-    rescored = run("search", "X.npy", *command, "--rescore", "X.npy").stdout
+    rescored = run("search", "X.npy", *command, "--vectors", "X.npy").stdout
     for source in FEATURES:
         assert run("search", source, *command).stdout == expected
-    assert run("search", "X.jsonl", *command, "--rescore", "parts").stdout == rescored
+    assert run("search", "X.jsonl", *command, "--vectors", "parts").stdout == rescored
     with open("codes.jsonl", "w") as file:
         file.writelines(json.dumps({"code": code}) + "\n" for code in folder.tolist())
     assert run("search", "codes.jsonl", "--index", "i", "--json").stdout == coded

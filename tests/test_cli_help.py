@@ -2,12 +2,15 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from sklearn.datasets import load_digits
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -19,14 +22,16 @@ NOT_RUN = {"datasets", "serve", "demo"}
 # Options that make the examples fast; the last value of a repeated option counts.
 QUICK = {
     "fit": ["--set", "n_epochs=2"],
-    "audit": ["--sample", "100", "--no-peers", "--n-queries", "10", "--bits", "16"],
+    "build": ["--bytes", "8"],
+    "audit": ["--sample", "100", "--baselines", "none", "--n-queries", "10", "--bits", "16",
+              "--methods", "LSH"],
     "bench": ["--methods", "LSH", "--bits", "8", "--seeds", "0", "--train", "5", "--queries", "5",
               "--processes", "1"],
 }  # fmt: skip
 # Later examples read files of earlier ones.
-ORDER = ["fit", "encode", "index", "switch", "search", "evaluate", "audit", "report", "bench",
-         "export", "info", "store list", "store backup", "store restore", "store export",
-         "store copy", "store vacuum"]  # fmt: skip
+ORDER = ["fit", "encode", "index", "audit", "build", "switch", "search", "add", "get", "delete",
+         "export", "evaluate", "report", "bench", "info", "store list", "store backup",
+         "store restore", "store attach", "store copy", "store vacuum"]  # fmt: skip
 
 
 def commands(command=None, path=()):
@@ -65,6 +70,13 @@ def folder(tmp_path_factory):
     np.save(folder / "labels.npy", y[:300])
     np.save(folder / "queries.npy", X[300:320])
     np.save(folder / "query-labels.npy", y[300:320])
+    for name, rows in (("vectors", slice(300)), ("more", slice(290, 310))):
+        ids = np.arange(len(X))[rows]
+        columns = {"id": ids, "title": [f"row {i}" for i in ids], "url": [f"/{i}" for i in ids]}
+        embedding = pa.FixedSizeListArray.from_arrays(X[rows].ravel(), X.shape[1])
+        parquet.write_table(
+            pa.table(columns | {"embedding": embedding}), folder / f"{name}.parquet"
+        )
     return folder
 
 
@@ -74,6 +86,8 @@ def test_examples_run_in_order_and_suggest_existing_commands(folder, monkeypatch
     for name in ORDER:
         if name == "evaluate":
             run("encode", "model.antipodal", "queries.npy", "--out", "query-codes.npy")
+        if name == "switch":
+            shutil.copy("docs.db", "articles.db")
         if name == "report":
             for file in ("run1.json", "run2.json"):
                 words = [*example("evaluate"), "--json"]
@@ -83,13 +97,12 @@ def test_examples_run_in_order_and_suggest_existing_commands(folder, monkeypatch
         "report.html",
         "audit.html",
         "runs.html",
-        "model.onnx",
         "items.parquet",
         "copy.db",
     ):
         assert Path(file).exists(), file
     # These commands end with a suggestion for the next one.
-    for name in ("fit", "encode", "index", "audit", "bench"):
+    for name in ("fit", "encode", "index", "audit", "build", "bench", "store attach"):
         (following,) = [
             line for line in results[name].stdout.splitlines() if line.startswith("Next: ")
         ]
@@ -124,13 +137,13 @@ def test_bash_completes_commands_and_options():
     assert "complete -o default -F _antipodal_completion antipodal" in shown.stdout
     script = (
         f"{shown.stdout}\nPATH={Path(antipodal).parent}:$PATH\n"
-        "COMP_WORDS=(antipodal store ex); COMP_CWORD=2; _antipodal_completion antipodal\n"
+        "COMP_WORDS=(antipodal store co); COMP_CWORD=2; _antipodal_completion antipodal\n"
         'echo "${COMPREPLY[@]}"\n'
         "COMP_WORDS=(antipodal fit --unl); COMP_CWORD=2; _antipodal_completion antipodal\n"
         'echo "${COMPREPLY[@]}"\n'
     )
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
-    assert done.stdout.split() == ["export", "--unlabelled"], done.stderr
+    assert done.stdout.split() == ["copy", "--unlabelled"], done.stderr
 
 
 def test_help_mentions_shell_completion():

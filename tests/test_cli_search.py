@@ -102,38 +102,33 @@ def test_index_file_and_store_give_the_same_results(files, store):
     )
 
 
-@pytest.mark.parametrize("rescore", ["project", "vectors"])
-def test_reranking_uses_four_times_oversampling(files, rescore):
+def test_reranking_by_a_file_of_vectors_uses_four_times_oversampling(files):
     folder, codes = files
     url = f"sqlite:///{folder}/rows.db"
     run("index", folder / "codes.npy", "--store", url, "--model", folder / "model")
-    given = "project" if rescore == "project" else folder / "X.npy"
-    done = run("search", folder / "X.npy", "--store", url, "--model", folder / "model", "-k", 5,
-               "--rescore", given, "--json")  # fmt: skip
+    done = run("search", folder / "X.npy", "--store", url, "-k", 5,
+               "--model", folder / "model", "--vectors", folder / "X.npy", "--json")  # fmt: skip
     _, order = brute_force(codes, codes, 12)
-    if rescore == "project":
-        Z = LSH(12, random_state=0).fit(X).project(X).astype(np.float64)
-        scores = Z @ np.where(unpack(codes, 12) > 0, 1.0, -1.0).T
-    else:
-        unit = X.astype(np.float64) / np.linalg.norm(X.astype(np.float64), axis=1)[:, None]
-        scores = unit @ unit.T
+    unit = X.astype(np.float64) / np.linalg.norm(X.astype(np.float64), axis=1)[:, None]
+    scores = unit @ unit.T
     for row, record in enumerate(lines(done)):
         candidates = np.sort(order[row, :20])
         best = candidates[np.argsort(-scores[row, candidates], kind="stable")[:5]]
         np.testing.assert_allclose(record["scores"], scores[row, best], atol=2e-6)
 
 
-def test_asymmetric_search_matches_brute_force(files):
+def test_explicit_asymmetric_search_matches_brute_force(files):
     folder, codes = files
     url = f"sqlite:///{folder}/asymmetric.db"
     run("index", folder / "codes.npy", "--store", url, "--model", folder / "model")
     command = ("search", folder / "X.npy", "--store", url, "--model", folder / "model", "-k", 5)
     Z = LSH(12, random_state=0).fit(X).project(X).astype(np.float64)
     scores = -np.sort(-(Z @ np.where(unpack(codes, 12) > 0, 1.0, -1.0).T), axis=1)[:, :5]
-    found = [record["scores"] for record in lines(run(*command, "--asymmetric", "--json"))]
+    command = (*command, "--scoring", "asymmetric")
+    found = [record["scores"] for record in lines(run(*command, "--json"))]
     np.testing.assert_allclose(found, scores, atol=1e-4)
-    wrong = run(*command, "--asymmetric", "--radius", 2, code=2)
-    assert "--asymmetric" in wrong.stderr
+    wrong = run(*command, "--radius", 2, code=2)
+    assert "--scoring" in wrong.stderr
 
 
 def items_of(url):
@@ -299,11 +294,11 @@ def test_store_url_of_the_environment_is_used_and_not_printed(files):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("X.npy", "--store", "STORE"), r"\bX\.npy\b.*\bfloat32\b.*\buint8\b.*--model\b"),
-        (("X.npy", "--index", "FILE"), r"\bX\.npy\b.*\bfloat32\b.*\buint8\b.*--model\b"),
-        (("wide.npy", "--store", "STORE"), r"\b12 bits\b.*\b2 bytes\b.*\bwide\.npy\b.*\(4, 3\)"),
-        (("codes.npy", "--store", "sqlite:///no.db"), r"\bno\.db\b.*`antipodal index\b"),
-        (("codes.npy", "--store", "no.db"), r"\bno\.db\b.*\bsqlite:///no\.db\b"),
+        (("X.npy", "--index", "FILE"), r"\bX\.npy\b.*\buint8\b.*\bfloat32\b.*--model\b"),
+        (("wide.npy", "--index", "FILE"), r"\bwide\.npy\b.*\b2 bytes\b.*\b12 bits\b.*\(4, 3\)"),
+        (("wide.npy", "--store", "STORE"), r"\bwide\.npy\b.*\b3\b.*\bitems\.db\b.*\b20\b"),
+        (("codes.npy", "--store", "sqlite:///no.db"), r"\bno\.db\b.*`antipodal build\b"),
+        (("codes.npy", "--store", "no.db"), r"\bno\.db\b.*`antipodal build\b"),
         (("codes.npy", "--store", "sqlit:///no.db"), r"\bsqlite://"),
     ],
 )
@@ -371,13 +366,14 @@ def test_codes_of_another_model_are_refused(files, store):
             r"--drop-metadata\b.*--replace\b",
         ),
         (("index", "codes.npy", "--store", "sqlite:///s", "--stats"), r"--stats\b.*\bindex\b"),
-        (("search", "X.npy"), r"--store\b.*--index\b"),
-        (("search", "X.npy", "--index", "i", "--where", "{}"), r"--where\b.*\bstores\b"),
+        (("search", "X.npy"), r"\bqueries\b.*--text\b"),
+        (("search",), r"\bcollection\b"),
+        (("search", "docs.db", "X.npy", "--store", "sqlite:///s"), r"\bqueries\b"),
+        (("search", "X.npy", "--index", "i", "--store", "sqlite:///s"), r"--store\b.*--index\b"),
+        (("search", "X.npy", "--index", "i", "--where", "{}"), r"--where\b.*\bindex\b"),
         (("search", "X.npy", "--store", "sqlite:///s", "--where", "{"), r"--where\b.*\bJSON\b"),
-        (
-            ("search", "X.npy", "--store", "sqlite:///s", "--rescore", "project"),
-            r"--rescore\b.*--model\b",
-        ),
+        (("search", "docs.db", "--text", "a", "--id", "b"), r"--text\b.*--id\b"),
+        (("search", "docs.db", "X.npy", "--radius", 2, "--rerank", 4), r"--radius\b.*--rerank\b"),
     ],
 )
 def test_bad_usage_exits_with_2(arguments, problem):

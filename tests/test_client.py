@@ -1,25 +1,34 @@
-"""`antipodal.Client`: retries, errors, limits of requests and keys."""
+"""`antipodal.Client`: retries, errors, limits of requests and keys; the answers of a service."""
 
 import json
 import socket
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
 
-from antipodal import Client, open_store
-from antipodal.client import _filter
+from antipodal import LSH, Client, Collection
 from antipodal.errors import IdsTakenError, StoreError
-from antipodal.stores.filters import parse_where
-from served import PREFIX, service  # noqa: F401
-from served import open_store as open_served
+from antipodal.service import Engine, Limits, create_app
+from served import listening
 
 KEY = "wr1te-k3y-of-the-import"
-LIMITS = {"body": 1000, "batch": 3, "k": 100, "results": 50, "found": 100}
-ABOUT = {"n_bits": 16, "model": "sha", "next_id": 5, "limits": LIMITS}
-CODES = np.arange(16, dtype=np.uint8).reshape(8, 2)
+LIMITS = {"body": 2000, "binary_body": 64, "batch": 3, "k": 100, "results": 50, "found": 100}
+ABOUT = {
+    "n_bits": 16,
+    "n_features": 2,
+    "model": "sha",
+    "scoring": "hamming",
+    "id_type": "int64",
+    "keep_vectors": None,
+    "texts": False,
+    "next_id": 5,
+    "limits": LIMITS,
+}
+ROWS = np.arange(16, dtype=np.float32).reshape(8, 2)
 BUSY = (503, {"detail": "too many requests are waiting"}, {"Retry-After": "2"})
 
 
@@ -39,7 +48,8 @@ def scripted(*responses):
             if self.path.endswith("/v1/store"):
                 status, value, headers = 200, ABOUT, {}
             else:
-                sent = json.loads(body) if body else None
+                is_json = self.headers["Content-Type"] == "application/json"
+                sent = json.loads(body) if is_json else body or None
                 requests.append((self.command, self.path, sent, self.headers["Authorization"]))
                 response = left.pop(0)
                 if response is None:
@@ -75,7 +85,7 @@ def scripted(*responses):
 def pauses(monkeypatch):
     """Record the pauses between retries instead of waiting."""
     recorded = []
-    monkeypatch.setattr("antipodal.client.time.sleep", recorded.append)
+    monkeypatch.setattr("antipodal.http_transport.time.sleep", recorded.append)
     return recorded
 
 
@@ -84,16 +94,18 @@ OK = {
     "upsert": (200, {"upserted": 1, "replaced": 0}, {}),
     "delete": (200, {"deleted": 1}, {}),
     "add": (200, {"upserted": 1, "replaced": 0}, {}),
+    "search": (200, {"searches": [{"code": "0000", "results": [], "total": 0}]}, {}),
 }
 CALLS = {
     "count": lambda client: client.count(),
-    "upsert": lambda client: client.upsert([1], CODES[:1]),
+    "upsert": lambda client: client.upsert(ROWS[:1], [1]),
     "delete": lambda client: client.delete([1]),
-    "add": lambda client: client.add(CODES[:1], [1]),
+    "add": lambda client: client.add(ROWS[:1]),
+    "search": lambda client: client.search(ROWS[:1]),
 }
 
 
-@pytest.mark.parametrize("name", ["count", "upsert"])
+@pytest.mark.parametrize("name", ["count", "upsert", "search"])
 def test_idempotent_requests_are_retried(name, pauses):
     with scripted(BUSY, None, OK[name]) as (client, requests):
         CALLS[name](client)
@@ -208,18 +220,55 @@ def test_invalid_arguments_raise():
         Client("http://127.0.0.1:9", retries=-1)
 
 
+def test_services_of_another_version_are_refused(monkeypatch):
+    monkeypatch.delitem(ABOUT, "scoring")
+    with pytest.raises(StoreError, match=r"/at\b.*scoring"), scripted():
+        pass
+
+
+def ids_sent(requests):
+    return [[item["id"] for item in request[2]["items"]] for request in requests]
+
+
 def test_uploads_are_split_by_number_and_by_size():
     responses = [(200, {"upserted": 3, "replaced": 2}, {})] * 3
     with scripted(*responses) as (client, requests):
-        assert client.load(range(8), CODES).replaced == 6
-        sent = [[item["id"] for item in request[2]["items"]] for request in requests]
-        assert sent == [[0, 1, 2], [3, 4, 5], [6, 7]]
-    metadata = [{"text": "x" * size} for size in (300, 300, 300, 300, 2000, 1, 1, 1)]
+        assert client.upsert(ROWS, range(8)) == 6
+        assert ids_sent(requests) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+        sent = [item["vector"] for request in requests for item in request[2]["items"]]
+        np.testing.assert_array_equal(sent, ROWS)
+    metadata = [{"text": "x" * size} for size in (400, 400, 400, 400, 3000, 1, 1, 1)]
     with scripted(*responses * 2) as (client, requests):
-        client.upsert(range(8), CODES, metadata)
-        sent = [[item["id"] for item in request[2]["items"]] for request in requests]
-        assert sent == [[0, 1], [2, 3], [4], [5, 6, 7]]
+        client.upsert(ROWS, range(8), metadata)
+        assert ids_sent(requests) == [[0, 1], [2, 3], [4], [5, 6, 7]]
         assert [i["metadata"] for request in requests for i in request[2]["items"]] == metadata
+
+
+def test_searches_are_split_and_sent_as_float32():
+    none = {"code": "0000", "results": [], "total": 0}
+    answers = [(200, {"searches": [none] * n}, {}) for n in (3, 3, 2)]
+    with scripted(*answers) as (client, requests):
+        where = {"label": {"in": ["a b", "ü&?"]}}
+        found = client.search(ROWS.astype(np.float64), 7, where=where, scoring="hamming")
+        assert found.ids.shape == (8, 0)
+        assert np.frombuffer(b"".join(request[2] for request in requests), "<f4").tolist() == list(
+            range(16)
+        )
+        for _, path, *_ in requests:
+            address = urlsplit(path)
+            assert address.path == "/at/v1/search"
+            (options,) = parse_qs(address.query)["options"]
+            expected = {"k": 7, "items": False, "where": where, "scoring": "hamming"}
+            assert json.loads(options) == expected
+    with scripted(*[(200, {"searches": [none]}, {})] * 8) as (client, requests):
+        client.search(ROWS, 25, rerank=4)  # 100 candidates per query, and 100 per request
+        assert len(requests) == 8
+    long = {"label": {"in": ["x" * 1500] * 3}}
+    with scripted(*[(200, {"searches": [none]}, {})]) as (client, requests):
+        client._limits["body"] = 10_000
+        client.search(ROWS[:1], where=long)  # too long for a URL
+        assert requests[0][2]["where"] == long
+        assert requests[0][2]["vectors"] == [[0.0, 1.0]]
 
 
 def test_a_conflict_after_the_first_part_is_not_an_ids_taken_error():
@@ -230,46 +279,170 @@ def test_a_conflict_after_the_first_part_is_not_an_ids_taken_error():
         scripted(unused, unused, unused, OK["add"], taken) as (client, _),
         pytest.raises(StoreError, match=r"\b3 items\b"),
     ):
-        client.add(CODES, range(8))
+        client.add(ROWS, range(8))
     in_use = (200, {"items": [{"id": 1, "code": "0000", "metadata": {}}]}, {})
     with scripted(in_use, unused, unused) as (client, requests):
-        with pytest.raises(IdsTakenError, match=r"\bids 1\b"):
-            client.add(CODES, range(8))
+        with pytest.raises(IdsTakenError):
+            client.add(ROWS, range(8))
         assert {method for method, *_ in requests} == {"POST"}
 
 
+# ------------------------------------------------------------------------------------ services
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((3_000, 12)).astype(np.float32)
+QUERIES = RNG.standard_normal((9, 12)).astype(np.float32)
+
+
+@contextmanager
+def served(collection, **options):
+    """Yield a client of a collection behind a service with small limits."""
+    limits = Limits(body=100_000, binary_body=20_000, batch=700, k=4_000, results=900, found=9_000)
+    app = create_app(Engine(collection, limits=limits, **options))
+    with listening(app) as port, Client(f"http://127.0.0.1:{port}") as client:
+        yield client
+
+
+@pytest.fixture(scope="module", params=["asymmetric", "hamming"])
+def pair(request, tmp_path_factory):
+    """A collection of string ids with kept vectors, and a client of it."""
+    model = LSH(24, random_state=0).fit(X) if request.param == "hamming" else None
+    how = {"bits": 24} if model is None else {"model": model}
+    collection = Collection.create(
+        tmp_path_factory.mktemp("served") / "docs.db",
+        X,
+        ids=[f"doc {i}/{i % 7}?ü" for i in range(len(X))],
+        metadata=({"i": i, "odd": i % 2 == 1} for i in range(len(X))),
+        keep_vectors="int8",
+        **how,
+    )
+    with collection, served(collection) as client:
+        yield collection, client
+
+
+def assert_same(found, expected):
+    assert found.ids.dtype == expected.ids.dtype
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_array_equal(found.distances, expected.distances)
+    assert (found.scores is None) == (expected.scores is None)
+    if expected.scores is not None:
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6, atol=1e-6)
+    assert found.metadata == expected.metadata
+
+
 @pytest.mark.parametrize(
-    "where",
+    "options",
     [
         {},
-        {"label": 3},
-        {"label": None, "flag": True, "a.b": "x"},
-        {"year": {"gte": 2000, "lt": 2010.5}, "label": {"in": [1, "1", None]}},
-        {"or": [{"a": 1}, {"not": {"b": {"exists": True}}}, {}]},
-        {"and": [{"a": {"exists": False}}]},
+        {"k": 4_000},
+        {"where": {"odd": True}},
+        {"rerank": 4},
+        {"rerank": 4, "where": {"i": {"lt": 50}}, "metadata": True},
+        {"scoring": "asymmetric"},
+        {"metadata": True},
     ],
+    ids=str,
 )
-def test_filters_survive_serialisation(where):
-    tree = parse_where(where)
-    assert parse_where(json.loads(json.dumps(_filter(tree)))) == tree
+def test_a_client_finds_what_the_collection_finds(pair, options):
+    collection, client = pair
+    assert_same(client.search(QUERIES, **options), collection.search(QUERIES, **options))
+    ids = [f"doc {i}/{i % 7}?ü" for i in (5, 3, 700)]
+    found = client.search(ids=ids, **options)
+    assert_same(found, collection.search(ids=ids, **options))
+    for own, row in zip(ids, found.ids.tolist(), strict=True):
+        assert own not in row
+    if "rerank" not in options:
+        codes = collection.get(ids).codes
+        assert_same(
+            client.search(codes=codes, **options), collection.search(codes=codes, **options)
+        )
 
 
-def test_large_radius_results_and_all_items_are_read_in_pages(service, tmp_path):  # noqa: F811
-    rng = np.random.default_rng(0)
-    codes = rng.integers(0, 256, (4_000, 2), dtype=np.uint8)
-    with open_served(f"{PREFIX}sqlite:///{tmp_path}/codes.db", n_bits=16) as client:
-        client.load(np.arange(4_000), codes, ({"i": i} for i in range(4_000)))
-        with open_store(f"sqlite:///{tmp_path}/codes.db") as store:
-            for r in (8, 16):
-                found, expected = client.radius(codes[:3], r), store.radius(codes[:3], r)
-                assert np.diff(expected.offsets).max() > 3_000 or r == 8
-                np.testing.assert_array_equal(found.ids, expected.ids)
-                np.testing.assert_array_equal(found.distances, expected.distances)
-                np.testing.assert_array_equal(found.offsets, expected.offsets)
-            values = rng.standard_normal((2, 16))
-            found, expected = client.search(vectors=values), store.search(vectors=values)
-            np.testing.assert_array_equal(found.ids, expected.ids)
-        batches = list(client.batches())
-        assert np.concatenate([batch.ids for batch in batches]).tolist() == list(range(4_000))
-        texts = [text for batch in batches for text in batch.texts]
-        assert texts == [f'{{"i":{i}}}' for i in range(4_000)]
+def test_a_client_describes_gets_and_counts_what_the_collection_has(pair):
+    collection, client = pair
+    for name in ("identity", "id_type", "keep_vectors", "n_features"):
+        assert getattr(client, name) == getattr(collection, name)
+    assert (client.n_bits, client.scoring) == (24, collection.model.scoring)
+    ids = ["doc 9/2?ü", "missing", "doc 3/3?ü"]
+    found, expected = client.get(ids), collection.get(ids)
+    assert found.ids.tolist() == expected.ids.tolist() == [ids[0], ids[2]]
+    np.testing.assert_array_equal(found.codes, expected.codes)
+    assert found.metadata == expected.metadata
+    assert len(client) == client.count() == len(X)
+    assert client.count({"odd": True}) == len(X) // 2
+    with pytest.raises(KeyError, match="missing"):
+        client.search(ids=ids)
+
+
+@pytest.mark.parametrize("n_rows", [400, 2_500])
+def test_a_client_measures_drift_as_the_collection_does(pair, n_rows):
+    collection, client = pair
+    for shift in (0.0, 3.0):
+        new = RNG.standard_normal((n_rows, 12)).astype(np.float32)
+        new[:, :6] += shift
+        sent = new[np.linspace(0, n_rows - 1, min(n_rows, 416)).astype(int)]  # in one request
+        found, expected = client.check(new), collection.check(sent)
+        assert (found, str(found)) == (expected, str(expected))
+        assert found.has_drifted == expected.has_drifted
+    with pytest.raises(ValueError, match="100"):
+        client.check(new[:99])
+
+
+def test_large_radius_results_are_read_in_pages(tmp_path):
+    model = LSH(16, random_state=0).fit(X)
+    with (
+        Collection.create(tmp_path / "docs.db", X, model=model) as collection,
+        served(collection) as client,
+    ):
+        for r in (8, 16):
+            found, expected = client.radius(QUERIES[:3], r), collection.radius(QUERIES[:3], r)
+            assert np.diff(expected.offsets).max() > 900
+            assert_same(found, expected)
+            np.testing.assert_array_equal(found.offsets, expected.offsets)
+        codes = model.encode(QUERIES[:2])
+        assert_same(client.radius(codes=codes, r=5), collection.radius(codes=codes, r=5))
+        expected = collection.radius(codes=codes, r=7, where={"a": 1})
+        assert_same(client.radius(codes=codes, r=7, where={"a": 1}), expected)
+
+
+def test_a_client_writes_what_a_collection_would_have_written(tmp_path):
+    with (
+        Collection.create(tmp_path / "docs.db", X[:100], bits=24) as collection,
+        served(collection) as client,
+    ):
+        fields = [{"n": i} for i in range(900)]
+        assert client.add(X[100:1_000], metadata=fields).tolist() == list(range(100, 1_000))
+        assert client.add(X[1_000:1_002], [5_000, -3]).tolist() == [5_000, -3]
+        with pytest.raises(IdsTakenError):
+            client.add(X[:2], [7_000, 5_000])
+        assert client.upsert(X[2_000:2_003], [5, 6, 9_000]) == 2
+        assert client.delete([5_000, 12_345]) == 1
+        with pytest.raises(ValueError, match="12"):
+            client.add(X[:2, :5])
+        with pytest.raises(TypeError, match="strings"):
+            client.upsert(X[:1], ["a"])
+        assert collection.count() == 1_002
+        items = collection.get([100, 999, -3, 5, 9_000])
+        rows = X[[100, 999, 1_001, 2_000, 2_002]]
+        np.testing.assert_array_equal(items.codes, collection.model.encode(rows))
+        assert items.metadata == [{"n": 0}, {"n": 899}, {}, {}, {}]
+
+
+def test_a_read_only_service_refuses_writes(tmp_path):
+    with (
+        Collection.create(tmp_path / "docs.db", X[:100], bits=24) as collection,
+        served(collection, is_read_only=True) as client,
+    ):
+        with pytest.raises(StoreError, match="read-only"):
+            client.delete([1])
+        assert client.search(X[:3], 1).ids.tolist() == collection.search(X[:3], 1).ids.tolist()
+
+
+def test_opening_the_address_of_a_service_returns_a_client(tmp_path):
+    with (
+        Collection.create(tmp_path / "docs.db", X[:100], bits=24) as collection,
+        served(collection) as client,
+        Collection.open(client.place) as opened,
+    ):
+        assert isinstance(opened, Client)
+        assert opened.count() == 100

@@ -23,7 +23,7 @@ from antipodal import (
 )
 from antipodal.errors import ModelFileError
 from antipodal.hashers import registry
-from antipodal.paper.losses import function_name
+from antipodal.hashers.base import function_name
 from antipodal.paper.pair_sampling import AllPairsBatch, ListedBatch
 from networks import network
 

@@ -46,6 +46,18 @@ def by_hand(hasher, f, *, feed):
     return np.array(codes)
 
 
+@pytest.mark.parametrize("kind", BASELINES)
+@pytest.mark.parametrize("preset", ["paper", "reproduced"])
+def test_presets_have_the_training_of_deeplinf(kind, preset):
+    ours, theirs = (getattr(k, preset)(48, random_state=0) for k in (DeepLinf, kind))
+    assert theirs.training == ours.training
+    assert (theirs.feature_map, theirs.scaling) == (ours.feature_map, ours.scaling)
+    assert theirs.n_stages == ours.n_stages == 2
+    assert not ours.uses_unlabelled
+    if kind is SparseHash:
+        assert not theirs.nonnegative
+
+
 @pytest.mark.parametrize("K", [0, 2, 3])
 def test_projecting_with_nnhash_is_a_chain_of_tanh_layers(K):
     hasher = NNHash(

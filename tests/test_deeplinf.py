@@ -19,7 +19,6 @@ from antipodal import (
     ksvd,
     unpack,
 )
-from antipodal.hashers.pipeline import encoder_inputs
 from antipodal.paper.admm import admm_iterations
 from networks import network
 
@@ -157,6 +156,14 @@ def test_bits_are_those_of_the_encoder(hasher):
         np.testing.assert_array_equal(hasher.transform(X), hasher.encoder_(rows) > 0)
 
 
+def _encoder_inputs(hasher, rows):
+    """Apply the feature map of a network to scaled rows."""
+    if "anchors_" in vars(hasher):
+        K = torch.exp(-hasher.gamma_ * torch.cdist(rows, torch.from_numpy(hasher.anchors_)) ** 2)
+        return K @ torch.from_numpy(hasher.lift_) - torch.from_numpy(hasher.lift_offset_)
+    return hasher.hidden_(rows) if "hidden_.W" in hasher.weights_ else rows
+
+
 @pytest.mark.parametrize("feature_map", ["none", "hidden", "kernel"])
 def test_features_far_from_zero_keep_their_precision(feature_map):
     near = np.random.default_rng(0).standard_normal((400, 40))
@@ -170,7 +177,7 @@ def test_features_far_from_zero_keep_their_precision(feature_map):
     assert (rows.std() - 1).abs() < 0.05
     np.testing.assert_allclose(
         hasher.project(far),
-        hasher.encoder_(encoder_inputs(hasher._network())(torch.from_numpy(far))),
+        hasher.encoder_(_encoder_inputs(hasher, rows)),
         atol=1e-4,
     )
     if (
@@ -221,6 +228,8 @@ def test_constant_and_huge_features_are_harmless():
         ({"n_epochs": 0}, r"\bn_epochs\b.*\b1\b.*\b0\b"),
         ({"batch_size": 1}, r"\bbatch_size\b.*\b2\b.*\b1\b"),
         ({"learning_rate": float("nan")}, r"\blearning_rate\b.*\bnan\b"),
+        ({"noise": -1.0}, r"\bnoise\b.*-1\.0"),
+        ({"noise": float("nan")}, r"\bnoise\b.*\bnan\b"),
         ({"dropout": 1.0}, r"\bdropout\b.*\[0, 1\).*\b1\.0"),
         ({"weight_decay": -1.0}, r"\bweight_decay\b.*-1\.0"),
         ({"optimizer": "adam"}, r"\boptimizer\b.*adamw.*'adam'"),

@@ -25,9 +25,10 @@ from antipodal import LSH, open_store
 from antipodal.cli.serve import app as commands
 from antipodal.errors import AntipodalError, StoreError
 from antipodal.service import Engine, create_app, server
-from antipodal.service.mounts import Mount
+from antipodal.service.mounts import Mount, write_mounts
 from antipodal.stores.url import parse_url
 from engines import engines  # noqa: F401
+from served import engine_of
 
 ROOT = Path(__file__).parent.parent
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -128,7 +129,7 @@ def test_health_check_fails_if_the_store_is_unreachable(tmp_path, monkeypatch):
         def busy(*_):
             raise StoreError("unreachable")
 
-        with serving(create_app(Engine(HASHER, store))) as port:
+        with serving(create_app(engine_of(store, HASHER))) as port:
             assert is_healthy(port)
             monkeypatch.setattr(store, "get", busy)
             assert not is_healthy(port)
@@ -137,18 +138,16 @@ def test_health_check_fails_if_the_store_is_unreachable(tmp_path, monkeypatch):
 def test_image_is_pinned_and_does_not_run_as_root():
     assert only("FROM") == "python:3.11-slim"
     runs = [rest for name, rest in instructions() if name == "RUN"]
-    torch = re.search(r"torch==[\d.]+", (ROOT / "Makefile").read_text())[0]
     assert runs[0].startswith("pip install")
-    assert f" {torch} " in runs[0]
-    assert runs[0].endswith(" $TORCH_OPTIONS")
-    assert only("ARG") == 'TORCH_OPTIONS=""'
-    extras = re.search(r"/antipodal\[([\w,]+)\]", runs[1])[1].split(",")
+    assert "torch" not in " ".join(runs)
+    extras = re.search(r"/antipodal\[([\w,]+)\]", runs[0])[1].split(",")
+    assert "train" not in extras
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(extras) <= set(project["optional-dependencies"])
     assert all("--no-cache-dir" in run for run in runs)
     names = [name for name, _ in instructions()]
     assert names.index("USER") < names.index("ENTRYPOINT")
-    assert f"useradd --uid 10001 --create-home {only('USER')} " in runs[1]
+    assert f"useradd --uid 10001 --create-home {only('USER')} " in runs[0]
     assert only("VOLUME") == only("WORKDIR") == "/data"
 
 
@@ -197,8 +196,8 @@ def test_stop_grace_period_covers_graceful_shutdown(tmp_path, monkeypatch):
     HASHER.save(tmp_path / "model.antipodal")
     options = {}
     monkeypatch.setattr(uvicorn, "run", lambda *_, **given: options.update(given))
-    mount = Mount(tmp_path / "model.antipodal", f"sqlite:///{tmp_path}/codes.db")
-    server.serve(server.Settings({"": mount}, port=0))
+    mount = Mount(f"sqlite:///{tmp_path}/codes.db", tmp_path / "model.antipodal")
+    server.serve(server.Settings(mount, port=0))
     grace = int(COMPOSE["services"]["service"]["stop_grace_period"].removesuffix("s"))
     assert grace > options["timeout_graceful_shutdown"]
     assert f"--stop-timeout {grace}" in PAGE
@@ -212,14 +211,20 @@ def prefixed(tmp_path):
     """Return the worker settings of a service with two models under a prefix."""
     HASHER.save(tmp_path / "model.antipodal")
     url = f"sqlite:///{tmp_path}/codes.db"
-    Engine.open(tmp_path / "model.antipodal", url).close()
-    mount = Mount(tmp_path / "model.antipodal", url)
-    return server.Settings({"one": mount, "two": mount}, root_path="/team/search", read_only=True)
+    Engine.open(url, tmp_path / "model.antipodal").close()
+    mount = Mount(url, tmp_path / "model.antipodal")
+    write_mounts(tmp_path / "mounts.json", {"one": mount, "two": mount})
+    file = tmp_path / "mounts.json"
+    return server.Settings(mounts_file=file, root_path="/team/search", read_only=True)
+
+
+def single(settings):
+    """Return the settings of a service with the first model only."""
+    return replace(settings, mount=settings.mounts()["one"], mounts_file=None)
 
 
 def worker(settings, monkeypatch):
     monkeypatch.setenv("ANTIPODAL_SERVICE", settings.to_json())
-    monkeypatch.setattr(server.torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(server.sys, "setswitchinterval", lambda _: None)
     return server.worker()
 
@@ -244,8 +249,7 @@ def test_prefix_works_whether_or_not_the_proxy_strips_it(prefixed, monkeypatch):
 
 
 def test_single_model_is_served_under_a_prefix(prefixed, monkeypatch):
-    single = replace(prefixed, mounts={"": prefixed.mounts["one"]})
-    with serving(worker(single, monkeypatch)) as port:
+    with serving(worker(single(prefixed), monkeypatch)) as port:
         for start in ("", "/team/search"):
             assert json.loads(get(port, f"{start}/v1/model")[1])["n_bits"] == 16
             assert json.loads(get(port, f"{start}/v1/mounts")[1]) == {"mounts": []}
@@ -255,8 +259,8 @@ def test_single_model_is_served_under_a_prefix(prefixed, monkeypatch):
 
 
 def test_read_only_service_has_no_writing_routes(prefixed, monkeypatch):
-    single = replace(prefixed, mounts={"": prefixed.mounts["one"]}, root_path="")
-    with serving(worker(single, monkeypatch)) as port:
+    settings = replace(single(prefixed), root_path="")
+    with serving(worker(settings, monkeypatch)) as port:
         for method in ("PUT", "DELETE"):
             request = Request(
                 f"http://127.0.0.1:{port}/v1/items",
@@ -270,16 +274,16 @@ def test_read_only_service_has_no_writing_routes(prefixed, monkeypatch):
             refused.value.close()
         described = json.loads(get(port, "/openapi.json")[1])
         assert described["paths"]["/v1/items"].keys() == {"get"}
-    empty = Mount(single.mounts[""].model, single.mounts[""].store.replace("codes", "other"))
+    empty = replace(settings.mount, store=settings.mount.store.replace("codes", "other"))
     with pytest.raises(StoreError, match=r"\bother\.db\b"):  # it is not created
-        worker(replace(single, mounts={"": empty}), monkeypatch)
+        worker(replace(settings, mount=empty), monkeypatch)
 
 
 def test_stores_are_prepared_before_the_first_request(prefixed, monkeypatch):
     prepared = []
     monkeypatch.setattr("antipodal.stores.Store.prepare", lambda _, radius: prepared.append(radius))
     worker(replace(prefixed, prepare=2), monkeypatch)
-    worker(replace(prefixed, mounts={"": prefixed.mounts["one"]}, prepare=1), monkeypatch)
+    worker(replace(single(prefixed), prepare=1), monkeypatch)
     assert prepared == [2, 2, 1]
 
 
@@ -335,7 +339,7 @@ def filled(store):
 def test_sqlite_store_is_backed_up_while_in_use_and_restored(tmp_path):
     HASHER.save(tmp_path / "model.antipodal")
     model, url = tmp_path / "model.antipodal", f"sqlite:///{tmp_path}/codes.db"
-    engine = Engine.open(model, url)
+    engine = Engine.open(url, model)
     before = filled(engine.store)
     assert (
         (tmp_path / "codes.db-wal").stat().st_size
@@ -351,7 +355,7 @@ def test_sqlite_store_is_backed_up_while_in_use_and_restored(tmp_path):
     model.unlink()
     run(script("restore"), tmp_path)
     assert run(script("check"), tmp_path) == "ok\n"
-    again = Engine.open(model, url)
+    again = Engine.open(url, model)
     assert contents(again.store) == before
     again.store.close()
 

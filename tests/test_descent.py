@@ -5,12 +5,11 @@ import re
 
 import numpy as np
 import pytest
-import torch
 from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import cosine_similarity
 
 from antipodal import HammingIndex, LinfHash, load
-from antipodal.hashers.bit_descent import RIDGE, bit_descent, refit_dictionary, rescale_dictionary
+from antipodal.hashers.bit_descent import RIDGE, BitFlips, refit_dictionary, rescale_dictionary
 
 DIGITS = load_digits(return_X_y=True)[0]
 
@@ -42,7 +41,7 @@ def descend_by_loops(y, D, offset, b, weight):
 @pytest.mark.parametrize("seed", range(8))
 def test_descent_gives_the_same_signs_as_loops_over_rows_and_bits(seed, weight):
     Y, D, offset, signs = problem(seed)
-    ours = bit_descent(*map(torch.from_numpy, (Y, D, offset, signs.copy())), weight).numpy()
+    ours = BitFlips(D, weight).run(Y, offset, signs.copy())
     for y, b, found in zip(Y, signs, ours, strict=True):
         np.testing.assert_array_equal(found, descend_by_loops(y, D, offset, b, weight))
 
@@ -51,23 +50,24 @@ def test_the_optimal_code_is_not_changed():
     Y, D, offset, _ = problem(0, m=3, n_bits=8)
     corners = [np.array(c, float) for c in itertools.product([-1, 1], repeat=8)]
     best = [min(corners, key=lambda b, y=y: objective(y, D, offset, b, 1.0)) for y in Y]
-    found = bit_descent(*map(torch.from_numpy, (Y, D, offset, np.array(best))))
+    found = BitFlips(D).run(Y, offset, np.array(best))
     np.testing.assert_array_equal(found, best)
 
 
-def test_the_block_size_does_not_change_the_result(monkeypatch):
-    Y, D, offset, signs = (torch.from_numpy(a) for a in problem(1, m=50))
-    whole = bit_descent(Y, D, offset, signs.clone())
-    monkeypatch.setattr("antipodal.hashers.bit_descent._BLOCK_BYTES", 200)
-    assert torch.equal(bit_descent(Y, D, offset, signs.clone()), whole)
+@pytest.mark.parametrize("window", [1, 3, 50])
+def test_the_window_does_not_change_the_result(monkeypatch, window):
+    Y, D, offset, signs = problem(1, m=50)
+    whole = BitFlips(D).run(Y, offset, signs.copy())
+    monkeypatch.setattr("antipodal.hashers.bit_descent._WINDOW", window)
+    np.testing.assert_array_equal(BitFlips(D).run(Y, offset, signs.copy()), whole)
 
 
 def test_the_dictionary_is_that_of_ridge_regression_and_vectors_have_length_one():
     Y, _, offset, signs = problem(2, m=200)
-    D = refit_dictionary(*map(torch.from_numpy, (Y, offset, signs))).numpy()
+    D = refit_dictionary(Y, offset, signs)
     ridge = np.linalg.solve(signs.T @ signs + 200 * RIDGE * np.eye(9), signs.T @ (Y - offset)).T
     np.testing.assert_allclose(D, ridge)
-    D = rescale_dictionary(*map(torch.from_numpy, (D, offset, signs))).numpy()
+    D = rescale_dictionary(D, offset, signs)
     np.testing.assert_allclose(D / ridge, (D / ridge)[0, 0])
     np.testing.assert_allclose(np.square(offset + signs @ D.T).sum(axis=1).mean(), 1.0)
 

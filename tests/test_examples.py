@@ -74,6 +74,11 @@ def test_the_paper_is_solved_unfolded_and_trained(tmp_path):
     assert trained[0] > exact[0] + 40
 
 
+def test_a_convolutional_network_is_trained_saved_and_loaded(tmp_path):
+    convolutional, itq = scores(run("convolutional.py", tmp_path))
+    assert convolutional[0] > itq[0] > convolutional[1] + 15
+
+
 def test_similar_texts_are_neighbours_and_the_service_opens_them(tmp_path):
     run("text_search.py", tmp_path)
     url = f"sqlite:///{tmp_path}/texts.db"
@@ -83,7 +88,7 @@ def test_similar_texts_are_neighbours_and_the_service_opens_them(tmp_path):
         query = titles.index("json.loads")
         nearest = store.search(items.codes[query : query + 1], k=6).ids[0]
     assert "json.load" in [titles[i] for i in nearest]
-    engine = Engine.open(tmp_path / "texts.antipodal", url)
+    engine = Engine.open(url, tmp_path / "texts.antipodal")
     assert engine.store.count() == len(titles)
     engine.store.close()
 
@@ -131,7 +136,7 @@ def test_postgresql_and_sqlite_give_the_same_results(tmp_path, engines):  # noqa
 
 def test_service_example_stores_and_searches(supervised_codes, tmp_path):
     model = supervised_codes[0] / "digits.antipodal"
-    engine = Engine.open(model, f"sqlite:///{tmp_path}/digits.db")
+    engine = Engine.open(f"sqlite:///{tmp_path}/digits.db", model)
     server = uvicorn.Server(uvicorn.Config(create_app(engine), log_config=None))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from antipodal import DeepLinf, datasets
 from antipodal.bench import figures as drawing
+from antipodal.bench.diagrams import iteration, siamese, unfolded
 from antipodal.bench.figure_style import NETWORKS, looks, save_figure
 from antipodal.bench.figures import (
     Values,
@@ -44,7 +45,8 @@ METHODS = [
     "SparseHash:n_epochs=15:n_unlabelled=0",
 ]
 N_BITS = 12
-NAMES = ["neurons", "initialisation", "radius_lookup", "one_image", "antipodality"]
+DIAGRAMS = {"iteration": iteration, "unfolded": unfolded, "siamese": siamese}
+NAMES = [*DIAGRAMS, "neurons", "initialisation", "radius_lookup", "one_image", "antipodality"]
 
 
 def ignore(line):
@@ -114,6 +116,15 @@ def test_neurons_are_drawn_as_their_formulas_say():
         assert (~drawn).sum() == (2 if axes.get_title() == "HELU" else 0)
         np.testing.assert_allclose(f[drawn], formulas[axes.get_title()](u[drawn]), atol=1e-12)
         assert np.isnan(f[~drawn]).all()
+
+
+@pytest.mark.parametrize("K", [0, 1, 2, 4])
+def test_the_unfolded_network_has_a_first_layer_and_k_stages(K):
+    (axes,) = unfolded(K).axes
+    texts = [text.get_text() for text in axes.texts]
+    assert texts.count("BLU") == K + 1
+    assert texts.count("+") == K
+    assert [f"$S_{k}$" in texts and f"$b_{k}$" in texts for k in range(1, K + 1)] == [True] * K
 
 
 def test_both_starts_are_trained_on_the_same_split_for_as_many_epochs(short_training):
@@ -202,7 +213,9 @@ def test_figures_name_the_dataset_and_the_trade_off_its_labels(fitted):
          "recall_r2": w, "precision_r2": w, "map": w}
         for w in (1, 2)
     ]  # fmt: skip
-    figures = [*draw_all(fitted)[1:], trade_off(weights)]
+    drawn = dict(zip(NAMES, draw_all(fitted), strict=True))
+    figures = [f for name, f in drawn.items() if name not in (*DIAGRAMS, "neurons")]
+    figures.append(trade_off(weights))
     assert all("toy" in said(figure) for figure in figures)
     assert "similar_weight" in said(figures[-1])
     blue = METHOD_COLOURS["DeepLinf"]
@@ -303,7 +316,8 @@ def test_mirrored_runs_show_the_mean_of_both_views():
 def draw_all(fitted):
     curves = {"one": [np.array([2.0, 1.0])], "other": [np.array([3.0, 0.5])]}
     return [
-        neurons(), initialisation(curves, n_bits=8, dataset="toy"), radius_lookup(records()),
+        *(draw() for draw in DIAGRAMS.values()), neurons(),
+        initialisation(curves, n_bits=8, dataset="toy"), radius_lookup(records()),
         one_image(fitted[0], DIGITS.images[0], dataset="toy"),
         antipodality(fitted[1], dataset="toy"),
     ]  # fmt: skip
@@ -317,7 +331,7 @@ def test_files_are_reproducible_and_independent_of_user_settings(tmp_path, fitte
             for name, figure in zip(NAMES, draw_all(fitted), strict=True):
                 save_figure(figure, folder, name)
             assert mpl.rcParams["lines.linewidth"] == width
-    assert len(list(folders[0].iterdir())) == 10
+    assert len(list(folders[0].iterdir())) == 2 * len(NAMES)
     for file in folders[0].iterdir():
         assert file.read_bytes() == (folders[1] / file.name).read_bytes(), file.name
     assert "<dc:date>" not in (folders[0] / "neurons.svg").read_text()
@@ -338,7 +352,7 @@ def bench(*arguments):
     return CliRunner().invoke(app, list(map(str, command)))
 
 
-def test_the_command_writes_ten_files_and_prints_records_only(tmp_path, short_training):
+def test_the_command_writes_all_figures_and_prints_records_only(tmp_path, short_training):
     folder = tmp_path / "deep" / "figures"
     options = ("--methods", METHODS[1], "--bits", "12,8", "--out", tmp_path / "r", "--json")
     done = bench(*options, "--figures", folder)
@@ -362,7 +376,9 @@ def test_figures_that_cannot_be_drawn_are_logged_and_skipped(tmp_path, monkeypat
         BENCHMARK, tmp_path, methods=["LSH", wild], lengths=[8], seeds=[0], records=[],
         n_epochs=0, say=said.append,
     )  # fmt: skip
-    assert {path.stem for path in tmp_path.iterdir()} == {"neurons", "one_image", "antipodality"}
+    assert {path.stem for path in tmp_path.iterdir()} == {
+        *DIAGRAMS, "neurons", "one_image", "antipodality",
+    }  # fmt: skip
     text = "\n".join(said)
     for names in (
         r"\bradius_lookup\b.*\bDeepLinf\b",

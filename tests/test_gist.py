@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,8 +90,8 @@ def reference_gist(images, orientations, grid, border):
     ("shape", "options", "border"),
     [
         ((32, 32), {}, (16, 16)),
-        ((32, 32), {"border": 7}, (7, 7)),
-        ((32, 32), {"border": 0}, (0, 0)),
+        ((16, 16), {"border": 7}, (7, 7)),
+        ((16, 16), {"border": 0}, (0, 0)),
         ((24, 15), {"grid": 3, "orientations": (6, 5)}, (12, 7)),  # nₓ = 29 has no Nyquist
         ((8, 8), {"grid": 2, "orientations": (4,), "border": 11}, (11, 11)),
     ],
@@ -150,19 +149,14 @@ def test_mirroring_twice_changes_nothing_and_once_does():
     assert np.abs(gist(images) - gist(images)[:, mirror_permutation()]).max() > 0.05
 
 
-def test_the_result_does_not_depend_on_block_size_or_threads():
+def test_the_result_does_not_depend_on_block_size_or_threads(monkeypatch):
     images = photographs(23, 32, 32)
     whole = gist(images)
     for size in (1, 4, 7, 16, 100):
         np.testing.assert_allclose(gist(images, block_size=size), whole, atol=2e-6, rtol=0)
-    threads = torch.get_num_threads()
-    try:
-        for n in (1, 3):
-            torch.set_num_threads(n)
-            np.testing.assert_allclose(gist(images, block_size=5), whole, atol=2e-6, rtol=0)
-            assert torch.get_num_threads() == n  # the caller's setting is restored
-    finally:
-        torch.set_num_threads(threads)
+    for n in (1, 3):
+        monkeypatch.setenv("OMP_NUM_THREADS", str(n))
+        np.testing.assert_allclose(gist(images, block_size=5), whole, atol=2e-6, rtol=0)
 
 
 def test_three_equal_channels_are_a_grey_image():

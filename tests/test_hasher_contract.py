@@ -1,13 +1,11 @@
 """What every hasher promises, tested on each of them."""
 
-import copy
 import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-import torch
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
@@ -264,22 +262,3 @@ def test_only_hashers_that_use_labels_are_changed_by_them(hasher):
     other = clone(hasher).fit(X, Y[::-1])
     same = np.array_equal(other.encode(X), hasher.encode(X))
     assert same != hasher.uses_labels
-
-
-def test_hashing_does_not_track_gradients(hasher, monkeypatch):
-    build, tracked = hasher.projector, []
-
-    def watched(max_rows):
-        project = build(max_rows)
-
-        def watching(rows):
-            values = project(rows)
-            tracked.append(torch.is_grad_enabled() or values.requires_grad)
-            return values
-
-        return watching
-
-    again = copy.copy(hasher)
-    monkeypatch.setattr(again, "projector", watched, raising=False)
-    again.project(X[:3])
-    assert tracked == [False]

@@ -2,22 +2,21 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from sklearn.preprocessing import StandardScaler
 
 from antipodal import ClassifierLSH, DeepLinf, Training, load
+from antipodal.hashers.operations import Root, Standardise
+from antipodal.hashers.pipeline import Pipeline
 from antipodal.hashers.preprocessing import (
     choose_scaling,
     gaussian_kernel,
     learn_inputs,
     leave_one_out_residuals,
-    linear_map,
-    root_map,
+    linear_steps,
     rooted,
-    scale_map,
     scaled,
 )
 from antipodal.hashers.pseudo_labels import label_table
@@ -60,9 +59,8 @@ def test_each_is_scikit_learns_scaler_and_common_keeps_the_proportions():
 
 def test_roots_preserve_signs():
     np.testing.assert_array_equal(rooted(np.array([[-9.0, 0.0, 4.0]])), [[-3, 0, 2]])
-    inputs = learn_inputs(X, "root-each")
-    rows = torch.tensor([[-9.0, 0.0, 4.0]])
-    np.testing.assert_array_equal(root_map(inputs)(rows), [[-3, 0, 2]])
+    rows = np.array([[-9.0, 0.0, 4.0]], np.float32)
+    np.testing.assert_array_equal(Pipeline([Root()]).values(rows, 3), [[-3, 0, 2]])
     np.testing.assert_array_equal(rows, [[-9, 0, 4]])  # the input is not changed
 
 
@@ -72,12 +70,13 @@ def test_scaled_rows_and_products_with_them_are_the_same_when_encoding(scaling, 
     rows = (X[:200] + shift).astype(np.float32)
     inputs = learn_inputs(rows, scaling)
     expected = scaled(rows, inputs)
-    np.testing.assert_allclose(scale_map(inputs)(torch.from_numpy(rows)), expected, atol=5e-4)
-    W, c = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)), torch.arange(5.0)
-    out = torch.empty(200, 5)
-    linear_map(inputs, W, c)(torch.from_numpy(rows), out)
-    by_hand = expected.astype(np.float64) @ W.double().numpy().T + c.numpy()
-    np.testing.assert_allclose(out, by_hand, rtol=1e-4, atol=5e-3)
+    scale = Standardise(inputs.mean, inputs.scale, root=inputs.root)
+    np.testing.assert_allclose(Pipeline([scale]).values(rows, 64), expected, atol=5e-4)
+    W = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
+    c = np.arange(5, dtype=np.float32)
+    ours = Pipeline(linear_steps(inputs, W, c)).values(rows, 5)
+    by_hand = expected.astype(np.float64) @ W.T.astype(np.float64) + c
+    np.testing.assert_allclose(ours, by_hand, rtol=1e-4, atol=5e-3)
 
 
 def test_the_choice_follows_the_data():

@@ -160,7 +160,8 @@ def test_bad_data_exits_with_1_and_bad_usage_with_2(run, files, arguments, code,
     assert got == code, errors
     assert re.search(message, errors), errors
     assert "Traceback" not in errors
-    assert len(errors.splitlines()) == 1
+    progress = re.compile(r"^.*(: fitting on .*|: [\d,]+/[\d,]+)\n", re.MULTILINE)
+    assert len(progress.sub("", errors).splitlines()) == 1
     (files / "records").unlink(missing_ok=True)
     assert set(files.iterdir()) == before
 
@@ -212,9 +213,9 @@ def test_settings_are_parsed_as_json_or_python_literals(run, tmp_path):
 def test_unused_labels_are_reported(run, tmp_path):
     code, _, errors = run("fit", "X.npy", *ITQ, "--labels", "y.npy", "-o", tmp_path / "with")
     assert code == 0
-    assert re.fullmatch(r".*\bITQ\b.*\by\.npy\b.*\n", errors)
+    assert re.match(r".*\bITQ\b.*\by\.npy\b.*\n", errors)
     code, _, errors = run("fit", "X.npy", *ITQ, "-o", tmp_path / "without")
-    assert errors == ""
+    assert "labels" not in errors
     assert (load(tmp_path / "with").encode(X) == load(tmp_path / "without").encode(X)).all()
 
 

@@ -4,16 +4,21 @@ import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from antipodal import LSH, AntipodalError, load
+from antipodal import LSH, AntipodalError, bulk, load
 from antipodal.errors import ModelFileError
+from antipodal.hashers.registry import load_with_identity
 from antipodal.io.model_file import model_bits, model_identity, read_model_file, write_model_file
+from antipodal.service import Engine
 from effort import fresh_examples
 
 ROWS = np.random.default_rng(0).standard_normal((20, 6))
@@ -217,7 +222,8 @@ def test_identities_are_equal_for_equal_models_only(tmp_path):
 def test_the_length_of_the_codes_is_read_without_the_hasher(tmp_path, model_bytes):
     path = tmp_path / "f"
     path.write_bytes(model_bytes)
-    assert model_bits(path) == load(path).n_bits == 12
+    assert model_bits(path) == (12, model_identity(path))
+    assert load(path).n_bits == 12
     path.write_bytes(model_bytes.replace(b'\\"n_bits\\": 12', b'\\"n_bits\\": 13'))
     assert path.read_bytes() != model_bytes
     with pytest.raises(ModelFileError, match="checksum"):
@@ -226,3 +232,42 @@ def test_the_length_of_the_codes_is_read_without_the_hasher(tmp_path, model_byte
         write_model_file(path, "hasher", header, {})
         with pytest.raises(ModelFileError, match=r"\bcodes\b"):
             model_bits(path)
+
+
+def test_identity_and_model_come_from_the_same_bytes(tmp_path, monkeypatch):
+    """Replace the file after each time it is read."""
+    rows = np.random.default_rng(0).standard_normal((40, 6))
+    hashers = [LSH(16, random_state=seed).fit(rows) for seed in range(2)]
+    identities = []
+    for number, hasher in enumerate(hashers):
+        hasher.save(tmp_path / f"{number}")
+        identities.append(model_identity(tmp_path / f"{number}"))
+    path, read = tmp_path / "model", Path.read_bytes
+    hashers[0].save(path)
+
+    def read_and_replace(self):
+        data = read(self)
+        if self == path:
+            hashers[1].save(path)
+        return data
+
+    def check(hasher, identity):
+        expected = hashers[identities.index(identity)]
+        np.testing.assert_array_equal(hasher.encode(rows), expected.encode(rows))
+
+    monkeypatch.setattr(Path, "read_bytes", read_and_replace)
+    check(*load_with_identity(path))
+    hashers[0].save(path)
+    assert model_bits(path) == (16, identities[0])
+    hashers[0].save(path)
+    engine = Engine.open(f"sqlite:///{tmp_path}/codes.db", path)
+    check(engine.hasher, engine.store.model)
+    engine.close()
+    hashers[0].save(path)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), 6)
+    pq.write_table(pa.table({"v": vectors}), tmp_path / "rows.parquet")
+    bulk.encode(path, tmp_path / "rows.parquet", tmp_path / "codes")
+    (manifest,) = (tmp_path / "codes").glob("*.json")
+    codes = pq.read_table(tmp_path / "codes" / "rows.parquet")["code"].to_pylist()
+    expected = hashers[identities.index(json.loads(manifest.read_text())["model"])]
+    assert codes == [code.tobytes() for code in expected.encode(rows)]

@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
@@ -41,9 +40,10 @@ from antipodal import (
     pack,
 )
 from antipodal.cli import app
+from antipodal.hashers.operations import Affine, FirstColumns, Rectify, Shrink
 from antipodal.hashers.registry import built_in_hashers
 from antipodal.io.model_file import model_identity
-from antipodal.io.onnx import Graph, GraphError, Symbol, pack_symbol
+from antipodal.io.onnx import Graph, pack_signs
 from networks import network
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "onnx"
@@ -95,7 +95,7 @@ def check_same_codes(hasher, path):
     far = np.abs(projection - values).max(axis=1) > rounding
     assert far.sum() <= (20 if isinstance(hasher, AGH) else 0)  # two anchors may be equally near
     assert np.abs(values[differ & ~far[:, None]]).max(initial=0) <= rounding
-    assert differ.mean() < 0.001
+    assert differ.mean() < 0.004  # AGH has many projections of exactly zero
 
 
 @pytest.mark.parametrize("hasher", EXPORTED, ids=repr)
@@ -168,14 +168,14 @@ def test_bits_are_packed_as_codes_have_them(n_bits):
     values = np.random.default_rng(n_bits).standard_normal((5, n_bits)).astype(np.float32)
     values[0], values[1, 0] = 0, np.nan
     graph = Graph()
-    made = pack_symbol(Symbol(graph, "x"), n_bits)
+    made = pack_signs(graph, "x", n_bits)
     helper = onnx.helper
     model = helper.make_model(
         helper.make_graph(
-            graph.nodes,
+            graph.operators,
             "pack",
             [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [None, n_bits])],
-            [helper.make_tensor_value_info(made.name, onnx.TensorProto.UINT8, None)],
+            [helper.make_tensor_value_info(made, onnx.TensorProto.UINT8, None)],
             list(graph.constants.values()),
         ),
         opset_imports=[helper.make_opsetid("", 18)],
@@ -188,34 +188,36 @@ def test_bits_are_packed_as_codes_have_them(n_bits):
 class OwnHash(BaseHasher):
     """A hasher from outside: how it computes is a parameter."""
 
-    def __init__(self, n_bits=8, compute=None, random_state=None):
-        self.n_bits, self.compute, self.random_state = n_bits, compute, random_state
+    def __init__(self, n_bits=8, steps=(), random_state=None):
+        self.n_bits, self.steps, self.random_state = n_bits, steps, random_state
 
     def fit(self, X, y=None):
         self.check_fit(X)
         return self
 
-    def projector(self, max_rows):
-        return lambda X: self.compute(X, torch.ones(max_rows, 8))
+    def pipeline(self):
+        return self.steps
 
 
 def test_a_hasher_from_outside_is_exported(tmp_path):
-    own = OwnHash(compute=lambda X, work: 1 - torch.relu(X[:, 8:16]) / 3).fit(X)
+    weight = np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
+    own = OwnHash(steps=(Affine(weight, np.ones(8, np.float32)), Rectify(3.0), Shrink(2.0))).fit(X)
     own.to_onnx(tmp_path / "own.onnx")
     check_same_codes(own, tmp_path / "own.onnx")
 
 
+class Wrong(Rectify):
+    """An operation whose ONNX form differs."""
+
+    def export(self, graph, x):
+        return x
+
+
 @pytest.mark.parametrize(
-    ("compute", "message"),
-    [
-        (lambda X, work: X[:, :8].cumsum(dim=1), "'cumsum'"),
-        (lambda X, work: X[:, :8] if X[:, :1] > 0 else -X[:, :8], "value"),
-        (lambda X, work: work[: len(X)], "return"),
-        (lambda X, work: torch.mul(X[:, :8], 2, out=work[: len(X)]) * 0 + work[: len(X)], "off by"),
-    ],
+    ("step", "message"), [(lambda X: X[:, :8] - 1, "Function"), (Wrong(), "off by")]
 )
-def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, compute, message):
-    own = OwnHash(compute=compute).fit(X)
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, step, message):
+    own = OwnHash(steps=(FirstColumns(8), step)).fit(X)
     with pytest.raises(AntipodalError, match=f"OwnHash.*ONNX.*{message}"):
         own.to_onnx(tmp_path / "own.onnx")
     assert not list(tmp_path.iterdir())
@@ -225,18 +227,6 @@ def test_a_search_for_bits_is_no_arithmetic(tmp_path):
     hasher = LinfHash(16, descent=True, **SEED).fit(X[:300])
     with pytest.raises(AntipodalError, match=r"LinfHash.*ONNX"):
         hasher.to_onnx(tmp_path / "model.onnx")
-
-
-def test_a_symbol_changed_in_place_is_what_it_became():
-    graph = Graph()
-    x = Symbol(graph, "x")
-    y = x.mul_(2.0)
-    assert y is x
-    torch.add(x, 1.0, out=x)
-    assert [node.op_type for node in graph.nodes] == ["Mul", "Add"]
-    assert x.name == graph.nodes[1].output[0]
-    with pytest.raises(GraphError):
-        x.node("Exp")
 
 
 def test_without_the_package_the_message_says_how_to_install_it(tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ def folder(tmp_path, monkeypatch):
     np.save("codes.npy", CODES)
     run("fit", "X.npy", "--method", "LSH", "--bits", N_BITS, "--out", "model")
     run("index", "codes.npy", "--out", "index")
-    run("store", "export", "items.parquet", "--store", "sqlite:///items.db")
+    run("export", "items.db", "--parquet", "items.parquet")
     return tmp_path
 
 
@@ -90,9 +90,8 @@ def test_store_is_not_restored_from_itself(folder):
 @pytest.mark.parametrize("force", [(), ("--force",)])
 @pytest.mark.parametrize("path", SELF)
 def test_commands_refuse_to_write_to_the_store_itself(store, path, force):
-    for command in ("backup", "export"):
-        output = run("store", command, path, "--store", "sqlite:///items.db", *force, code=1)
-        assert "itself" in output
+    assert "itself" in run("store", "backup", path, "--store", "sqlite:///items.db", *force, code=1)
+    assert "itself" in run("export", "items.db", "--parquet", path, *force, code=1)
     for replace in ((), ("--replace",)):
         to = f"sqlite:///{path}"
         output = run("store", "copy", "--store", "sqlite:///items.db", "--to", to, *replace, code=1)
@@ -105,7 +104,7 @@ WRITERS = {
     outputs.ARRAY: ("encode", "model", "X.npy", "--out"),
     outputs.INDEX: ("index", "codes.npy", "--out"),
     outputs.STORE: ("store", "backup", "--store", "sqlite:///items.db"),
-    outputs.PARQUET: ("store", "export", "--store", "sqlite:///items.db"),
+    outputs.PARQUET: ("export", "items.db", "--parquet"),
 }
 
 

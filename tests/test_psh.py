@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
@@ -10,7 +9,7 @@ from sklearn.datasets import load_digits
 from antipodal import LSH, evaluate
 from antipodal.baselines.psh import PSH, _select_bits
 from antipodal.baselines.thresholds import best_cuts
-from antipodal.paper.pair_sampling import ListedPairs
+from antipodal.paper.pairs import Pairs
 
 X, Y = load_digits(return_X_y=True)
 seeds = st.integers(0, 2**32 - 1)
@@ -51,7 +50,7 @@ def check_cuts(rows, cuts, pairs, similar):
 @given(seeds)
 def test_the_thresholds_are_those_of_a_search_over_all_thresholds_and_all_pairs(seed):
     _, rows, labels = small_problem(seed)
-    cuts = best_cuts(torch.from_numpy(rows), torch.eye(3), labels)
+    cuts = best_cuts(rows, np.eye(3, dtype=np.float32), labels)
     check_cuts(rows, cuts, *all_pairs(labels))
 
 
@@ -59,13 +58,15 @@ def test_the_thresholds_are_those_of_a_search_over_all_thresholds_and_all_pairs(
 def test_the_thresholds_are_those_of_a_search_over_all_thresholds_and_listed_pairs(seed):
     rng, rows, _ = small_problem(seed)
     pairs, similar = rng.integers(0, 15, (30, 2)), np.arange(30) < rng.integers(1, 30)
-    listed = ListedPairs(torch.from_numpy(pairs), torch.from_numpy(similar))
-    cuts = best_cuts(torch.from_numpy(rows), torch.eye(3), listed)
+    listed = Pairs(pairs, similar)
+    cuts = best_cuts(rows, np.eye(3, dtype=np.float32), listed)
     check_cuts(rows, cuts, pairs, similar)
 
 
 def test_a_constant_value_cannot_be_split_and_its_bit_is_zero():
-    cuts = best_cuts(torch.full((4, 1), 7.0), torch.ones(1, 1), np.array([0, 0, 1, 1]))
+    cuts = best_cuts(
+        np.full((4, 1), 7, np.float32), np.ones((1, 1), np.float32), np.array([0, 0, 1, 1])
+    )
     assert cuts.gaps == -np.inf
     assert cuts.thresholds == 7
 
@@ -73,12 +74,12 @@ def test_a_constant_value_cannot_be_split_and_its_bit_is_zero():
 def test_neighbouring_float32_values_are_separated():
     low = np.float32(1.5)
     rows = np.array([[low], [low], [np.nextafter(low, np.float32(2))]] * 2)
-    cuts = best_cuts(torch.from_numpy(rows), torch.ones(1, 1), np.array([0, 0, 1] * 2))
+    cuts = best_cuts(rows, np.ones((1, 1), np.float32), np.array([0, 0, 1] * 2))
     np.testing.assert_array_equal(rows[:, 0] > cuts.thresholds, [False, False, True] * 2)
 
 
 def test_the_block_size_does_not_change_the_result(monkeypatch):
-    rows, directions = torch.from_numpy(X[:50].astype(np.float32)), torch.eye(64)[:, 10:30]
+    rows, directions = X[:50].astype(np.float32), np.eye(64, dtype=np.float32)[:, 10:30]
     whole = best_cuts(rows, directions, Y[:50])
     monkeypatch.setattr("antipodal.baselines.thresholds._BLOCK_ENTRIES", 150)
     for ours, expected in zip(best_cuts(rows, directions, Y[:50]), whole, strict=True):
@@ -101,7 +102,7 @@ def test_each_bit_added_separates_the_distances_best(seed):
     similar, dissimilar = split[:20], split[20:]
     gaps = dissimilar.mean(axis=0) - similar.mean(axis=0)
     centred = np.vstack([similar - similar.mean(axis=0), dissimilar - dissimilar.mean(axis=0)])
-    chosen = _select_bits(gaps, torch.from_numpy(centred.astype(np.float32)), 4)
+    chosen = _select_bits(gaps, centred.astype(np.float32), 4)
     assert len(set(chosen)) == 4
 
     def separation(bits):

@@ -124,7 +124,7 @@ def test_secrets_are_not_shown_on_success(tmp_path, engines):  # noqa: F811
 def test_repr_of_addresses_and_settings_hides_secrets():
     for url in (URLS[2], "milvus+http://u:SECRET@host?token=SECRET"):
         assert_hidden(repr(parse_url(url)) + str(parse_url(url)))
-    assert_hidden(repr(Settings({"": Mount("m", URLS[2])})))
+    assert_hidden(repr(Settings(Mount(URLS[2], "m"))))
 
 
 @pytest.mark.parametrize(

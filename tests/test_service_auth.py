@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount as Under
 
 from antipodal.errors import AntipodalError
-from antipodal.service import Engine, Keys, Limits, create_app
+from antipodal.service import Keys, Limits, create_app
 from antipodal.service.app import ServiceRoute
 from antipodal.service.metrics import JsonFormatter
 from antipodal.service.server import check_host, is_loopback
@@ -24,6 +24,7 @@ from served import (  # noqa: F401
     WRITE,
     TestClient,
     contents,
+    engine_of,
     is_problem,
     kept_store,
     label,
@@ -36,6 +37,7 @@ def keyed_routes():
     return [
         ("POST", "/v1/encode", {"vectors": [VECTOR]}, "read"),
         ("POST", "/v1/search", code, "read"),
+        ("POST", "/v1/check", {"vectors": [VECTOR] * 100}, "read"),
         ("GET", "/v1/items", None, "read"),
         ("GET", f"/v1/items/{IDS[0]}", None, "read"),
         ("POST", "/v1/find", {"text": "item"}, "read"),
@@ -55,7 +57,7 @@ def keyed_routes():
 @pytest.mark.parametrize("header", ["Authorization", "X-API-Key"])
 def test_keys_permit_their_role_and_are_never_logged(store, caplog, header):
     caplog.set_level(logging.DEBUG)
-    client = TestClient(create_app(Engine(HASHER, store), keys=Keys.parse(KEYS, "keys")))
+    client = TestClient(create_app(engine_of(store), keys=Keys.parse(KEYS, "keys")))
     wrong = "wr0ng-k3y-that-nobody-has"
 
     def status(method, path, body, key):
@@ -65,7 +67,9 @@ def test_keys_permit_their_role_and_are_never_logged(store, caplog, header):
         if response.status_code >= 400:
             is_problem(response)
         if response.status_code == 401:
-            assert response.headers["www-authenticate"] == "Bearer"
+            # A wrong key is told apart from a missing one.
+            challenge = 'Bearer error="invalid_token"' if key else "Bearer"
+            assert response.headers["www-authenticate"] == challenge
         for secret in (READ, WRITE, wrong):
             assert secret not in response.text + str(response.headers)
         return response.status_code
@@ -86,7 +90,7 @@ def test_keys_permit_their_role_and_are_never_logged(store, caplog, header):
 
 
 def test_the_body_of_a_request_without_a_key_is_not_read(store):
-    app = create_app(Engine(HASHER, store), keys=Keys.parse(KEYS, "keys"))
+    app = create_app(engine_of(store), keys=Keys.parse(KEYS, "keys"))
 
     async def receive():
         raise AssertionError("the body was read")
@@ -98,7 +102,7 @@ def test_the_body_of_a_request_without_a_key_is_not_read(store):
 @pytest.fixture(scope="module")
 def guarded(kept_store):
     """The application with keys, by the prefix it is mounted at."""
-    app = create_app(Engine(HASHER, kept_store), keys=Keys.parse(KEYS, "keys"))
+    app = create_app(engine_of(kept_store), keys=Keys.parse(KEYS, "keys"))
     return {
         "": app,
         "/api": Starlette(routes=[Under("/api", app)]),
@@ -120,7 +124,8 @@ def test_keys_are_required_wherever_the_application_is_mounted(
             for headers in ({}, wrong):
                 response = client.request(method, start + path, json=body, headers=headers)
                 is_problem(response, 401)
-                assert response.headers["www-authenticate"] == "Bearer"
+                challenge = 'Bearer error="invalid_token"' if headers else "Bearer"
+                assert response.headers["www-authenticate"] == challenge
             reading = {"Authorization": f"Bearer {READ}"}
             response = client.request(method, start + path, json=body, headers=reading)
             assert response.status_code == (403 if role == "write" else 200)
@@ -208,7 +213,8 @@ def test_every_route_requires_a_role_except_the_page_and_the_probes(guarded):
             continue
         assert isinstance(route, ServiceRoute), route.path
         (guard,) = route.guards
-        roles |= {(method, route.path): guard.role for method in route.methods}
+        path = route.path.removesuffix(":path}") + "}" * route.path.endswith(":path}")
+        roles |= {(method, path): guard.role for method in route.methods}
     writing = {("PUT", "/v1/items"), ("DELETE", "/v1/items")}
     described = app.openapi()["paths"]
     every = {(method.upper(), path) for path, methods in described.items() for method in methods}
@@ -294,7 +300,7 @@ def test_without_keys_only_loopback_addresses_are_accepted():
 
 def test_without_keys_other_host_names_are_refused(store):
     """Against DNS rebinding."""
-    client = TestClient(create_app(Engine(HASHER, store), hosts={"127.0.0.1", "[::1]"}))
+    client = TestClient(create_app(engine_of(store), hosts={"127.0.0.1", "[::1]"}))
     for host in ("127.0.0.1", "127.0.0.1:8000", "[::1]", "[::1]:8000"):
         assert client.get("/v1/model", headers={"Host": host}).status_code == 200
     for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", ""):

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from antipodal import open_store
-from antipodal.service import Engine, Keys, Limits, app, bodies, create_app
+from antipodal.service import Keys, Limits, app, bodies, create_app
 from effort import examples
 from served import (  # noqa: F401
     CODES,
@@ -24,6 +24,7 @@ from served import (  # noqa: F401
     VECTOR,
     TestClient,
     client,
+    engine_of,
     is_problem,
     kept_store,
     reader,
@@ -85,9 +86,19 @@ BAD_SEARCHES = [
     {"vector": VECTOR, "k": "3"},
     {"vector": VECTOR, "k": 3, "radius": 3},
     {"vector": VECTOR, "radius": -1},
-    {"vector": VECTOR, "radius": 2, "rescore": "project"},
-    {"vector": VECTOR, "rescore": "cosine"},
-    {"code": "000000", "rescore": "project"},
+    {"vector": VECTOR, "radius": 2, "rerank": 4},
+    {"vector": VECTOR, "radius": 0, "rerank": 4},
+    {"vector": VECTOR, "rerank": 0},
+    {"vector": VECTOR, "rerank": 101},
+    {"vector": VECTOR, "rerank": 4},  # without kept vectors
+    {"vector": VECTOR, "scoring": "cosine"},
+    {"vector": VECTOR, "scoring": "asymmetric", "radius": 2},
+    {"vector": VECTOR, "scoring": "asymmetric", "histogram": True},
+    {"vector": VECTOR, "scoring": "asymmetric", "prefix": 8},
+    {"vector": VECTOR, "rescore": "project"},
+    {"code": "000000", "rerank": 4},
+    {"text": "words"},  # without an embedder
+    {"id": "seven"},  # of a store of integer ids
     {"vector": VECTOR, "unknown": 1},
     {"vector": VECTOR[:5]},
     {"vector": [*VECTOR, 1.0]},
@@ -287,7 +298,7 @@ def test_arrow_is_parsed_off_the_event_loop(client, monkeypatch):
 def test_only_binary_media_types_may_exceed_the_json_limit(tmp_path, kind):
     limits = Limits(body=1_000, binary_body=100_000)
     with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=N_BITS) as store:
-        client = TestClient(create_app(Engine(HASHER, store, limits=limits)))
+        client = TestClient(create_app(engine_of(store, limits=limits)))
         body = b'{"vectors": [' + b",".join([b"[]"] * 2_000) + b"]}"
         response = client.post("/v1/encode", content=body, headers={"Content-Type": kind})
         assert response.status_code == 413
@@ -303,5 +314,5 @@ def test_binary_bodies_have_a_limit_and_need_a_key(client, tmp_path):
     assert client.post("/v1/search", content=b"0000", headers=BYTES).status_code == 422
     keys = Keys.parse("read " + "k" * 20, "a test")
     with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=N_BITS) as store:
-        guarded = TestClient(create_app(Engine(HASHER, store, limits=LIMITS), keys=keys))
+        guarded = TestClient(create_app(engine_of(store, limits=LIMITS), keys=keys))
         assert guarded.post("/v1/encode", content=bytes(24), headers=BYTES).status_code == 401

@@ -10,12 +10,13 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import trustworthiness
 
 from antipodal import LSH, open_store, pack, unpack
-from antipodal.service import Engine, Limits
+from antipodal.service import Limits
 from antipodal.service.browse import MAX_SCANNED, describe_fields, find_items
 from antipodal.service.projection_map import MAX_ITEMS, Maps, classical_scaling, lay_out, map_points
 from antipodal.service.schemas import FindRequest
 from antipodal.stores.text_search import find_words
 from engines import ENGINES, engines  # noqa: F401
+from served import engine_of
 
 N_BITS, N_ITEMS = 20, 300
 RNG = np.random.default_rng(0)
@@ -40,7 +41,7 @@ def any_store(request, engines):
 def engine(tmp_path):
     with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=N_BITS) as store:
         store.upsert(IDS, CODES, METADATA)
-        yield Engine(HASHER, store, limits=LIMITS)
+        yield engine_of(store, limits=LIMITS)
 
 
 TEXTS = [

@@ -17,16 +17,18 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from antipodal.errors import StoreError
-from antipodal.service import Engine, create_app
+from antipodal.service import create_app
 from antipodal.service.metrics import JsonFormatter
 from effort import examples
 from served import (  # noqa: F401
+    HANG,
     HASHER,
     IDS,
     LIMITS,
     N_ITEMS,
     TestClient,
     client,
+    engine_of,
     is_problem,
     kept_store,
     reader,
@@ -42,6 +44,7 @@ ROUTES = [
     ("POST", "/v1/items/get"),
     ("POST", "/v1/count"),
     ("POST", "/v1/find"),
+    ("POST", "/v1/check"),
     ("GET", "/v1/items"),
     ("GET", "/v1/items/{id}"),
     ("GET", "/v1/map"),
@@ -66,17 +69,17 @@ CHECKS = [
 @pytest.mark.parametrize(
     ("method", "path", "mode"),
     [(*route, GenerationMode.POSITIVE) for route in ROUTES]
-    + [(*route, GenerationMode.NEGATIVE) for route in ROUTES[:10]],  # the others have no input
+    + [(*route, GenerationMode.NEGATIVE) for route in ROUTES[:11]],  # the others have no input
 )
 def test_responses_conform_to_the_openapi_description(store, method, path, mode):
-    app = create_app(Engine(HASHER, store, limits=LIMITS))
+    app = create_app(engine_of(store, limits=LIMITS))
     operation = schemathesis.openapi.from_asgi("/openapi.json", app)[path][method]
     checks = [*CHECKS, negative_data_rejection] if mode is GenerationMode.NEGATIVE else CHECKS
 
     @examples(15, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def run(case):
-        case.call_and_validate(checks=checks, timeout=60)
+        case.call_and_validate(checks=checks, timeout=HANG)
 
     run()
 
@@ -84,7 +87,7 @@ def test_responses_conform_to_the_openapi_description(store, method, path, mode)
 def test_the_openapi_description_has_examples_and_security(reader):
     described = reader.get("/openapi.json").json()
     requests = [name for name in described["components"]["schemas"] if name.endswith("Request")]
-    assert len(requests) == 6
+    assert len(requests) == 7
     for name in requests:
         assert described["components"]["schemas"][name]["examples"]
     assert set(described["components"]["securitySchemes"]) == {"bearer", "header"}
@@ -136,7 +139,7 @@ def test_manipulated_paths_are_refused(unchanged, path):
 
 
 def test_an_internal_error_reveals_only_its_request_id(store, caplog, monkeypatch):
-    engine = Engine(HASHER, store)
+    engine = engine_of(store)
     monkeypatch.setattr(engine, "card", lambda: 1 / 0)
     response = TestClient(create_app(engine)).get("/v1/model")
     request_id = response.headers["x-request-id"]
@@ -148,7 +151,7 @@ def test_an_internal_error_reveals_only_its_request_id(store, caplog, monkeypatc
 
 
 def test_an_unavailable_store_is_a_503_with_retry_after(store, monkeypatch):
-    client = TestClient(create_app(Engine(HASHER, store)))
+    client = TestClient(create_app(engine_of(store)))
 
     def busy(*_):
         raise StoreError("codes.db is being written by another process")
@@ -190,7 +193,7 @@ def test_the_page_is_served_with_a_strict_policy(store, tmp_path):
     page = tmp_path / "page"
     page.mkdir()
     (tmp_path / "secret").write_text("secret")
-    client = TestClient(create_app(Engine(HASHER, store), page=page))
+    client = TestClient(create_app(engine_of(store), page=page))
     is_problem(client.get("/"), 404)
     is_problem(client.get("/static/app.js"), 404)
     for name, kind in (

@@ -13,12 +13,12 @@ from sklearn.datasets import load_digits
 
 from antipodal import LSH, gist, open_store
 from antipodal.codes import from_hex, to_hex
-from antipodal.service import Engine, Limits, create_app
+from antipodal.service import Limits, create_app
 from antipodal.service.encoding import ImageFeatures
 from served import (
     HANG,
-    HASHER,
     TestClient,
+    engine_of,
     is_problem,
     store,  # noqa: F401
 )
@@ -36,7 +36,7 @@ def test_images_of_digits_have_the_features_of_digits(tmp_path):
     digits = load_digits().data
     hasher = LSH(32, random_state=0).fit(digits)
     with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=32) as store:
-        client = TestClient(create_app(Engine(hasher, store, images="pixels:8x8")))
+        client = TestClient(create_app(engine_of(store, hasher, images="pixels:8x8")))
         # Each value is a block of 4 × 4 pixels, with 16 as white.
         level = np.round(digits[:20].reshape(-1, 8, 8) * 255 / 16).astype(np.uint8)
         images = [png(np.kron(image, np.ones((4, 4), np.uint8))) for image in level]
@@ -52,9 +52,28 @@ def test_images_of_digits_have_the_features_of_digits(tmp_path):
             assert stored == {"upserted": 1, "replaced": 0}
         found = client.post("/v1/search", json={"image": images[5], "k": 1}).json()
         assert found["results"][0]["distance"] == 0
-        request = {"image": images[5], "rescore": "project"}
+        request = {"image": images[5], "scoring": "asymmetric"}
         assert client.post("/v1/search", json=request).status_code == 200
         assert client.get("/v1/model").json()["images"] is True
+
+
+def test_images_are_embedded_by_a_function(tmp_path, monkeypatch):
+    (tmp_path / "brightness.py").write_text(
+        "import io\nimport numpy as np\nfrom PIL import Image\n"
+        "def embed(files):\n"
+        "    images = [Image.open(io.BytesIO(file)).convert('RGB') for file in files]\n"
+        "    return np.array([np.asarray(image, float).mean(axis=(0, 1)) for image in images])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    pixels = RNG.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    hasher = LSH(16, random_state=0).fit(RNG.uniform(0, 255, (50, 3)))
+    with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=16) as store:
+        client = TestClient(create_app(engine_of(store, hasher, images="brightness:embed")))
+        answer = client.post("/v1/encode", json={"images": [png(pixels)]}).json()
+        row = pixels.reshape(-1, 3).mean(axis=0, keepdims=True)
+        assert answer["codes"] == to_hex(hasher.encode(row), 16)
+        not_image = base64.b64encode(b"no image").decode()
+        is_problem(client.post("/v1/encode", json={"images": [not_image]}), 422)
 
 
 def test_images_are_encoded_by_gist(tmp_path):
@@ -62,7 +81,7 @@ def test_images_are_encoded_by_gist(tmp_path):
     features = gist(pixels)
     hasher = LSH(64, random_state=0).fit(features)
     with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=64) as store:
-        client = TestClient(create_app(Engine(hasher, store, images="gist")))
+        client = TestClient(create_app(engine_of(store, hasher, images="gist")))
         expected = to_hex(hasher.encode(features), 64)
         for image, code in zip(pixels, expected, strict=True):
             answer = client.post("/v1/encode", json={"images": [png(image)]})
@@ -122,7 +141,7 @@ def bomb():
 def test_hostile_images_are_refused(tmp_path, image, words):
     hasher = LSH(8, random_state=0).fit(RNG.standard_normal((20, 64)))
     with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=8) as store:
-        engine = Engine(hasher, store, images="pixels:8x8", limits=Limits(pixels=10_000))
+        engine = engine_of(store, hasher, images="pixels:8x8", limits=Limits(pixels=10_000))
         client = TestClient(create_app(engine))
         assert words in is_problem(client.post("/v1/encode", json={"images": [image]}), 422)
         assert words in is_problem(client.post("/v1/search", json={"image": image}), 422)
@@ -152,7 +171,7 @@ def test_a_large_image_is_sent_as_a_binary_body(image_engine):
 def image_engine(tmp_path):
     hasher = LSH(8, random_state=0).fit(RNG.standard_normal((20, 64)))
     with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=8) as store:
-        yield Engine(hasher, store, images="pixels:8x8", limits=Limits(threads=1, seconds=HANG))
+        yield engine_of(store, hasher, images="pixels:8x8", limits=Limits(threads=1, seconds=HANG))
 
 
 def test_probes_searches_and_writes_do_not_wait_for_images(image_engine, monkeypatch):
@@ -193,7 +212,7 @@ def test_probes_searches_and_writes_do_not_wait_for_images(image_engine, monkeyp
 
 def test_image_features_that_do_not_fit_the_model_are_refused(store):
     with pytest.raises(ValueError, match=r"64.* 6$"):
-        Engine(HASHER, store, images="pixels:8x8")
+        engine_of(store, images="pixels:8x8")
     for kind in ("pixels", "pixels:0x8", "pixels:8x8:0", "sift", "pixels:8x8:-1"):
         with pytest.raises(ValueError, match=kind):
-            Engine(HASHER, store, images=kind)
+            engine_of(store, images=kind)

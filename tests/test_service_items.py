@@ -10,7 +10,7 @@ import pytest
 
 from antipodal import open_store
 from antipodal.codes import to_hex
-from antipodal.service import Engine, Limits, create_app
+from antipodal.service import Limits, create_app
 from served import (  # noqa: F401
     CODES,
     HANG,
@@ -25,6 +25,7 @@ from served import (  # noqa: F401
     TestClient,
     client,
     contents,
+    engine_of,
     expire,
     fill,
     is_problem,
@@ -98,7 +99,8 @@ def test_the_store_route_returns_the_limits_for_clients(reader):
     about = reader.get("/v1/store").json()
     assert (about["n_bits"], about["next_id"]) == (N_BITS, int(IDS.max()) + 1)
     assert about["limits"] == {
-        name: getattr(LIMITS, name) for name in ("body", "batch", "k", "results", "found")
+        name: getattr(LIMITS, name)
+        for name in ("body", "binary_body", "batch", "k", "results", "found")
     }
 
 
@@ -107,12 +109,12 @@ def test_a_sample_has_distinct_items_and_is_reproducible(reader, kept_store):
     assert len({item["id"] for item in first}) == 40
     assert first == reader.get("/v1/items?limit=40&seed=3").json()["items"]
     assert first != reader.get("/v1/items?limit=40&seed=4").json()["items"]
-    few = Engine(HASHER, kept_store, limits=Limits(histogram=10))
+    few = engine_of(kept_store, limits=Limits(histogram=10))
     assert 1 < len(few.sample(40, 3)) <= 40
 
 
 def test_the_model_card_describes_the_model_and_the_stored_codes(store):
-    engine = Engine(HASHER, store, identity="abc", scores={"map": 91.5})
+    engine = engine_of(store, identity="abc", scores={"map": 91.5})
     card = TestClient(create_app(engine)).get("/v1/model").json()
     health = card.pop("bit_health")
     bits = np.unpackbits(CODES, axis=1, count=N_BITS)
@@ -126,6 +128,10 @@ def test_the_model_card_describes_the_model_and_the_stored_codes(store):
         "n_features": N_FEATURES,
         "parameters": {"n_bits": N_BITS, "random_state": 0},
         "identity": "abc",
+        "scoring": "hamming",
+        "id_type": "int64",
+        "keep_vectors": None,
+        "texts": False,
         "items": N_ITEMS,
         "images": False,
         "scores": {"map": 91.5},
@@ -164,7 +170,7 @@ def test_a_write_that_waits_too_long_for_another_process_is_a_503(tmp_path):
     url = f"sqlite:///{tmp_path}/codes.db"
     with open_store(f"{url}?timeout=0.1", n_bits=N_BITS) as store:
         fill(store)
-        client = TestClient(create_app(Engine(HASHER, store)))
+        client = TestClient(create_app(engine_of(store)))
         lock = sqlite3.connect(tmp_path / "codes.db", isolation_level=None)
         lock.execute("BEGIN IMMEDIATE")
         request = {"items": [{"id": 1, "code": "000000"}]}
@@ -178,7 +184,7 @@ def test_a_write_that_waits_too_long_for_another_process_is_a_503(tmp_path):
 
 
 def test_a_write_that_timed_out_in_the_queue_is_not_carried_out(store, monkeypatch, timeouts):
-    engine = Engine(HASHER, store)
+    engine = engine_of(store)
     release, began = threading.Event(), threading.Event()
 
     def wait(*_):

@@ -5,11 +5,12 @@ import asyncio
 import dataclasses
 import inspect
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from antipodal.cli.serve import serve
-from antipodal.service import Engine, Limits, create_app
+from antipodal.service import Limits, create_app
 from antipodal.service.errors import UnavailableError
 from antipodal.service.limits import ConcurrencyLimit, Pool, Shared
 from served import (  # noqa: F401
@@ -19,12 +20,16 @@ from served import (  # noqa: F401
     LIMITS,
     VECTOR,
     TestClient,
+    engine_of,
+    expire,
     is_problem,
     kept_store,
     label,
     reader,
     store,
+    timeouts,
     unchanged,
+    wait_until,
 )
 
 HUGE = {"vectors": [VECTOR] * 51}
@@ -44,7 +49,7 @@ def test_large_batches_are_refused(unchanged):
 
 
 def test_a_histogram_over_too_many_items_is_refused(store):
-    client = TestClient(create_app(Engine(HASHER, store, limits=Limits(histogram=150))))
+    client = TestClient(create_app(engine_of(store, limits=Limits(histogram=150))))
     request = {"code": "000000", "histogram": True}
     assert "150" in is_problem(client.post("/v1/search", json=request), 422)
     narrow = client.post("/v1/search", json=request | {"where": {"label": 1}})
@@ -61,8 +66,9 @@ def test_a_body_over_the_limit_is_a_413(unchanged, chunked):
 
 
 def test_an_endless_body_is_refused_and_a_silent_one_times_out(store):
-    limits = Limits(body=1_000, seconds=0.2)
-    app = create_app(Engine(HASHER, store, limits=limits))
+    def app(seconds):
+        return create_app(engine_of(store, limits=Limits(body=1_000, seconds=seconds)))
+
     n_chunks = 0
 
     async def endless():
@@ -73,9 +79,9 @@ def test_an_endless_body_is_refused_and_a_silent_one_times_out(store):
     async def silent():
         await asyncio.sleep(HANG)
 
-    assert asyncio.run(status_of(app, endless)) == 413
+    assert asyncio.run(status_of(app(HANG), endless)) == 413
     assert n_chunks == 11
-    assert asyncio.run(asyncio.wait_for(status_of(app, silent), HANG / 2)) == 408
+    assert asyncio.run(asyncio.wait_for(status_of(app(0.1), silent), HANG / 2)) == 408
 
 
 async def status_of(app, receive):
@@ -151,18 +157,29 @@ def test_a_full_pool_is_an_error_and_a_finished_call_makes_room():
 
 
 def test_a_request_that_takes_too_long_is_a_503_that_tells_whether_it_was_started(
-    store, monkeypatch
+    store, monkeypatch, timeouts
 ):
-    engine = Engine(HASHER, store, limits=Limits(seconds=0.3, threads=1))
-    release = threading.Event()
-    monkeypatch.setattr(engine, "card", lambda: release.wait(HANG) and {})
-    with TestClient(create_app(engine)) as client:
-        first, second = client.get("/v1/model"), client.get("/v1/model")
+    engine = engine_of(store, limits=Limits(threads=1))
+    started, release = threading.Event(), threading.Event()
+
+    def card():
+        started.set()
+        release.wait(HANG)
+        return {}
+
+    monkeypatch.setattr(engine, "card", card)
+    answers = []
+    with TestClient(create_app(engine)) as client, ThreadPoolExecutor(1) as asking:
+        for number in range(2):
+            answer = asking.submit(client.get, "/v1/model")
+            wait_until(lambda number=number: len(timeouts) > number and started.is_set())
+            expire(client, timeouts[number])
+            answers.append(answer.result(HANG))
         assert client.get("/healthz").status_code == 200
         release.set()
-    assert "may still be carried out" in is_problem(first, 503)
-    assert "not started" in is_problem(second, 503)
-    assert first.headers["retry-after"] == second.headers["retry-after"] == "1"
+    for answer, words in zip(answers, ("may still be carried out", "not started"), strict=True):
+        assert words in is_problem(answer, 503)
+        assert answer.headers["retry-after"] == "1"
 
 
 def test_limits_must_be_positive_and_finite():
@@ -181,13 +198,13 @@ def test_the_options_of_serve_have_the_defaults_of_the_limits():
 def test_readiness_does_not_wait_for_an_index_that_is_being_loaded(store, monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(store._cache, "index", lambda *_: release.wait(HANG))
-    with TestClient(create_app(Engine(HASHER, store))) as client:
+    with TestClient(create_app(engine_of(store))) as client:
         assert client.get("/readyz").json() == {"status": "ready"}
         release.set()
 
 
 def test_concurrent_readiness_probes_share_one_check(store, monkeypatch):
-    engine, n_checks = Engine(HASHER, store, limits=Limits(seconds=HANG)), [0]
+    engine, n_checks = engine_of(store, limits=Limits(seconds=HANG)), [0]
 
     began, release, asked = threading.Event(), threading.Event(), threading.Semaphore(0)
     shared = Shared.__call__

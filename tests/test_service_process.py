@@ -30,8 +30,8 @@ def model(tmp_path_factory):
     return path
 
 
-def command(model, folder, *options, timeout=10):
-    url = f"sqlite:///{folder}/codes.db?timeout={timeout}"
+def command(model, folder, *options):
+    url = f"sqlite:///{folder}/codes.db?timeout={HANG}"
     serve = [sys.executable, "-m", "antipodal", "serve"]
     return [*serve, "--model", str(model), "--store", url, *options]
 
@@ -42,14 +42,14 @@ def environment(**extra):
 
 
 @contextmanager
-def running(model, folder, *options, timeout=10, **variables):
+def running(model, folder, *options, **variables):
     """Run the service within the block; yield its process and port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
-            command(model, folder, "--port", str(port), *options, timeout=timeout),
+            command(model, folder, "--port", str(port), *options),
             stdout=log,
             stderr=log,
             env=environment(**variables),
@@ -221,7 +221,7 @@ def test_a_service_finishes_requests_in_progress_and_logs_no_key(model, tmp_path
     answers, refused = [], []
     reading = {"Authorization": f"Bearer {READ}"}
     options = ("--keys", str(keys), "--max-body", "100000")
-    with running(model, tmp_path, *options, timeout=HANG) as (process, port):
+    with running(model, tmp_path, *options) as (process, port):
 
         def put(number, key=WRITE):
             body = json.dumps({"items": [{"id": number, "code": code_of(number)}]})
@@ -284,7 +284,7 @@ def in_progress(port, headers):
 
 def is_refused(port):
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        socket.create_connection(("127.0.0.1", port), timeout=HANG).close()
     except OSError:
         return True
     return False

@@ -11,9 +11,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from antipodal import HammingIndex, open_store, unpack
+from antipodal import open_store, unpack
 from antipodal.codes import from_hex, to_hex
-from antipodal.service import Engine, Limits, create_app
+from antipodal.service import Limits, create_app
 from antipodal.service.micro_batching import MicroBatcher
 from antipodal.service.schemas import SearchRequest
 from antipodal.service.search import Search
@@ -28,7 +28,9 @@ from served import (  # noqa: F401
     N_FEATURES,
     N_ITEMS,
     ROWS,
+    VECTOR,
     TestClient,
+    engine_of,
     fill,
     is_problem,
     kept_store,
@@ -47,10 +49,16 @@ def nearest(code, wanted=None, n_bits=N_BITS):
     return IDS[order].tolist(), distance[order].tolist()
 
 
+def others(own, ids, distances):
+    """Leave an item out of a ranking."""
+    kept = [pair for pair in zip(ids, distances, strict=True) if pair[0] != own]
+    return [number for number, _ in kept], [distance for _, distance in kept]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_store_engine_answers_behind_the_service(engine, engines):
     store = open_store(engines.url(engine, "service"), n_bits=N_BITS)
-    with TestClient(create_app(Engine(HASHER, store, limits=LIMITS))) as client:
+    with TestClient(create_app(engine_of(store, limits=LIMITS))) as client:
         for start in range(0, N_ITEMS, LIMITS.batch):
             part = range(start, min(start + LIMITS.batch, N_ITEMS))
             items = [
@@ -67,7 +75,7 @@ def test_every_store_engine_answers_behind_the_service(engine, engines):
             }
         code, asked = CODES[3:4], {"id": int(IDS[3])}
         for where, wanted in ((None, None), ({"label": 2}, 2)):
-            ids, near = nearest(code, wanted)
+            ids, near = others(IDS[3], *nearest(code, wanted))
             for bound in ({"k": 9}, {"radius": 8}):
                 answer = client.post("/v1/search", json=asked | bound | {"where": where}).json()
                 within = min(int(np.searchsorted(near, 8, side="right")), LIMITS.results)
@@ -106,8 +114,7 @@ def test_the_k_nearest_items_match_brute_force(reader, where, histogram):
 
 @pytest.mark.parametrize("histogram", [False, True])
 def test_a_radius_search_counts_all_items_and_returns_the_nearest(reader, histogram):
-    code = CODES[17]
-    ids, near = nearest(code)
+    ids, near = others(IDS[17], *nearest(CODES[17]))
     for radius in (0, 3, 8, N_BITS, 10**6):
         request = {"id": int(IDS[17]), "radius": radius, "histogram": histogram}
         answer = reader.post("/v1/search", json=request).json()
@@ -115,7 +122,7 @@ def test_a_radius_search_counts_all_items_and_returns_the_nearest(reader, histog
         assert answer["total"] == total
         assert [hit["id"] for hit in answer["results"]] == ids[: min(total, LIMITS.results)]
         if histogram:
-            assert sum(answer["histogram"]) == N_ITEMS
+            assert sum(answer["histogram"]) == N_ITEMS - 1
 
 
 def test_a_code_and_its_vector_have_the_same_results(reader):
@@ -125,25 +132,33 @@ def test_a_code_and_its_vector_have_the_same_results(reader):
     assert len(by_code["results"]) == 10
 
 
-@pytest.mark.parametrize("histogram", [False, True])
-def test_rescored_searches_match_the_index(reader, histogram):
-    index = HammingIndex(N_BITS)
-    index.add(CODES, IDS)
-    for row in np.random.default_rng(1).standard_normal((10, N_FEATURES)):
-        values = HASHER.project(row[None])
-        expected = index.search(HASHER.encode(row[None]), 6, rescore=values)
-        request = {"vector": row.tolist(), "k": 6, "rescore": "project", "histogram": histogram}
+def by_projection(row):
+    """Return ids and scores by brute force, best first: the projection times the signs of bits."""
+    scores = (2.0 * unpack(CODES, N_BITS) - 1) @ HASHER.project(row[None])[0]
+    order = np.argsort(-scores, kind="stable")
+    return IDS[order].tolist(), scores[order]
+
+
+def test_asymmetric_scoring_of_a_hamming_model_matches_brute_force(reader):
+    for row in np.random.default_rng(1).standard_normal((10, N_FEATURES)).astype(np.float32):
+        ids, scores = by_projection(row)
+        request = {"vector": row.tolist(), "k": 6, "scoring": "asymmetric"}
         answer = reader.post("/v1/search", json=request).json()
-        assert [hit["id"] for hit in answer["results"]] == expected.ids[0].tolist()
-        assert [hit["distance"] for hit in answer["results"]] == expected.distances[0].tolist()
-        scores = [hit["score"] for hit in answer["results"]]
-        np.testing.assert_allclose(scores, expected.scores[0], rtol=1e-6)
+        assert answer["code"] is None
+        assert [hit["id"] for hit in answer["results"]] == ids[:6]
+        np.testing.assert_allclose([hit["score"] for hit in answer["results"]], scores[:6])
 
 
 def test_an_empty_store_has_empty_results(tmp_path):
     with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=N_BITS) as store:
-        client = TestClient(create_app(Engine(HASHER, store)))
-        for extra in ({"k": 3}, {"radius": 3}, {"rescore": "project"}):
+        client = TestClient(create_app(engine_of(store)))
+        assert (
+            client.post("/v1/search", json={"vector": VECTOR, "scoring": "asymmetric"}).json()[
+                "results"
+            ]
+            == []
+        )
+        for extra in ({"k": 3}, {"radius": 3}):
             request = {"vector": [1.0] * N_FEATURES, "histogram": True, **extra}
             answer = client.post("/v1/search", json=request).json()
             assert (answer["results"], answer["total"]) == ([], 0)
@@ -177,7 +192,7 @@ def test_many_queries_have_the_results_of_single_ones(reader, many, how):
 
 
 @pytest.mark.parametrize(
-    "how", [*HOW, {"rescore": "project", "k": 5}, {"histogram": True}], ids=str
+    "how", [*HOW, {"scoring": "asymmetric", "k": 5}, {"histogram": True}], ids=str
 )
 def test_results_without_items_have_ids_and_distances_only(reader, how):
     asked = {"vector": ROWS[3].tolist()} | how
@@ -188,15 +203,13 @@ def test_results_without_items_have_ids_and_distances_only(reader, how):
     assert bare == whole
 
 
-def test_many_rescored_queries_match_the_index(reader):
-    index = HammingIndex(N_BITS)
-    index.add(CODES, IDS)
-    request = {"vectors": ROWS[:30].tolist(), "k": 6, "rescore": "project"}
+def test_many_asymmetric_queries_match_brute_force(reader):
+    request = {"vectors": ROWS[:30].tolist(), "k": 6, "scoring": "asymmetric"}
     answers = reader.post("/v1/search", json=request).json()["searches"]
-    expected = index.search(CODES[:30], 6, rescore=HASHER.query(ROWS[:30]))
-    for answer, ids, scores in zip(answers, expected.ids, expected.scores, strict=True):
-        assert [hit["id"] for hit in answer["results"]] == ids.tolist()
-        assert [hit["score"] for hit in answer["results"]] == pytest.approx(scores)
+    for answer, row in zip(answers, ROWS[:30], strict=True):
+        ids, scores = by_projection(row)
+        assert [hit["id"] for hit in answer["results"]] == ids[:6]
+        assert [hit["score"] for hit in answer["results"]] == pytest.approx(scores[:6])
 
 
 @pytest.mark.parametrize(
@@ -209,7 +222,10 @@ def test_many_rescored_queries_match_the_index(reader):
         ({"vectors": [[1.0]]}, ["vector 0", "6"]),
         ({"codes": ["000000"], "vectors": [[1.0] * 6]}, ["vectors and codes"]),
         ({"codes": ["000000"], "histogram": True}, ["histogram"]),
-        ({"codes": ["000000"], "rescore": "project"}, ["rescore"]),
+        ({"codes": ["000000"], "rerank": 4}, ["rerank"]),
+        ({"vectors": [VECTOR] * 33, "k": 10, "rerank": 10}, ["3,200", "33", "100"]),
+        ({"vectors": [VECTOR], "rerank": 4}, ["keep_vectors"]),
+        ({"vectors": [VECTOR], "rescore": "project"}, ["rescore"]),
     ],
 )
 def test_searches_with_too_many_queries_or_wrong_options_are_refused(reader, request_, words):
@@ -227,7 +243,7 @@ def test_micro_batched_searches_have_the_results_of_single_ones(reader, store, m
     requests = alike + others + wrong + [{"id": 3}, {"id": -3}, {"code": "000000", "radius": 5}]
     expected = [reader.post("/v1/search", json=request) for request in requests]
     held, release, calls, arrived = threading.Event(), threading.Event(), [], threading.Semaphore(0)
-    engine = Engine(HASHER, store, limits=replace(LIMITS, threads=1))
+    engine = engine_of(store, limits=replace(LIMITS, threads=1))
     search, batched = engine.search, MicroBatcher.search
 
     def search_and_record(request):
@@ -274,10 +290,10 @@ def test_micro_batched_searches_have_the_results_of_single_ones(reader, store, m
 def test_results_that_change_before_they_are_fetched_are_searched_again(store, monkeypatch):
     """In a store without snapshots, such as Milvus."""
     monkeypatch.setattr(store, "snapshot", lambda: nullcontext(store))
-    for name in ("_search", "_radius", "_count"):
+    for name in ("nearest", "_radius", "_count"):
         monkeypatch.setattr(store, name, partial(asked_anew, store, name), raising=False)
-    engine = Engine(HASHER, store)
-    get, n_changes = store.get, 0
+    engine = engine_of(store)
+    get, n_changes = store._items_of, 0
 
     def get_later(ids):
         nonlocal n_changes
@@ -287,7 +303,7 @@ def test_results_that_change_before_they_are_fetched_are_searched_again(store, m
             store.upsert([IDS[0]], CODES[:1] ^ differing)
         return get(ids)
 
-    monkeypatch.setattr(store, "get", get_later)
+    monkeypatch.setattr(store, "_items_of", get_later)
     client = TestClient(create_app(engine))
     code = to_hex(CODES[:1], N_BITS)[0]
     hit = client.post("/v1/search", json={"code": code, "radius": N_BITS}).json()
@@ -319,7 +335,7 @@ def any_store(request, engines):
 
 @pytest.fixture
 def engine(store):
-    return Engine(HASHER, store, limits=replace(LIMITS, results=1_000))
+    return engine_of(store, limits=replace(LIMITS, results=1_000))
 
 
 def hits(answer):
@@ -333,8 +349,7 @@ def hits(answer):
         {"k": 50, "histogram": True},
         {"radius": 9},
         {"radius": 9, "histogram": True},
-        {"k": 50, "rescore": "project"},
-        {"k": 50, "rescore": "project", "histogram": True},
+        {"k": 50, "scoring": "asymmetric"},
         {"k": 50, "items": False},
     ],
 )
@@ -362,10 +377,10 @@ def test_offsets_reach_all_items_within_a_radius(engine):
 @pytest.mark.parametrize("n_bits", [1, 8, 11, N_BITS])
 @pytest.mark.parametrize("wanted", [None, 2])
 def test_a_prefix_search_compares_the_first_bits_only(any_store, n_bits, wanted):
-    engine = Engine(HASHER, any_store, limits=replace(LIMITS, results=1_000))
+    engine = engine_of(any_store, limits=replace(LIMITS, results=1_000))
     where = None if wanted is None else {"label": wanted}
     asked = {"id": int(IDS[3]), "prefix": n_bits, "where": where}
-    expected = list(zip(*nearest(CODES[3], wanted, n_bits), strict=True))
+    expected = list(zip(*others(IDS[3], *nearest(CODES[3], wanted, n_bits)), strict=True))
     assert hits(engine.search(SearchRequest(**asked, k=30))) == expected[:30]
     answer = engine.search(SearchRequest(**asked, radius=2, histogram=True))
     assert hits(answer) == [hit for hit in expected if hit[1] <= 2]
@@ -378,7 +393,7 @@ def test_invalid_prefixes_are_refused(engine):
     with pytest.raises(ValueError, match=r"20.*21"):
         engine.search(SearchRequest(id=int(IDS[0]), prefix=21))
     with pytest.raises(ValueError, match="prefix"):
-        SearchRequest(vector=[0.0] * 6, prefix=8, rescore="project")
+        SearchRequest(vector=[0.0] * 6, prefix=8, rerank=2)
     engine.limits = Limits(histogram=N_ITEMS - 1)
     with pytest.raises(ValueError, match=r"199.*200"):
         engine.search(SearchRequest(id=int(IDS[0]), prefix=8))

@@ -25,10 +25,10 @@ from served import (
     [
         (["--host", "0.0.0.0"], None, "0.0.0.0"),
         (["--host", "0.0.0.0"], "admin x", "line 1"),
-        (["--keys", "missing"], None, "keys in missing"),
+        (["--keys", "missing"], None, "missing: "),
         (["--images", "pixels:8x8"], None, "64"),
         (["--model", "missing"], None, "missing"),
-        (["--scores", "missing"], None, "scores in missing"),
+        (["--scores", "missing"], None, "missing: "),
     ],
 )
 def test_errors_are_reported_before_the_service_listens(
@@ -60,7 +60,7 @@ def test_the_password_of_a_store_is_not_printed(tmp_path, monkeypatch, capsys, b
     assert ended.value.code == 1
     assert "127.0.0.1" in printed.err  # the store is named
     assert secret not in printed.out + printed.err
-    assert secret not in repr(Settings({"": Mount(tmp_path, url)}))
+    assert secret not in repr(Settings(Mount(url, tmp_path)))
 
 
 def test_an_unusable_address_is_reported_in_one_line(tmp_path, monkeypatch, capsys):
@@ -92,28 +92,27 @@ def test_a_store_of_another_model_is_refused(tmp_path):
     for seed in (0, 1):
         LSH(16, random_state=seed).fit(ROWS).save(tmp_path / f"model{seed}")
     url = f"sqlite:///{tmp_path}/codes.db"
-    engine = Engine.open(tmp_path / "model0", url)  # creates it
+    engine = Engine.open(url, tmp_path / "model0")  # creates it
     assert (engine.store.n_bits, engine.store.count()) == (16, 0)
     engine.store.close()
     with pytest.raises(StoreError, match=r"codes\.db"):
-        Engine.open(tmp_path / "model1", url)
+        Engine.open(url, tmp_path / "model1")
 
 
 def test_settings_survive_the_way_to_the_workers(tmp_path):
     settings = Settings(
-        mounts={
-            "a": Mount(tmp_path / "model", "sqlite:///codes.db", keys=tmp_path / "keys"),
-            "b": Mount(tmp_path / "model", "sqlite:///codes.db", None, "gist", tmp_path / "scores"),
-        },
+        mount=Mount(
+            "sqlite:///codes.db", tmp_path / "model", "gist", "module:embed", tmp_path / "scores"
+        ),
         mounts_file=tmp_path / "mounts",
         keys=tmp_path / "keys",
         proxies=("10.0.0.7", "10.0.1.0/24"),
         limits=Limits(k=7, seconds=1.5),
     )
     assert Settings.from_json(settings.to_json()) == settings
-    relative = Settings({"": Mount(Path("model"), "sqlite:///codes.db")}, keys=Path("keys"))
+    relative = Settings(Mount("sqlite:///codes.db", Path("model")), keys=Path("keys"))
     again = Settings.from_json(relative.to_json())
-    assert again.mounts[""].model == Path("model").absolute()
+    assert again.mount.model == Path("model").absolute()
     assert again.keys == Path("keys").absolute()
 
 

@@ -150,7 +150,7 @@ def test_rows_and_atoms_of_any_scale_have_scipys_solution_of_the_problem_at_scal
         solution = solve_linf(np.ldexp(Y, r), np.ldexp(D, c), bound)
     if not solution.converged:  # only if the codes underflow in their dtype
         assert (r - c).min() < np.finfo(dtype).minexp + 8
-        assert f"torch.{np.dtype(dtype)}" in str(warned[0].message)
+        assert f"{np.dtype(dtype)}" in str(warned[0].message)
         return
     assert not warned
     assert np.abs(solution.codes).max() <= dtype(bound)
@@ -183,7 +183,7 @@ def test_rows_of_very_different_scales_are_solved_in_one_batch(dtype):
 
 def test_codes_too_small_for_their_dtype_are_reported():
     Y, D = np.array([[3e-30, -1e-30]], np.float32), np.diag([1e30, 1e30]).astype(np.float32)
-    with pytest.warns(ConvergenceWarning, match=r"torch\.float32"):
+    with pytest.warns(ConvergenceWarning, match=r"\bfloat32"):
         solution = solve_linf(Y, D, 1.0)
     assert not solution.converged
     assert solution.residual > 0.1
@@ -246,7 +246,7 @@ BAD = {
     "NaN": ({"Y": np.array([[np.nan, 1.0]])}, ValueError, r"\bY\b.*\bNaN\b"),
     "infinity": ({"D": np.array([[np.inf], [1.0]])}, ValueError, r"\bD\b.*\binf"),
     "one dimension": ({"Y": np.ones(2)}, ValueError, r"y\[None\]"),
-    "integers": ({"Y": np.ones((1, 2), int)}, TypeError, r"float32.*float64.*torch\.int64"),
+    "integers": ({"Y": np.ones((1, 2), int)}, TypeError, r"float32.*float64.*int64"),
     "transposed": ({"D": np.ones((1, 2))}, ValueError, r"\bY\b.*\b2\b.*\bD\b.*\(1, 2\)"),
     "no atoms": ({"D": np.ones((2, 0))}, ValueError, r"\bD\b.*\(2, 0\)"),
     "two dtypes": ({"D": np.ones((2, 1), np.float32)}, TypeError, "float64.*float32|dtype"),
@@ -257,7 +257,7 @@ BAD = {
     "bound below float32": (
         {"Y": np.ones((1, 2), np.float32), "D": np.ones((2, 1), np.float32), "bound": 1e-60},
         ValueError,
-        r"\bbound\b.*1e-60.*torch\.float32",
+        r"\bbound\b.*1e-60.*float32",
     ),
     "NaN in start": ({"start": np.array([[np.nan]])}, ValueError, r"\bstart\b.*\bNaN\b"),
     "no iterations": ({"max_iter": 0}, ValueError, r"\bmax_iter\b.*\b1\b.*\b0\b"),

@@ -30,7 +30,7 @@ def read(path, n_bits=20):
     connection = sqlite3.connect(path)
     connection.text_factory = bytes
     try:
-        blocks = list(SqliteItems("codes.db", n_bits).all(connection))
+        blocks = list(SqliteItems("codes.db", n_bits, "int64").all(connection))
         rows = connection.execute("SELECT id, code, metadata FROM items ORDER BY id").fetchall()
     finally:
         connection.close()

@@ -33,7 +33,7 @@ def contents(store):
     with store.snapshot() as now:
         return {
             number: (code.tobytes(), json.loads(text))
-            for ids, codes, texts in now.batches()
+            for ids, codes, texts, _ in now.batches()
             for number, code, text in zip(ids.tolist(), codes, texts, strict=True)
         }
 

@@ -244,8 +244,8 @@ def test_the_commands_list_export_copy_and_vacuum(tmp_path, url):
     assert [(each["store"], each["items"]) for each in listed] == [(url, n_items), (other, n_items)]
     assert "2 stores" in invoke("list", tmp_path).stdout
     file = tmp_path / "x.parquet"
-    options = ("--metadata-columns", "z, half", "--json")
-    exported = json.loads(invoke("export", file, "--store", url, *options).stdout)
+    command = ["export", url, "--parquet", str(file), "--metadata-columns", "z, half", "--json"]
+    exported = json.loads(CliRunner().invoke(app, command).stdout)
     assert exported["sha256"] == made["sha256"]
     assert exported["bytes"] == os.path.getsize(file)
     assert pq.read_schema(file).names == ["id", "code", "z", "half", "metadata"]
@@ -271,7 +271,6 @@ def test_errors_of_list_copy_and_vacuum(tmp_path, engines):  # noqa: F811
     assert "stores" in output
     assert "sqlite:" not in output
     invoke("list", code=2, env={})
-    invoke("export", tmp_path / "x.parquet", code=2, env={})
     invoke("copy", "--store", f"sqlite:///{place}", code=2)
     milvus = engines.url("milvus", next(_names))
     with (

@@ -139,11 +139,11 @@ def test_a_read_only_store_can_be_served(folder):
     with open_store(url, n_bits=8, model=model_identity(folder / "model")) as store:
         store.upsert(range(30), hasher.encode(X))
     request = SearchRequest(vector=X[3].tolist(), k=30)
-    expected = Engine.open(folder / "model", url).search(request)
+    expected = Engine.open(url, folder / "model").search(request)
     (folder / "codes.db").chmod(0o444)
     folder.chmod(0o555)
     with without_rights():
-        engine = Engine.open(folder / "model", url)
+        engine = Engine.open(url, folder / "model")
         assert engine.search(request) == expected
         with pytest.raises(StoreError, match="read-only"):
             engine.upsert(UpsertRequest(items=[{"id": 1, "code": "00"}]))

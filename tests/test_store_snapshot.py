@@ -7,10 +7,10 @@ import pytest
 
 from antipodal import LSH, open_store
 from antipodal.errors import StoreError
-from antipodal.service.engine import Engine
 from antipodal.service.schemas import SearchRequest
 from antipodal.stores.snapshot import Reader, Snapshot
 from engines import engines  # noqa: F401
+from served import engine_of
 from snapshot import ask
 
 N_BITS = 8
@@ -55,16 +55,16 @@ REQUESTS = [
 
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_a_write_between_search_and_fetch_is_not_visible(store, request_, monkeypatch):
-    numbers, get = itertools.count(1), Reader.get
+    numbers, get = itertools.count(1), Reader._items_of
 
     def get_after_a_write(self, ids):
         write(store, next(numbers))
         return get(self, ids)
 
     write(store, 0)
-    monkeypatch.setattr(Reader, "get", get_after_a_write)
+    monkeypatch.setattr(Reader, "_items_of", get_after_a_write)
     for _ in range(6):
-        check(Engine(HASHER, store).search(request_), request_)
+        check(engine_of(store, HASHER).search(request_), request_)
     assert next(numbers) == 7  # no read was repeated
 
 
@@ -90,7 +90,7 @@ def test_a_snapshot_does_not_change(store):
                 assert before.count({"a": 1}) == 2
                 assert before.radius(ones, 0).ids.tolist() == []
                 assert before.get([1, 2, 4]).metadata == [{"a": 1}, {"a": 1}]
-                assert [ids.tolist() for ids, _, _ in before.batches()] == [[1, 2, 3]]
+                assert [batch.ids.tolist() for batch in before.batches()] == [[1, 2, 3]]
                 assert after.search(zero, 9).ids.tolist() == [[3, 1, 4]]
                 assert after.get([1, 2, 4]).metadata == [{"a": 9}] * 2
     for call in (lambda: before.get([1]), before.count, lambda: before.search(zero, 1)):

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from pymilvus import MilvusClient
 
-from antipodal import pack
+from antipodal import open_store, pack
 from antipodal.errors import IdsTakenError, StoreError
 from antipodal.index import HammingIndex, Vectors
 from antipodal.stores import milvus
@@ -18,9 +18,7 @@ from antipodal.stores.filters import matches, parse_where
 from antipodal.stores.milvus import MAX_HITS
 from antipodal.stores.url import parse_url
 from engines import ENGINES, engines  # noqa: F401
-from served import PREFIX, open_store, service  # noqa: F401
 
-STORES = (*ENGINES, "service")
 N_BITS, N_ITEMS = 16, 10_000
 FILTERS = [
     None,
@@ -92,16 +90,10 @@ def random_items(rng, ids, width=N_BITS // 8):
     return codes, metadata
 
 
-@pytest.fixture(params=STORES)
-def new_url(request, engines, service):  # noqa: F811
+@pytest.fixture(params=ENGINES)
+def new_url(request, engines):  # noqa: F811
     """Return a function that returns the URL of a new store."""
-    return lambda: address(request.param, engines)
-
-
-def address(kind, engines):  # noqa: F811
-    if kind == "service":
-        return PREFIX + engines.url("sqlite", next(_names))
-    return engines.url(kind, next(_names))
+    return lambda: engines.url(request.param, next(_names))
 
 
 @pytest.fixture
@@ -110,15 +102,15 @@ def store(new_url):
         yield opened
 
 
-@pytest.fixture(scope="module", params=STORES)
-def large(request, engines, service):  # noqa: F811
+@pytest.fixture(scope="module", params=ENGINES)
+def large(request, engines):  # noqa: F811
     """Return a store of 10,000 items with unsorted ids, and its model."""
     rng = np.random.default_rng(0)
     ids = rng.permutation(10 * N_ITEMS)[:N_ITEMS]
     codes, metadata = random_items(rng, ids)
     model = Model()
     model.upsert(ids, codes, metadata)
-    with open_store(address(request.param, engines), n_bits=N_BITS) as opened:
+    with open_store(engines.url(request.param, next(_names)), n_bits=N_BITS) as opened:
         opened.load(ids, codes, metadata, batch_size=4000)
         yield opened, model
 
@@ -479,6 +471,15 @@ def test_keep_metadata_preserves_the_metadata_of_replaced_items(store):
     assert store.search(codes[[1]], 2, where={"number": 0.1}).ids.tolist() == [[1]]
     with pytest.raises(ValueError, match="keep_metadata"):
         store.upsert([1], codes[:1], [{}], keep_metadata=True)
+
+
+def test_loads_without_ids_and_with_keep_metadata_add_items_without_metadata(store):
+    codes = np.arange(10, dtype=np.uint8).reshape(5, 2)
+    loaded = store.load(None, codes, keep_metadata=True, batch_size=2)
+    assert (loaded.ids.tolist(), loaded.added) == ([0, 1, 2, 3, 4], 5)
+    items = store.get(loaded.ids)
+    assert items.codes.tolist() == codes.tolist()
+    assert items.metadata == [{}] * 5
 
 
 def test_a_load_counts_added_replaced_and_unchanged_items(store):

@@ -8,8 +8,8 @@ import torch
 from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from antipodal import AGH, ITQ, KSH, DeepLinf, Training
-from antipodal.threads import one_thread, one_thread_if_small
+from antipodal import AGH, ITQ, KSH, DeepLinf, Training, threads
+from antipodal.threads import one_core, one_thread, usable_cores
 
 X, Y = load_digits(return_X_y=True)
 
@@ -25,7 +25,9 @@ def two_threads():
 
 
 def blas_threads():
-    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+    """Return the numbers of threads of the process. OpenMP, in Faiss, has them per thread."""
+    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    return {pool["num_threads"] for pool in pools if pool.get("threading_layer") != "openmp"}
 
 
 def in_a_new_thread(function):
@@ -41,13 +43,12 @@ def set_blas_threads(n_threads):
     in_a_new_thread(lambda: threadpool_limits(n_threads, user_api="blas"))
 
 
-@pytest.mark.parametrize("limit", [one_thread, lambda: one_thread_if_small(1)])
-def test_overlapping_limits_restore_the_number_of_threads(limit):
+def test_overlapping_limits_restore_the_number_of_threads():
     entered, leave = threading.Event(), threading.Event()
     inside, after = [], []
 
     def second():
-        with limit():
+        with one_thread():
             inside.append(torch.get_num_threads())
             entered.set()
             leave.wait()
@@ -55,7 +56,7 @@ def test_overlapping_limits_restore_the_number_of_threads(limit):
         after.append(torch.get_num_threads())
 
     thread = threading.Thread(target=second)
-    with limit():
+    with one_thread():
         thread.start()
         entered.wait()
     leave.set()  # the first limit has ended before the second
@@ -70,8 +71,6 @@ def test_nested_limits_last_until_the_outer_one_ends():
     with one_thread():
         with one_thread():
             pass
-        with one_thread_if_small(1):
-            pass
         assert torch.get_num_threads() == 1
         assert blas_threads() == {1}
     assert torch.get_num_threads() == 2
@@ -85,9 +84,23 @@ def test_number_of_threads_is_restored_after_an_error():
     assert blas_threads() == {2}
 
 
-def test_large_computations_are_not_limited():
-    with one_thread_if_small(2**30):
-        assert torch.get_num_threads() == 2
+def test_usable_cores_respect_the_environment_the_quota_and_the_context(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for text, expected in (("max 100000", 8), ("350000 100000", 3), ("50000 100000", 1)):
+        (tmp_path / "cpu.max").write_text(text)
+        monkeypatch.setattr(threads, "_CGROUP", tmp_path / "cpu.max")
+        threads._cores.cache_clear()
+        assert usable_cores() == expected
+    monkeypatch.setattr(threads, "_CGROUP", tmp_path / "missing")
+    threads._cores.cache_clear()
+    for text, expected in (("4", 4), ("1,2", 1), ("", 8), ("many", 8)):
+        monkeypatch.setenv("OMP_NUM_THREADS", text)
+        assert usable_cores() == expected
+    with one_core():
+        assert usable_cores() == 1
+        assert in_a_new_thread(usable_cores) == 8
+    threads._cores.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_a_model_with_tied_stages_and_shrinkage_is_read_as_an_untied_one():
     path = Path(__file__).parent / "data" / "0.6.1" / "DeepLinf.tied.antipodal"
     hasher = load(path)
     assert hasher.training == Training(n_epochs=2)
-    S = hasher.encoder_.S
+    S = hasher.weights_["encoder_.S"]
     assert S.shape == (2, 16, 16)
     assert (S[0] == S[1]).all()
     refitted = clone(hasher).fit(np.random.default_rng(0).standard_normal((60, 18)), Y)

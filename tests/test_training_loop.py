@@ -7,6 +7,7 @@ from sklearn.datasets import load_digits
 
 from antipodal import DeepLinf, Training, load
 from antipodal.errors import ModelFileError
+from antipodal.paper.encoders import LinfEncoder
 from networks import network
 
 
@@ -39,6 +40,7 @@ def weights(hasher):
         {"optimizer": "sgd", "learning_rate": 0.01, "schedule": "constant"},
         {"pairs": "sampled", "n_pairs": 500},
         {"validation_fraction": 0.2},
+        {"noise": 1.0},
     ],
 )
 @pytest.mark.usefixtures("two_threads")
@@ -64,6 +66,31 @@ def test_the_default_batch_size_grows_with_the_number_of_classes():
 
     np.testing.assert_array_equal(curve(), curve(batch_size=360))
     assert not np.array_equal(curve(), curve(batch_size=256))
+
+
+def test_noise_is_relative_to_the_deviation_of_each_feature():
+    rng = np.random.default_rng(0)
+    deviations = np.array([0.1, 1.0, 20.0])
+    X = rng.normal(3.0, deviations, size=(4000, 3))
+    inputs = []
+
+    class Watched(LinfEncoder):
+        def forward(self, y):
+            inputs.append(y.detach().numpy().copy())
+            return super().forward(y)
+
+    class Hasher(DeepLinf):
+        def new_encoder(self, n_features, n_bits, n_stages, seed=0):
+            return Watched(n_features, n_bits, n_stages)
+
+    options = {"n_epochs": 1, "learning_rate": 1e-12, "dropout": 0.0, "batch_size": 4000}
+    training = Training(noise=0.5, **options)
+    hasher = Hasher(4, feature_map="none", scaling="none", training=training, random_state=0)
+    hasher.fit(X, np.arange(4000) % 2)
+    seen = np.concatenate(inputs)  # the rows in random order, once
+    assert seen.shape == X.shape
+    np.testing.assert_allclose(seen.mean(axis=0), X.mean(axis=0), atol=0.05 * deviations.max())
+    np.testing.assert_allclose(seen.std(axis=0), np.sqrt(1.25) * deviations, rtol=0.05)
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, digits):

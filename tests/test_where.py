@@ -3,6 +3,7 @@
 import json
 import operator
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -259,6 +260,28 @@ def test_cached_filters_distinguish_true_from_1(store):
 
 def test_filters_with_many_values(store):
     assert_engine_agrees(store, {"a": {"in": [*range(50_000), *VALUES]}})
+
+
+def test_remembered_filters_use_bounded_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("antipodal.stores.index_cache._FILTER_BYTES", 4_000_000)
+    code = np.zeros((1, 1), np.uint8)
+    with open_store(f"sqlite:///{tmp_path}/items.db", n_bits=8) as opened:
+        opened.upsert([0], code, [{"a": 1}])
+        opened.search(code, 1)
+        tracemalloc.start()
+        try:
+            for first in range(16):
+                values = [first, *range(100_000 * first + 1000, 100_000 * first + 30_000)]
+                found = opened.search(code, 1, where={"a": {"in": values}})
+                assert found.ids.size == (first == 1)
+            del values, found
+            used, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert used < 4_500_000
+        small = {"a": {"in": [1, 2]}}
+        assert opened.search(code, 1, where=small).ids.tolist() == [[0]]
+        assert opened._cache._filters  # small filters are remembered
 
 
 def test_filters_with_the_maximum_of_conditions(store):

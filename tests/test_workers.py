@@ -4,7 +4,6 @@ import os
 import signal
 
 import pytest
-import torch
 from threadpoolctl import threadpool_info
 
 from antipodal import AntipodalError
@@ -15,6 +14,8 @@ def add(shared, job):
     """Return a sum, the id of the process and its greatest number of threads."""
     if job == 13:
         raise ValueError("thirteen")
+    import torch  # after the start of the process, as hashers do
+
     pools = [pool["num_threads"] for pool in threadpool_info()]
     return shared + job, os.getpid(), max([torch.get_num_threads(), *pools])
 

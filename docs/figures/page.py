@@ -29,7 +29,7 @@ EXAMPLE = FIGURES.parent.parent / "examples" / "text_search.py"
 @contextmanager
 def serving(model: Path, store: str, images: str | None = None) -> Iterator[str]:
     """Run the service on a free local port and yield its address."""
-    engine = Engine.open(model, store, images=images)
+    engine = Engine.open(store, model, images=images)
     server = uvicorn.Server(uvicorn.Config(create_app(engine), log_config=None))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

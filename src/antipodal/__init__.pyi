@@ -16,6 +16,8 @@ from .baselines.spectralhash import SpectralHash as SpectralHash
 from .client import Client as Client
 from .codes import pack as pack
 from .codes import unpack as unpack
+from .collection.collection import Collection as Collection
+from .embedding import load_embedder as load_embedder
 from .errors import AntipodalError as AntipodalError
 from .evaluation.audit import audit as audit
 from .evaluation.metrics import Evaluation as Evaluation

@@ -1,170 +1,35 @@
-"""`Client`: a running service with the methods of a store."""
+"""`Client`: a collection behind a service, with the methods of `Collection`."""
 
 import json
-import random
-import re
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
-from urllib.parse import urlsplit
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
 
 import numpy as np
 import requests
-from requests.adapters import HTTPAdapter
+from numpy.typing import ArrayLike, NDArray
 
-from antipodal.codes import Codes, code_width, from_hex, to_hex
+from antipodal.codes import check_codes, from_hex, to_hex
+from antipodal.collection.drift import SAMPLE, CodeQuality, Drift
 from antipodal.errors import IdsTakenError, StoreError
+from antipodal.http_transport import JSON, HttpTransport
 from antipodal.index import SearchResult
-from antipodal.stores.base import Store
-from antipodal.stores.filters import And, Compare, Exists, Not, OneOf, Or, Where
-from antipodal.stores.loading import batches
-from antipodal.stores.metadata import clean, metadata_text
-from antipodal.stores.snapshot import ItemBatch, Snapshot
-from antipodal.validation import Ids, check_whole
+from antipodal.stores.ids import as_keys, check_unique_ids
+from antipodal.stores.metadata import Metadata, clean, metadata_texts
+from antipodal.stores.snapshot import Items
+from antipodal.validation import check_finite, check_whole
 
-_MIN_PAUSE, _MAX_PAUSE = 0.1, 10.0  # seconds
-_CONNECTIONS = 32  # in the pool, for concurrent threads
-_BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _INVALID = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
-_JSON = {"Content-Type": "application/json"}
-
-
-class HttpTransport:
-    """HTTP requests to a service, with retries; the key is sent in a header and never displayed."""
-
-    def __init__(self, url: str, key: str | None, timeout: float, retries: int) -> None:
-        self.url = _check_url(url)
-        self._timeout, self._retries = timeout, retries
-        self._session: requests.Session | None = requests.Session()
-        for scheme in ("http://", "https://"):
-            self._session.mount(scheme, HTTPAdapter(pool_maxsize=_CONNECTIONS))
-        if key is not None and not re.fullmatch(r"[\x21-\x7e]+", key):
-            raise ValueError("key must be printable ASCII without spaces")
-        self._session.auth = _KeyAuth(key)
-
-    def close(self) -> None:
-        """Close the connections."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
-
-    def check_open(self) -> None:
-        """Raise StoreError after `close`."""
-        if self._session is None:
-            raise StoreError(f"{self.url} is closed")
-
-    def request(
-        self, method: str, path: str, body: bytes | None = None, *, retry: bool = True
-    ) -> Any:
-        """Return the response; without `retry`, never repeat a request that may have arrived."""
-        for attempt in range(self._retries + 1):
-            try:
-                response = self._send(method, path, body)
-            except requests.ConnectionError as error:
-                if attempt == self._retries or not (retry or _was_not_sent(error)):
-                    raise StoreError(f"cannot reach {self.url}: {_reason(error)}") from None
-                retry_after = 0.0
-            except requests.Timeout:
-                raise StoreError(f"{self.url} did not respond within {self._timeout:g} s") from None
-            except requests.RequestException as error:
-                raise StoreError(f"request to {self.url} failed: {type(error).__name__}") from None
-            else:
-                header = response.headers.get("Retry-After", "")
-                is_busy = response.status_code in _BUSY and header.isdecimal() and retry
-                if not is_busy or attempt == self._retries:
-                    return self._parse(response)
-                retry_after = float(header)
-            pause = max(retry_after, _MIN_PAUSE * 2**attempt)
-            time.sleep(min(pause, _MAX_PAUSE) * random.uniform(1.0, 1.5))
-        raise AssertionError("unreachable")
-
-    def _send(self, method: str, path: str, body: bytes | None) -> requests.Response:
-        self.check_open()
-        assert self._session is not None
-        return self._session.request(
-            method,
-            f"{self.url}/{path}",
-            data=body,
-            headers=None if body is None else _JSON,
-            timeout=self._timeout,
-            allow_redirects=False,  # never send the key to another address
-        )
-
-    def _parse(self, response: requests.Response) -> Any:
-        """Return the JSON object of a response, or raise its error."""
-        try:
-            answer = response.json()
-        except ValueError:
-            answer = None
-        status = response.status_code
-        if status == HTTPStatus.OK and isinstance(answer, dict):
-            return answer
-        detail = answer.get("detail") if isinstance(answer, Mapping) else None
-        if not isinstance(detail, str):
-            raise StoreError(
-                f"{self.url} returned status {status}, but is not an antipodal service. Is the "
-                "address right?"
-            )
-        if status == HTTPStatus.CONFLICT:
-            raise IdsTakenError(detail)
-        if status in _INVALID:
-            raise ValueError(detail)
-        if status == HTTPStatus.METHOD_NOT_ALLOWED:
-            detail = "it is read-only"
-        raise StoreError(f"{self.url}: {detail}")
-
-
-class _KeyAuth:
-    """Add the key to a request; without a key, prevent requests from reading .netrc."""
-
-    def __init__(self, key: str | None) -> None:
-        self._key = key
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if self._key is not None:
-            request.headers["Authorization"] = f"Bearer {self._key}"
-        return request
-
-    def __repr__(self) -> str:
-        return "a key" if self._key else "no key"
-
-
-def _check_url(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        raise ValueError("url must be http://host:port or https://host/path: got another URL")
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        raise ValueError("url must not contain a user, password, ? or #: pass the key as key=…")
-    return url.rstrip("/")
-
-
-def _was_not_sent(error: requests.ConnectionError) -> bool:
-    """Return whether no connection was established."""
-    if isinstance(error, requests.ConnectTimeout):
-        return True
-    inner = error.args[0] if error.args else None
-    return type(getattr(inner, "reason", None)).__name__ == "NewConnectionError"
-
-
-def _reason(error: requests.ConnectionError) -> str:
-    """Return a short reason; messages of requests contain the repr of whole objects."""
-    inner = error.args[0] if error.args else error
-    text = str(getattr(inner, "reason", inner))
-    return text.rpartition(": ")[2].strip("()'\" ") or type(error).__name__
-
-
-_ENVELOPE = 200  # bytes of a request in addition to its items
-_ID_TEXT = len(f"{-(2**63)}, ")  # bytes of the longest id in JSON
+_ENVELOPE = 1_000  # bytes of a request in addition to its items or queries
 _ATTEMPTS = 5
+_MAX_OPTIONS = 4_000  # characters of search options in a URL; servers accept 8,000 or more
+_FLOATS = "application/octet-stream"  # float32 vectors, row by row
 
 
-class Client(Store, Snapshot):
-    """A running service, used like a local store.
+class Client:
+    """A collection behind a service. The service encodes vectors and follows the model's scoring.
 
     Parameters
     ----------
@@ -181,12 +46,12 @@ class Client(Store, Snapshot):
 
     Notes
     -----
-    `get`, `search`, `radius`, `count` and `upsert` are retried with growing pauses if the service
-    cannot be reached, closes the connection or is busy. `add` and `delete`, which are not
-    idempotent, are retried only if the service cannot be reached.
+    Reading and `upsert` are retried with growing pauses if the service cannot be reached, closes
+    the connection or is busy. `add` and `delete`, which are not idempotent, are retried only if
+    the service cannot be reached.
 
     A call that exceeds the request limits of the service is split. Each part of an `upsert` is
-    atomic and durable, even if a later part fails. A client has no snapshots.
+    atomic and durable, even if a later part fails.
 
     Raises
     ------
@@ -197,23 +62,29 @@ class Client(Store, Snapshot):
     --------
     ::
 
-        with antipodal.Client("http://127.0.0.1:8000", key) as store:
-            store.upsert([7], hasher.encode(rows), [{"label": 3}])
-            store.search(hasher.encode(queries), k=5, where={"label": 3}).ids
+        with antipodal.Client("http://127.0.0.1:8000", key) as docs:
+            docs.upsert(vectors, ids=["a", "b"], metadata=[{"year": 2020}, {"year": 2021}])
+            docs.search(queries, k=5, where={"year": {"gte": 2021}}).ids
     """
 
     def __init__(
         self, url: str, key: str | None = None, *, timeout: float = 60.0, retries: int = 5
     ) -> None:
-        check_whole(retries, "retries", 0)
-        if not timeout > 0:
-            raise ValueError(f"timeout must be more than 0 seconds: got {timeout}")
-        self._transport = HttpTransport(url, key, timeout, int(retries))
+        self._transport = HttpTransport(
+            url, key, timeout, retries, StoreError, needs_retry_after=True
+        )
         self.place = self._transport.url
         try:
             about = self._describe()
-            self.n_bits, self.model = int(about["n_bits"]), about["model"] or None
+            self.n_bits, self.n_features = int(about["n_bits"]), int(about["n_features"])
+            self.identity, self.scoring = about["model"], about["scoring"]
+            self.id_type, self.keep_vectors = about["id_type"], about["keep_vectors"]
             self._limits: dict[str, int] = about["limits"]
+        except KeyError as error:
+            self.close()
+            raise StoreError(
+                f"{self.place} is a service of another version: it does not state its {error}"
+            ) from None
         except BaseException:
             self.close()
             raise
@@ -222,22 +93,66 @@ class Client(Store, Snapshot):
         """Close the connections; closing twice is allowed."""
         self._transport.close()
 
-    def next_id(self) -> int:
-        """Return the id after the largest, 0 for an empty store."""
-        return int(self._describe()["next_id"])
-
     # ----------------------------------------------------------------------------- writing
 
-    def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
-        options = json.dumps({"replace": replace, "keep_metadata": metadata is None})
-        parts = list(self._parts(ids, codes, metadata))
-        if not replace and len(parts) > 1:
-            self._check_unused(self._known(ids))
-        replaced = n_stored = 0
-        for n_items, items in parts:
-            body = options[:-1].encode() + b', "items": [' + items + b"]}"
+    def upsert(self, vectors: ArrayLike, ids: ArrayLike, metadata: Metadata | None = None) -> int:
+        """Encode and store vectors, replacing those with the same ids; return how many."""
+        rows = self._rows(vectors, "vectors")
+        return self._put(rows, self._ids_for(rows, ids), metadata, replace=True)
+
+    def add(
+        self, vectors: ArrayLike, ids: ArrayLike | None = None, metadata: Metadata | None = None
+    ) -> NDArray[Any]:
+        """Encode and store new vectors, and return their ids.
+
+        Raises
+        ------
+        IdsTakenError
+            A ValueError: some ids are in use, and nothing was stored.
+        """
+        rows = self._rows(vectors, "vectors")
+        if ids is not None or self.id_type == "string":
+            given = self._ids_for(rows, ids)
+            if len(self.get(given).ids):
+                raise IdsTakenError(f"{self.place} already has some of these ids")
+            self._put(rows, given, metadata, replace=False)
+            return given
+        kept = None if metadata is None else list(metadata)
+        for attempt in range(_ATTEMPTS):
+            first = int(self._describe()["next_id"])
+            numbers = first + np.arange(len(rows))
             try:
-                answer = self._transport.request("PUT", "v1/items", body, retry=replace)
+                self._put(rows, numbers, kept, replace=False)
+            except IdsTakenError:  # another writer took these ids
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                continue
+            return numbers
+        raise AssertionError("unreachable")
+
+    def _ids_for(self, rows: NDArray[Any], ids: ArrayLike | None) -> NDArray[Any]:
+        if ids is None:
+            raise ValueError("ids are required: this collection has string ids, and got none")
+        given = check_unique_ids(ids, self.id_type)
+        if len(given) != len(rows):
+            raise ValueError(
+                f"there must be one id for each of {len(rows)} vectors: got {len(given)}"
+            )
+        return given
+
+    def _put(
+        self, rows: NDArray[Any], ids: NDArray[Any], metadata: Metadata | None, *, replace: bool
+    ) -> int:
+        texts = metadata_texts(metadata, len(rows))
+        replaced = n_stored = 0
+        items = (
+            f'{{"id": {json.dumps(i)}, "vector": {_numbers(row)}, "metadata": {text}}}'.encode()
+            for i, row, text in zip(ids.tolist(), rows, texts, strict=True)
+        )
+        for n_items, part in self._parts(items):
+            body = b'{"replace": ' + (b"true" if replace else b"false") + b', "items": [' + part
+            try:
+                answer = self._request("PUT", "v1/items", body + b"]}", retry=replace)
             except IdsTakenError as error:
                 if n_stored:  # IdsTakenError would mean that nothing was stored
                     raise StoreError(
@@ -249,165 +164,273 @@ class Client(Store, Snapshot):
         return replaced
 
     def _parts(
-        self, ids: Ids, codes: Codes, metadata: list[str] | None
+        self, values: Iterator[bytes], most: int | None = None
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield items as JSON in parts within the limits of a request, with their number."""
-        max_bytes, max_items = self._limits["body"] - _ENVELOPE, self._limits["batch"]
+        """Join JSON values in parts within the limits of a request, with their number."""
+        max_bytes = self._limits["body"] - _ENVELOPE
+        max_items = min(self._limits["batch"], most or self._limits["batch"])
         some: list[bytes] = []
         size = 0
-        for i, (number, code) in enumerate(
-            zip(ids.tolist(), to_hex(codes, self.n_bits), strict=True)
-        ):
-            text = f'{{"id": {number}, "code": "{code}"'
-            if metadata is not None:
-                text += f', "metadata": {metadata[i]}'
-            item = f"{text}}}".encode()
-            if some and (len(some) == max_items or size + len(item) + 1 > max_bytes):
+        for value in values:
+            if some and (len(some) == max_items or size + len(value) + 1 > max_bytes):
                 yield len(some), b",".join(some)
                 some, size = [], 0
-            some.append(item)
-            size += len(item) + 1
+            some.append(value)
+            size += len(value) + 1
         if some:
             yield len(some), b",".join(some)
 
-    def _delete(self, ids: Ids) -> int:
+    def delete(self, ids: ArrayLike) -> int:
+        """Delete the items with these ids and return how many existed."""
         deleted = 0
-        for part in self._batches(ids):
-            body = _json({"ids": part.tolist()})
-            deleted += int(
-                self._transport.request("DELETE", "v1/items", body, retry=False)["deleted"]
-            )
+        for part in self._id_parts(check_unique_ids(ids, self.id_type)):
+            body = b'{"ids": [' + part + b"]}"
+            deleted += int(self._request("DELETE", "v1/items", body, retry=False)["deleted"])
         return deleted
-
-    def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
-        before = set(self._all_ids().tolist())
-        for batch in batches:
-            self._put(batch.ids, batch.codes, batch.texts, replace=True)
-            before.difference_update(batch.ids.tolist())
-        self._delete(np.array(sorted(before), np.int64))
 
     # ----------------------------------------------------------------------------- reading
 
-    def batches(self) -> Iterator[ItemBatch]:
-        """Yield all items in batches."""
-        for part in self._batches(self._all_ids()):
-            items = self.get(part)
-            yield ItemBatch(items.ids, items.codes, [metadata_text(one) for one in items.metadata])
+    def get(self, ids: ArrayLike) -> Items:
+        """Return the items with these ids, in the order given, without unknown ids."""
+        items: list[dict[str, Any]] = []
+        for part in self._id_parts(check_unique_ids(ids, self.id_type)):
+            items += self._request("POST", "v1/items/get", b'{"ids": [' + part + b"]}")["items"]
+        return Items(
+            self._id_array(item["id"] for item in items),
+            from_hex([item["code"] for item in items], self.n_bits),
+            [clean(item["metadata"]) for item in items],
+        )
 
-    def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
-        found: dict[int, tuple[bytes, dict[str, Any]]] = {}
-        for part in self._batches(ids):
-            items = self._post("v1/items/get", {"ids": part.tolist()})["items"]
-            codes = from_hex([item["code"] for item in items], self.n_bits)
-            for item, code in zip(items, codes, strict=True):
-                found[item["id"]] = code.tobytes(), clean(item["metadata"])
-        return found
+    def count(self, where: Mapping[str, Any] | None = None) -> int:
+        """Return the number of items, or of those that match a filter."""
+        return int(self._post("v1/count", {} if where is None else {"where": where})["count"])
 
-    def _known(self, ids: Ids) -> Ids:
-        return np.array(list(self._get(ids)), np.int64)
+    def __len__(self) -> int:
+        return self.count()
 
-    def _largest_id(self) -> int | None:
-        return self.next_id() - 1  # -1 for an empty store, below any id that it would assign
-
-    def _search(self, codes: Codes, k: int, where: Where | None) -> SearchResult:
-        results: list[SearchResult] = []
-        size = min(self._max_codes(), max(1, self._limits["found"] // k))
-        for part in batches(len(codes), size):
-            results += map(_result, self._searches(codes[part], where, {"k": k}))
+    def search(
+        self,
+        queries: ArrayLike | None = None,
+        k: int = 10,
+        *,
+        codes: ArrayLike | None = None,
+        ids: ArrayLike | None = None,
+        texts: Sequence[str] | None = None,
+        where: Mapping[str, Any] | None = None,
+        rerank: int | None = None,
+        metadata: bool = False,
+        scoring: str | None = None,
+    ) -> SearchResult:
+        """Return the k nearest items of each query: see `Collection.search`."""
+        check_whole(k, "k", 1)
+        options: dict[str, Any] = {"k": int(k), "items": metadata}
+        given = {"where": where, "rerank": rerank, "scoring": scoring}
+        options |= {name: value for name, value in given.items() if value is not None}
+        if sum(value is not None for value in (queries, codes, ids, texts)) != 1:
+            raise ValueError("search needs exactly one of queries, codes, ids and texts")
+        if ids is not None:
+            given_ids = check_unique_ids(ids, self.id_type).tolist()
+            known = set(self.get(ids).ids.tolist())
+            if missing := [number for number in given_ids if number not in known]:
+                raise KeyError(f"{self.place} has no item {missing[0]!r}")
+            found = [self._post("v1/search", {"id": number, **options}) for number in given_ids]
+        else:
+            found = list(self._searches(queries, codes, texts, options, k * (rerank or 1)))
+        results = [self._result(answer) for answer in found]
         if len({len(result.ids) for result in results}) > 1:
             raise StoreError(f"{self.place}: items were written during the search. Search again")
-        return SearchResult.stack(results)
+        return self._stacked(results, found if metadata else None)
 
-    def _radius(self, codes: Codes, r: int, where: Where | None) -> SearchResult:
-        results: list[SearchResult] = []
-        size = min(self._max_codes(), max(1, self._limits["found"] // self._limits["results"]))
-        for part in batches(len(codes), size):
-            for i, answer in enumerate(self._searches(codes[part], where, {"radius": r})):
-                if answer["total"] > len(answer["results"]):
-                    answer = self._all_pages(codes[part][i : i + 1], where, r, answer)
-                results.append(_result(answer))
+    def radius(
+        self,
+        queries: ArrayLike | None = None,
+        r: int = 2,
+        *,
+        codes: ArrayLike | None = None,
+        where: Mapping[str, Any] | None = None,
+    ) -> SearchResult:
+        """Return all items at Hamming distance ≤ r of each query: see `Collection.radius`."""
+        check_whole(r, "r", 0)
+        if (queries is None) == (codes is None):
+            raise ValueError("radius needs either queries or codes")
+        options: dict[str, Any] = {"radius": int(r), "items": False, "scoring": "hamming"}
+        if where is not None:
+            options["where"] = where
+        results = []
+        for answer in self._searches(queries, codes, None, options, self._limits["results"]):
+            if answer["total"] > len(answer["results"]):
+                answer = self._all_pages(options | {"code": answer["code"]}, answer)
+            results.append(self._result(answer))
         return SearchResult.concatenate(results)
 
-    def _all_pages(
-        self, code: Codes, where: Where | None, r: int, first: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _searches(
+        self,
+        queries: ArrayLike | None,
+        codes: ArrayLike | None,
+        texts: Sequence[str] | None,
+        options: dict[str, Any],
+        n_results: int,
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the answer of each query; requests have as many queries as the limits allow."""
+        size = max(1, self._limits["found"] // n_results)
+        encoded = quote(json.dumps(options))
+        if queries is not None and len(encoded) <= _MAX_OPTIONS:
+            rows = self._rows(queries, "queries")
+            for part in self._float_parts(rows, size):
+                path = f"v1/search?options={encoded}"
+                yield from self._request("POST", path, part, media_type=_FLOATS)["searches"]
+            return
+        if texts is not None:
+            name, values = "texts", (json.dumps(text).encode() for text in texts)
+        elif codes is not None:
+            hexes = to_hex(check_codes(codes, self.n_bits), self.n_bits)
+            name, values = "codes", (json.dumps(code).encode() for code in hexes)
+        else:
+            rows = self._rows(queries, "queries")
+            name, values = "vectors", (_numbers(row).encode() for row in rows)
+        start = json.dumps(options)[:-1].encode()
+        for _, part in self._parts(values, size):
+            body = start + f', "{name}": ['.encode() + part + b"]}"
+            yield from self._request("POST", "v1/search", body)["searches"]
+
+    def _float_parts(self, rows: NDArray[Any], most: int) -> Iterator[bytes]:
+        """Yield vectors as float32 in parts within the limits of a request."""
+        in_body = self._limits["binary_body"] // (4 * self.n_features)
+        size = max(1, min(self._limits["batch"], most, in_body))
+        for start in range(0, len(rows), size):
+            with np.errstate(over="ignore"):  # the service refuses infinite values
+                yield rows[start : start + size].astype("<f4").tobytes()
+
+    def check(self, new_vectors: ArrayLike) -> Drift:
+        """Compare new vectors with those that the model was fitted to: see `Collection.check`.
+
+        The service is sent as many of them as it accepts at once, evenly spaced.
+        """
+        rows = self._rows(new_vectors, "new_vectors")
+        size = min(len(rows), SAMPLE, self._limits["batch"])
+        size = min(size, self._limits["binary_body"] // (4 * self.n_features))
+        some = rows[np.linspace(0, max(len(rows) - 1, 0), size).astype(np.intp)]
+        body = some.astype("<f4").tobytes()
+        answer = self._request("POST", "v1/check", body, media_type=_FLOATS)
+        before, now = CodeQuality(**answer["before"]), CodeQuality(**answer["now"])
+        return Drift(before, now, answer["can_refit"])
+
+    def _all_pages(self, request: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
         """Return all results of a radius search that exceed the limit of one response."""
         for _ in range(_ATTEMPTS):
             results, total = list(first["results"]), first["total"]
             while len(results) < total:
-                page = {"radius": r, "offset": len(results)}
-                (answer,) = self._searches(code, where, page)
+                answer = self._post("v1/search", request | {"offset": len(results)})
                 if answer["total"] != total or not answer["results"]:
                     break  # items were written: start over
                 results += answer["results"]
             else:
                 return {"results": results}
-            (first,) = self._searches(code, where, {"radius": r})
+            first = self._post("v1/search", request)
         raise StoreError(f"{self.place}: items were written during the search. Search again")
 
-    def _searches(
-        self, codes: Codes, where: Where | None, options: dict[str, int]
-    ) -> list[dict[str, Any]]:
-        request = {"codes": to_hex(codes, self.n_bits), "items": False, **options}
-        if where is not None:
-            request["where"] = _filter(where)
-        found: list[dict[str, Any]] = self._post("v1/search", request)["searches"]
-        return found
+    def _result(self, answer: dict[str, Any]) -> SearchResult:
+        """Return the result of one query from its JSON object."""
+        hits = answer["results"]
+        scores = [hit.get("score") for hit in hits]
+        return SearchResult(
+            self._id_array(hit["id"] for hit in hits),
+            np.array([hit["distance"] for hit in hits], np.int32),
+            None if None in scores else np.array(scores, np.float64),
+        )
 
-    def _count(self, where: Where | None) -> int:
-        request = {} if where is None else {"where": _filter(where)}
-        return int(self._post("v1/count", request)["count"])
+    def _stacked(
+        self, results: list[SearchResult], answers: list[dict[str, Any]] | None
+    ) -> SearchResult:
+        if not results:
+            return SearchResult(self._id_array(()).reshape(0, 0), np.empty((0, 0), np.int32))
+        scores = [result.scores for result in results if result.scores is not None]
+        metadata = None
+        if answers is not None:
+            metadata = [[clean(hit["metadata"]) for hit in one["results"]] for one in answers]
+        return SearchResult(
+            np.stack([result.ids for result in results]),
+            np.stack([result.distances for result in results]),
+            np.stack(scores) if len(scores) == len(results) else None,
+            metadata=metadata,
+        )
 
-    def _check_open(self) -> None:
-        self._transport.check_open()
+    # ----------------------------------------------------------------------------- requests
 
-    def _all_ids(self) -> Ids:
-        any_code = np.zeros((1, code_width(self.n_bits)), np.uint8)
-        return np.sort(self._radius(any_code, self.n_bits, None).ids)
+    def _rows(self, vectors: ArrayLike | None, name: str) -> NDArray[Any]:
+        rows = np.asarray(vectors)
+        if rows.ndim != 2 or rows.shape[1] != self.n_features:
+            raise ValueError(
+                f"{name} must have shape (n, {self.n_features}), as the vectors of the model: got "
+                f"{rows.shape}"
+            )
+        check_finite(rows, name)
+        return rows
+
+    def _id_array(self, ids: Any) -> NDArray[Any]:
+        return as_keys(ids) if self.id_type == "string" else np.array(list(ids), np.int64)
+
+    def _id_parts(self, ids: NDArray[Any]) -> Iterator[bytes]:
+        return (part for _, part in self._parts(json.dumps(i).encode() for i in ids.tolist()))
 
     def _describe(self) -> Any:
-        return self._transport.request("GET", "v1/store")
+        return self._request("GET", "v1/store")
 
     def _post(self, path: str, request: dict[str, Any]) -> Any:
-        return self._transport.request("POST", path, _json(request))
+        return self._request("POST", path, json.dumps(request).encode())
 
-    def _batches(self, ids: Ids) -> Iterator[Ids]:
-        return (ids[part] for part in batches(len(ids), self._max_values(_ID_TEXT)))
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        media_type: str = JSON,
+        retry: bool = True,
+    ) -> Any:
+        """Return the JSON object of a response, or raise its error."""
+        response = self._transport.request(method, path, body, media_type=media_type, retry=retry)
+        return _parse(self.place, response)
 
-    def _max_codes(self) -> int:
-        return self._max_values(2 * code_width(self.n_bits) + len('"", '))
+    def __repr__(self) -> str:
+        return f"Client({self.place!r})"
 
-    def _max_values(self, size: int) -> int:
-        """Return the number of values of `size` bytes of JSON that fit into one request."""
-        n_bytes = max(0, self._limits["body"] - _ENVELOPE)
-        return min(self._limits["batch"], max(1, n_bytes // size))
+    def __enter__(self) -> Self:
+        return self
 
-
-def _json(request: dict[str, Any]) -> bytes:
-    return json.dumps(request).encode()
-
-
-def _result(answer: dict[str, Any]) -> SearchResult:
-    """Return the result of one query from its JSON object."""
-    results = answer["results"]
-    return SearchResult(
-        np.array([hit["id"] for hit in results], np.int64),
-        np.array([hit["distance"] for hit in results], np.int32),
-    )
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
-def _filter(where: Where) -> dict[str, Any]:
-    """Return a filter in the form that `parse_where` reads."""
-    match where:
-        case And(parts):
-            return {"and": [_filter(part) for part in parts]} if parts else {}
-        case Or(parts):
-            return {"or": [_filter(part) for part in parts]}
-        case Not(part):
-            return {"not": _filter(part)}
-        case OneOf(path, values):
-            return {".".join(path): {"in": list(values)}}
-        case Compare(path, relation, value):
-            return {".".join(path): {relation: value}}
-        case Exists(path):
-            return {".".join(path): {"exists": True}}
+def _parse(url: str, response: requests.Response) -> Any:
+    """Return the JSON object of a response, or raise its error."""
+    try:
+        answer = response.json()
+    except ValueError:
+        answer = None
+    status = response.status_code
+    if status == HTTPStatus.OK and isinstance(answer, dict):
+        return answer
+    detail = answer.get("detail") if isinstance(answer, Mapping) else None
+    if not isinstance(detail, str):
+        raise StoreError(
+            f"{url} returned status {status}, but is not an antipodal service. Is the "
+            "address right?"
+        )
+    if status == HTTPStatus.CONFLICT:
+        raise IdsTakenError(detail)
+    if status in _INVALID:
+        raise ValueError(detail)
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        detail = "it is read-only"
+    raise StoreError(f"{url}: {detail}")
+
+
+def _numbers(row: NDArray[Any]) -> str:
+    """Return the values of a vector as JSON."""
+    return json.dumps(row.tolist())

@@ -17,6 +17,10 @@ class StoreError(AntipodalError):
     """A store is damaged, foreign, busy, unreachable, or contains codes of another kind."""
 
 
+class EmbeddingError(AntipodalError):
+    """An embedder cannot be reached, failed, or returned vectors that cannot be used."""
+
+
 class NoStoreError(StoreError):
     """No store exists at this place, and none was to be created."""
 

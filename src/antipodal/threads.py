@@ -1,48 +1,75 @@
-"""Limits on the number of threads of PyTorch, BLAS and OpenMP.
+"""Number of threads: limits of BLAS, OpenMP and PyTorch, and the cores that this process may use.
 
-The number of threads of PyTorch and of the BLAS behind NumPy and SciPy belongs to the process. If
-several Python threads limit it at once, the first saves the previous number and the last restores
-it, in whatever order they enter and leave.
+The number of BLAS threads belongs to the process. If several Python threads limit it at once, the
+first saves the previous number and the last restores it, in whatever order they enter and leave.
 """
 
+import os
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-import torch
 from threadpoolctl import ThreadpoolController
 
-_MIN_PARALLEL = 2**26  # multiplications per step from which more threads are faster
+_CGROUP = Path("/sys/fs/cgroup/cpu.max")
 
 _lock = threading.Lock()
-_local = threading.local()  # depth of nested limits in this Python thread
+_local = threading.local()  # depth of `one_core` contexts in this Python thread
+_n_limits = 0  # contexts that limit BLAS
+_saved: dict[str, tuple[Any, int]] = {}  # BLAS libraries and their threads before the first limit
 _n_torch_limits = 0  # Python threads that limit PyTorch
 _torch_threads = 1  # threads of PyTorch before the first limit
-_n_blas_limits = 0  # Python threads that limit BLAS
-_blas_limit: Any = None
 
 
-def one_thread_if_small(multiplications: int) -> AbstractContextManager[None]:
-    """Limit PyTorch to one CPU thread if each step of a computation is small.
+def usable_cores() -> int:
+    """Return the number of cores that this process may use, at least 1.
 
-    More threads do not speed up a small step. On a busy machine, synchronising them after every
-    step makes it many times slower.
+    It is bounded by the CPU affinity, by the quota of the control group (a container's limit) and
+    by OMP_NUM_THREADS. Within `one_core` it is 1.
     """
-    return one_torch_thread() if multiplications < _MIN_PARALLEL else nullcontext()
+    if getattr(_local, "depth", 0):
+        return 1
+    requested = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    limits = [_cores(), int(requested) if requested.isdecimal() else sys.maxsize]
+    return max(1, min(limits))
+
+
+@cache
+def _cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        quota, period = _CGROUP.read_text().split()
+        return min(cores or 1, int(quota) // int(period))
+    except (OSError, ValueError):  # no control groups, or "max": no quota
+        return cores or 1
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Make `usable_cores` return 1 in this Python thread; entering takes no time."""
+    _local.depth = getattr(_local, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _local.depth -= 1
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit PyTorch, BLAS and OpenMP to one CPU thread, for reproducible results.
+    """Limit BLAS, OpenMP and, if it is imported, PyTorch to one CPU thread.
 
     The number of threads that share a sum decides how it is rounded, and training amplifies
     rounding. On one thread a seed gives the same weights on any number of cores.
     """
     controller = ThreadpoolController()
     with (
-        one_torch_thread(),
-        _one_blas_thread(controller),
+        one_core(),
+        _one_torch_thread(),
+        _limited(_process_wide_blas(controller)),
         # OpenMP has a separate number for each Python thread, so no counting is needed.
         controller.select(user_api="openmp", threading_layer="openmp").limit(limits=1),
     ):
@@ -50,56 +77,78 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Limit PyTorch to one thread, in this Python thread and in new ones."""
-    global _n_torch_limits, _torch_threads
-    depth = getattr(_local, "depth", 0)
-    _local.depth = depth + 1
-    if depth == 0:
-        with _lock:
-            if _n_torch_limits == 0:
-                _torch_threads = torch.get_num_threads()
-            _n_torch_limits += 1
-            torch.set_num_threads(1)
-    try:
+def one_blas_thread() -> Iterator[None]:
+    """Limit the BLAS of NumPy to one thread; entering takes microseconds."""
+    with _limited(_numpy_blas()):
         yield
-    finally:
-        _local.depth = depth
-        if depth == 0:
-            with _lock:
-                _n_torch_limits -= 1
-                torch.set_num_threads(_torch_threads)
 
 
-@contextmanager
-def _one_blas_thread(controller: ThreadpoolController) -> Iterator[None]:
-    """Limit BLAS for the whole process; the last context to exit restores the previous number."""
-    global _n_blas_limits, _blas_limit
-    process_wide = [
-        library.filepath
+@cache
+def _numpy_blas() -> list[Any]:
+    import numpy as np
+
+    np.ones((2, 2)) @ np.ones((2, 2))  # loads the library
+    return _process_wide_blas(ThreadpoolController())
+
+
+def _process_wide_blas(controller: ThreadpoolController) -> list[Any]:
+    return [
+        library
         for library in controller.lib_controllers
         if library.user_api == "blas" and getattr(library, "threading_layer", "") != "openmp"
     ]
-    blas = controller.select(filepath=process_wide)
+
+
+@contextmanager
+def _limited(libraries: Iterable[Any]) -> Iterator[None]:
+    """Limit BLAS libraries; the last context to exit restores the previous numbers."""
+    global _n_limits
     with _lock:
-        if _n_blas_limits == 0:
-            _blas_limit = blas.limit(limits=1)
-            _release(blas)
-        _n_blas_limits += 1
+        _n_limits += 1
+        for library in libraries:
+            if library.filepath not in _saved:
+                _saved[library.filepath] = library, library.get_num_threads()
+                _set_threads(library, 1)
     try:
         yield
     finally:
         with _lock:
-            _n_blas_limits -= 1
-            if _n_blas_limits == 0:
-                _blas_limit.restore_original_limits()
-                _release(blas)
+            _n_limits -= 1
+            if _n_limits == 0:
+                for library, n_threads in _saved.values():
+                    _set_threads(library, n_threads)
+                _saved.clear()
 
 
-def _release(blas: ThreadpoolController) -> None:
-    """Allow another Python thread to set the number next.
+def _set_threads(library: Any, n_threads: int) -> None:
+    """Set the number of threads, and allow another Python thread to set it next.
 
-    threadpoolctl obeys the Python thread that set a limit last, until it exits a context.
+    Recent versions of threadpoolctl obey only the Python thread that set a number first.
     """
-    with blas.limit(limits=None):
-        pass
+    library.set_num_threads(n_threads)
+    release = getattr(library, "clear_controlling_thread", None)
+    if release is not None:
+        release()
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Limit PyTorch to one thread, in this Python thread and in new ones."""
+    global _n_torch_limits, _torch_threads
+    torch = sys.modules.get("torch")
+    if torch is None or getattr(_local, "limits_torch", False):
+        yield
+        return
+    with _lock:
+        if _n_torch_limits == 0:
+            _torch_threads = torch.get_num_threads()
+        _n_torch_limits += 1
+        torch.set_num_threads(1)
+    _local.limits_torch = True
+    try:
+        yield
+    finally:
+        _local.limits_torch = False
+        with _lock:
+            _n_torch_limits -= 1
+            torch.set_num_threads(_torch_threads)

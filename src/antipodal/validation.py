@@ -62,7 +62,7 @@ def check_ids(ids: ArrayLike, name: str = "ids") -> Ids:
     return array.astype(np.int64, copy=False)
 
 
-def some_ids(ids: Ids) -> str:
+def some_ids(ids: NDArray[Any]) -> str:
     """Return the first five ids as text, for an error message."""
     first = ", ".join(str(i) for i in ids[:5].tolist())
     return f"{first} and {len(ids) - 5:,} more" if len(ids) > 5 else first

@@ -1,25 +1,29 @@
 """Anchor graph hashing (AGH): eigenvectors of a neighbourhood graph, approximated with anchors."""
 
-from collections.abc import Callable
 from typing import Any, Literal, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh
 from scipy.sparse import csr_array
 from sklearn.utils import check_random_state
-from torch import Tensor
-from torch.nn.functional import embedding_bag
 
 from antipodal.hashers.base import BaseHasher, FloatArray
 from antipodal.hashers.kernel_features import (
     check_bandwidth,
     choose_bandwidth,
     cluster_centres,
-    distance_blocks,
-    distance_map,
 )
+from antipodal.hashers.operations import (
+    Array,
+    Graph,
+    Operation,
+    SquaredDistances,
+    Workspace,
+    check_width,
+    softmax,
+)
+from antipodal.hashers.pipeline import Pipeline
 from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import sample_rows
 from antipodal.threads import one_thread
@@ -106,7 +110,7 @@ class AGH(BaseHasher):
         self.bandwidth_ = choose_bandwidth(
             self.bandwidth, float(np.sqrt(squared[:, -1]).mean(dtype=np.float64)) ** 2
         )
-        weights = _weights(torch.from_numpy(squared), self.bandwidth_).numpy()
+        weights = softmax(squared / np.float32(-(self.bandwidth_**2)))
         Z = _row_sparse(nearest, weights.astype(np.float64), len(self.anchors_))
         # k-means stopped early may leave anchors that no row is assigned to.
         used = Z.sum(axis=0) > 0
@@ -131,31 +135,22 @@ class AGH(BaseHasher):
     def _nearest_anchors(self, rows: FloatArray) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the nearest anchors of each row, nearest first, and their squared distances."""
         s = min(self.n_nearest, len(self.anchors_))
-        parts = [
-            torch.topk(squared, s, dim=1, largest=False)
-            for _, squared in distance_blocks(rows, self.anchors_, self.mean_)
+        nearest, squared = np.empty((len(rows), s), np.int64), np.empty((len(rows), s), np.float32)
+
+        def select(start: int, distances: Array) -> None:
+            block = slice(start, start + len(distances))
+            nearest[block], squared[block] = nearest_columns(distances, s)
+
+        Pipeline([SquaredDistances(self.anchors_, self.mean_)]).each_block(rows, select)
+        return nearest, squared
+
+    def pipeline(self) -> list[Operation]:
+        """Return the steps whose signs are the bits."""
+        return [
+            SquaredDistances(self.anchors_, self.mean_),
+            AnchorGraph(self.n_nearest, self.bandwidth_, self.projection_),
+            SecondBits(self.thresholds_),
         ]
-        return (
-            torch.cat([part.indices for part in parts]).numpy(),
-            torch.cat([part.values for part in parts]).numpy(),
-        )
-
-    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the function whose signs are the bits."""
-        distances = distance_map(self.anchors_, self.mean_, max_rows)
-        W = torch.from_numpy(self.projection_)
-        above, below = torch.from_numpy(self.thresholds_).unbind(dim=1)
-        s = min(self.n_nearest, len(self.anchors_))
-
-        def project(X: Tensor) -> Tensor:
-            squared, nearest = torch.topk(distances(X), s, dim=1, largest=False)
-            z = _weights(squared, self.bandwidth_)
-            y = embedding_bag(nearest, W, mode="sum", per_sample_weights=z)  # zᵀW, z sparse
-            first = y[:, : len(above)]
-            second = torch.where(first > 0, first - above, below - first)
-            return torch.cat([y, second], dim=1)
-
-        return project
 
     def check_restored(self) -> None:
         """Raise ValueError unless the projection read from a file has one row per anchor."""
@@ -220,9 +215,77 @@ def split_thresholds(Z: csr_array, y: Float64Array) -> tuple[float, float]:
     return (size.sum() + n_below * beta) / n, (n_above * beta - size.sum()) / n
 
 
-def _weights(squared: Tensor, bandwidth: float) -> Tensor:
-    """Return the kernel weights of anchors, exp(-d²/σ²), divided by their sum over each row."""
-    return torch.softmax(squared / -(bandwidth**2), dim=1)
+def nearest_columns(squared: Array, s: int) -> tuple[NDArray[np.int64], Array]:
+    """Return the columns of the s smallest entries of each row, smallest first, and the entries."""
+    columns = np.arange(squared.shape[1])
+    if s < len(columns):
+        chosen = np.argpartition(squared, s - 1, axis=1)[:, :s]
+    else:
+        chosen = np.broadcast_to(columns, squared.shape)
+    values = np.take_along_axis(squared, chosen, axis=1)
+    order = np.argsort(values, axis=1, kind="stable")
+    nearest: NDArray[np.int64] = np.take_along_axis(chosen, order, axis=1)
+    return nearest, np.take_along_axis(values, order, axis=1)
+
+
+class AnchorGraph(Operation):
+    """Map squared distances from anchors to Wᵀz, z the weights of the s nearest anchors.
+
+    z = exp(-d²/σ²), divided by their sum; 0 for all other anchors.
+    """
+
+    def __init__(self, n_nearest: int, bandwidth: float, projection: Array) -> None:
+        self.n_nearest, self.projection = n_nearest, projection
+        self.divisor = np.float32(-(bandwidth**2))
+
+    def width(self, n: int) -> int:
+        """Return the number of columns of W."""
+        check_width(n, len(self.projection))
+        return int(self.projection.shape[1])
+
+    def run(self, X: Array, memory: Workspace) -> Array:
+        """Add the rows of W of the nearest anchors, weighted."""
+        nearest, squared = nearest_columns(X, min(self.n_nearest, X.shape[1]))
+        squared /= self.divisor
+        z = softmax(squared, squared)
+        y = memory.array(self, len(X), self.projection.shape[1])
+        y[:] = 0
+        for column, weight in zip(nearest.T, z.T, strict=True):
+            y += weight[:, None] * self.projection[column]
+        return y
+
+    def export(self, graph: Graph, x: str) -> str:
+        """Add TopK, Softmax, Gather and a product."""
+        s = min(self.n_nearest, len(self.projection))
+        squared, nearest = graph.nodes("TopK", 2, x, [s], axis=1, largest=0)
+        z = graph.node("Softmax", graph.node("Div", squared, self.divisor), axis=1)  # (m, s)
+        rows = graph.node("Gather", self.projection, nearest, axis=0)  # (m, s, p)
+        summed = graph.node("MatMul", graph.node("Unsqueeze", z, [1]), rows)
+        return graph.node("Squeeze", summed, [1])
+
+
+class SecondBits(Operation):
+    """Append the bits of the second layer: y - b⁺ where y > 0, and b⁻ - y elsewhere."""
+
+    def __init__(self, thresholds: Array) -> None:
+        self.above, self.below = np.ascontiguousarray(thresholds.T)
+
+    def width(self, n: int) -> int:
+        """Return n plus the number of second bits."""
+        return n + len(self.above)
+
+    def run(self, X: Array, memory: Workspace) -> Array:
+        """Concatenate both layers."""
+        first = X[:, : len(self.above)]
+        second = np.where(first > 0, first - self.above, self.below - first)
+        return np.concatenate([X, second], axis=1)
+
+    def export(self, graph: Graph, x: str) -> str:
+        """Add Slice, Where and Concat."""
+        first = graph.node("Slice", x, [0], [len(self.above)], [1], [1])
+        side = graph.node("Greater", first, np.float32(0))
+        above, below = graph.node("Sub", first, self.above), graph.node("Sub", self.below, first)
+        return graph.node("Concat", x, graph.node("Where", side, above, below), axis=1)
 
 
 def _row_sparse(columns: NDArray[np.int64], values: Float64Array, n_columns: int) -> csr_array:

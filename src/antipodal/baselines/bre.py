@@ -1,17 +1,22 @@
 """Binary reconstructive embeddings (BRE): Hamming distances that approximate given distances."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
-from torch import Tensor
 
 from antipodal.hashers.base import BaseHasher, FloatArray
+from antipodal.hashers.operations import (
+    Affine,
+    Each,
+    Operation,
+    Standardise,
+    UnitRows,
+    unit_rows,
+)
 from antipodal.hashers.registry import built_in
-from antipodal.hashers.rows import draw_rows, feature_moments, feature_scale, unit_rows
+from antipodal.hashers.rows import draw_rows, feature_moments, feature_scale
 from antipodal.threads import one_thread
 from antipodal.validation import check_labels, check_whole
 
@@ -107,8 +112,9 @@ class BRE(BaseHasher):
         rng = check_random_state(self.random_state)
         chosen = draw_rows(len(rows), self.n_samples, rng, labels)
         self._learn_scale(rows)
-        sample = self._normalised(torch.from_numpy(rows[chosen].astype(np.float32)))
-        Z = sample.numpy().astype(np.float64)
+        scaled = (rows[chosen].astype(np.float32) - self.mean_) / self.feature_scale_
+        sample = unit_rows(scaled)
+        Z = sample.astype(np.float64)
         if labels is None:
             partners = distance_partners(Z, self.n_partners, rng)
         else:
@@ -122,7 +128,7 @@ class BRE(BaseHasher):
         used = np.unique(anchors)
         weights = np.zeros((len(Z), self.n_bits))
         weights[anchors.T, np.arange(self.n_bits)] = W.T
-        self.landmarks_ = sample.numpy()[used]
+        self.landmarks_ = sample[used]
         self.weights_ = weights[used].astype(np.float32)
         self.offsets_ = -(centre[used] @ weights[used]).astype(np.float32)
         return self
@@ -132,22 +138,16 @@ class BRE(BaseHasher):
         scale = feature_scale(mean, deviation) if self.standardize else np.ones_like(mean)
         self.mean_, self.feature_scale_ = mean.astype(np.float32), scale.astype(np.float32)
 
-    def _normalised(self, X: Tensor) -> Tensor:
-        mean, scale = torch.from_numpy(self.mean_), torch.from_numpy(self.feature_scale_)
-        return unit_rows((X - mean) / scale)
-
-    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the function whose signs are the bits."""
-        landmarks, weights = torch.from_numpy(self.landmarks_), torch.from_numpy(self.weights_)
-        offsets, gamma = torch.from_numpy(self.offsets_), self.gamma
-        scaled = 2 * gamma * landmarks.T
-        work = torch.empty(max_rows, len(landmarks))
-
-        def project(X: Tensor) -> Tensor:
-            K: Tensor = torch.mm(self._normalised(X), scaled, out=work[: len(X)])
-            return torch.addmm(offsets, K.sub_(2 * gamma).exp_(), weights)
-
-        return project
+    def pipeline(self) -> list[Operation]:
+        """Return the steps whose signs are the bits; -γ‖s - x‖² = 2γ·sᵀx - 2γ."""
+        n_landmarks = len(self.landmarks_)
+        return [
+            Standardise(self.mean_, self.feature_scale_),
+            UnitRows(),
+            Affine(2 * self.gamma * self.landmarks_.T, np.full(n_landmarks, -2 * self.gamma, "f4")),
+            Each("Exp"),
+            Affine(self.weights_, self.offsets_),
+        ]
 
     def _check_parameters(self) -> None:
         for name, least in (

@@ -4,31 +4,35 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from antipodal.baselines.nnhash import NNHash
 from antipodal.hashers.training import Training
-from antipodal.paper.centres import CentrePairs, Centres, class_centres
-from antipodal.paper.pair_sampling import ExpectedPairs, InBatchPairs, PairSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from antipodal.paper.centres import CentrePairs
+    from antipodal.paper.pair_sampling import PairSource
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class CentreHasher(NNHash):
     """Base of `OrthoHash` and `CSQ`: the encoder of `NNHash`, trained towards class centres."""
 
-    centres_: Centres = field(init=False)  # (c, N), ±1
+    centres_: NDArray[np.int8] = field(init=False)  # (c, N), ±1
 
     @abstractmethod
-    def centre_loss(self, centres: Tensor, *, exclusive: bool) -> partial[Tensor]:
+    def centre_loss(self, centres: "Tensor", *, exclusive: bool) -> "partial[Tensor]":
         """Return the loss of (codes, class probabilities) for the centres of all classes."""
 
     def check_labels(self, y: ArrayLike | None, n_rows: int) -> NDArray[Any]:
         """Return classes or concepts as other hashers do, and choose their centres."""
+        from antipodal.paper.centres import class_centres
+
         labels = super().check_labels(y, n_rows)
         n_classes = labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1
         self.centres_ = class_centres(n_classes, self.n_bits, np.random.default_rng(self._seed()))
@@ -41,21 +45,32 @@ class CentreHasher(NNHash):
             "Use fit with labels, or DeepLinf, NNHash or SparseHash"
         )
 
-    def _label_pairs(self, labels: NDArray[Any], n_pairs: int, seed: int) -> PairSource:
-        tensor = torch.from_numpy(labels).to(self._options.torch_device())
-        return self._towards_centres(InBatchPairs, tensor, exclusive=labels.ndim == 1)
+    def _label_pairs(self, labels: NDArray[Any], n_pairs: int, seed: int) -> "PairSource":
+        from antipodal.paper.pair_sampling import InBatchPairs
 
-    def _expected_pairs(self, probabilities: Tensor, seed: int, *, exclusive: bool) -> PairSource:
+        return self._towards_centres(InBatchPairs, labels, exclusive=labels.ndim == 1)
+
+    def _expected_pairs(
+        self, p: NDArray[np.float32], seed: int, *, exclusive: bool
+    ) -> "PairSource":
+        from antipodal.paper.pair_sampling import ExpectedPairs
+
         source = partial(ExpectedPairs, exclusive=exclusive)
-        return self._towards_centres(source, probabilities, exclusive=exclusive)
+        return self._towards_centres(source, p, exclusive=exclusive)
 
     def _towards_centres(
-        self, source: Callable[[Tensor], PairSource], labels: Tensor, *, exclusive: bool
-    ) -> CentrePairs:
-        centres = torch.from_numpy(self.centres_).to(labels.device, torch.float32)
+        self,
+        source: "Callable[[Tensor], PairSource]",
+        labels: NDArray[Any],
+        *,
+        exclusive: bool,
+    ) -> "CentrePairs":
+        from antipodal.paper.centres import CentrePairs
+
+        given, centres = self._to_device(labels), self._to_device(self.centres_).float()
         if labels.ndim == 2:
             centres = centres[: labels.shape[1]]  # the last classes may have no training row
-        return CentrePairs(source(labels), labels, self.centre_loss(centres, exclusive=exclusive))
+        return CentrePairs(source(given), given, self.centre_loss(centres, exclusive=exclusive))
 
     def _check_parameters(self) -> None:
         super()._check_parameters()

@@ -3,14 +3,15 @@
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from antipodal.baselines.centre_hasher import CentreHasher
 from antipodal.hashers.registry import built_in
-from antipodal.paper.centres import central_loss, random_centres
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -43,8 +44,12 @@ class CSQ(CentreHasher):
 
     quantization_weight: float = 1e-4
 
-    def centre_loss(self, centres: Tensor, *, exclusive: bool) -> partial[Tensor]:
+    def centre_loss(self, centres: "Tensor", *, exclusive: bool) -> "partial[Tensor]":
         """Return the loss of (codes, class probabilities)."""
+        import torch
+
+        from antipodal.paper.centres import central_loss, random_centres
+
         ties = random_centres(1, self.n_bits, np.random.default_rng(0))[0]
         return partial(
             central_loss,

@@ -1,25 +1,21 @@
 """Supervised hashing with kernels (KSH): codes whose inner products approximate label agreement."""
 
-from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import cholesky, eigh, solve_triangular
 from sklearn.utils import check_random_state
-from torch import Tensor
 
 from antipodal.hashers.base import SupervisedHasher
 from antipodal.hashers.kernel_features import (
     check_bandwidth,
     choose_bandwidth,
-    distance_blocks,
-    distance_map,
 )
+from antipodal.hashers.operations import Affine, GaussianKernel, Operation, SquaredDistances
+from antipodal.hashers.pipeline import Pipeline
 from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import as_floats, draw_rows
-from antipodal.paper.losses import are_similar
 from antipodal.threads import one_thread
 from antipodal.validation import check_whole
 
@@ -97,9 +93,8 @@ class KSH(SupervisedHasher):
         self.mean_ = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
         anchors = np.sort(rng.permutation(len(rows))[: self.n_anchors])
         self.anchors_ = rows[anchors].astype(np.float32)
-        squared = np.concatenate(
-            [part.numpy().copy() for _, part in distance_blocks(rows, self.anchors_, self.mean_)]
-        )
+        distances = Pipeline([SquaredDistances(self.anchors_, self.mean_)])
+        squared = distances.values(rows, len(self.anchors_))
         self.bandwidth_ = choose_bandwidth(self.bandwidth, float(squared.mean(dtype=np.float64)))
         kernels = np.exp(squared / -np.float32(self.bandwidth_**2)).astype(np.float64)
         mean = kernels.mean(axis=0)
@@ -109,11 +104,12 @@ class KSH(SupervisedHasher):
         self.projection_ = A.astype(np.float32)
         return self
 
-    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the function whose signs are the bits."""
-        distances = distance_map(self.anchors_, self.mean_, max_rows)
-        mean, A = torch.from_numpy(self.kernel_mean_), torch.from_numpy(self.projection_)
-        return lambda X: distances(X).div_(-(self.bandwidth_**2)).exp_().sub_(mean) @ A
+    def pipeline(self) -> list[Operation]:
+        """Return the steps whose signs are the bits."""
+        return [
+            GaussianKernel(self.anchors_, 1 / self.bandwidth_**2, self.mean_),
+            Affine(self.projection_, mean=self.kernel_mean_),
+        ]
 
     def _check_parameters(self) -> None:
         check_whole(self.n_anchors, "n_anchors", 1)
@@ -133,7 +129,10 @@ class LabelResidue:
 
     def __init__(self, labels: NDArray[Any], n_bits: int) -> None:
         distinct, group = np.unique(labels, axis=0, return_inverse=True)
-        similar = are_similar(torch.from_numpy(distinct), torch.from_numpy(distinct)).numpy()
+        if labels.ndim == 1:
+            similar = distinct[:, None] == distinct
+        else:
+            similar = distinct.astype(np.float32) @ distinct.T.astype(np.float32) > 0
         self.n_bits = n_bits
         self.n_learned = 0
         self._group = group.reshape(-1)

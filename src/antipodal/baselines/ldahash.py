@@ -1,21 +1,19 @@
 """LDAHash: discriminant projections, in which similar pairs are close and dissimilar ones far."""
 
 import math
-from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh
 from sklearn.utils import check_random_state
-from torch import Tensor
 
 from antipodal.baselines.thresholds import best_cuts
 from antipodal.hashers.base import SupervisedHasher
+from antipodal.hashers.operations import Affine, Operation
 from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import sample_labelled
-from antipodal.paper.pair_sampling import ListedPairs, sample_pairs
+from antipodal.paper.pairs import Pairs, sample_pairs
 from antipodal.threads import one_thread
 from antipodal.validation import check_whole
 
@@ -92,12 +90,12 @@ class LDAHash(SupervisedHasher):
         rows = sample.astype(np.float64)
         mean = rows.mean(axis=0)
         rows -= mean
-        pairs: NDArray[np.int64] | ListedPairs = labels
+        pairs: NDArray[np.int64] | Pairs = labels
         if labels.ndim == 1:
             similar, dissimilar = covariances_of_classes(rows, labels)
         else:
-            generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
-            pairs = sample_pairs(torch.from_numpy(labels), self.n_pairs, generator)
+            generator = np.random.default_rng(rng.randint(2**31 - 1))
+            pairs = sample_pairs(labels, self.n_pairs, generator)
             similar, dissimilar = _covariances_of_pairs(rows, pairs)
         ridge = self.regularization * np.trace(dissimilar) / n_features
         if not ridge > 0:
@@ -112,15 +110,12 @@ class LDAHash(SupervisedHasher):
         )
         self.mean_ = mean.astype(np.float32)
         self.projection_ = np.ascontiguousarray(vectors[:, ::-1], dtype=np.float32)
-        centred = torch.from_numpy(rows.astype(np.float32))
-        self.thresholds_ = best_cuts(centred, torch.from_numpy(self.projection_), pairs).thresholds
+        self.thresholds_ = best_cuts(rows.astype(np.float32), self.projection_, pairs).thresholds
         return self
 
-    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the function whose signs are the bits."""
-        mean, projection = torch.from_numpy(self.mean_), torch.from_numpy(self.projection_)
-        thresholds = torch.from_numpy(self.thresholds_)
-        return lambda X: (X - mean) @ projection - thresholds
+    def pipeline(self) -> list[Operation]:
+        """Return the steps whose signs are the bits."""
+        return [Affine(self.projection_, -self.thresholds_, self.mean_)]
 
 
 def covariances_of_classes(rows: NDArray[np.float64], labels: NDArray[np.int64]) -> Covariances:
@@ -160,7 +155,7 @@ def _scatter(rows: NDArray[np.float64], weights: NDArray[np.int64]) -> NDArray[n
     return scatter
 
 
-def _covariances_of_pairs(rows: NDArray[np.float64], pairs: ListedPairs) -> Covariances:
+def _covariances_of_pairs(rows: NDArray[np.float64], pairs: Pairs) -> Covariances:
     """Return Σ_P and Σ_N over listed pairs."""
 
     def covariance(ends: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -170,5 +165,4 @@ def _covariances_of_pairs(rows: NDArray[np.float64], pairs: ListedPairs) -> Cova
             total += difference.T @ difference
         return total / len(ends)
 
-    listed, flags = pairs.pairs.numpy(), pairs.similar.numpy()
-    return covariance(listed[flags]), covariance(listed[~flags])
+    return covariance(pairs.rows[pairs.similar]), covariance(pairs.rows[~pairs.similar])

@@ -1,12 +1,15 @@
 """Neural-network hashing: a siamese network of plain feed-forward encoders."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
-import torch
-
-from antipodal.hashers.network import NetworkHasher
+from antipodal.hashers.network import Layers, NetworkHasher, Weights
+from antipodal.hashers.operations import Each
 from antipodal.hashers.registry import built_in
-from antipodal.paper.encoders import PlainEncoder
+from antipodal.hashers.training import Training
+
+if TYPE_CHECKING:
+    from antipodal.paper.encoders import PlainEncoder
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -29,12 +32,44 @@ class NNHash(NetworkHasher):
     (1797, 2)
     """
 
+    presets = ("paper", "reproduced")
+
+    @classmethod
+    def paper(cls, n_bits: int, *, n_epochs: int = 10, random_state: Any = None) -> Self:
+        """Return the training of `DeepLinf.paper`, from random weights."""
+        return cls(
+            n_bits,
+            feature_map="none",
+            scaling="each",
+            training=Training.paper(n_epochs),
+            random_state=random_state,
+        )
+
+    @classmethod
+    def reproduced(cls, n_bits: int, *, n_epochs: int = 1000, random_state: Any = None) -> Self:
+        """Return the training of `DeepLinf.reproduced`."""
+        return cls(
+            n_bits,
+            feature_map="none",
+            scaling="root-each",
+            training=Training.regularized(n_epochs),
+            random_state=random_state,
+        )
+
     def new_encoder(
         self, n_features: int, n_bits: int, n_stages: int, seed: int = 0
-    ) -> PlainEncoder:
+    ) -> "PlainEncoder":
         """Return an encoder with random weights."""
+        import torch
+
+        from antipodal.paper.encoders import PlainEncoder
+
         generator = torch.Generator().manual_seed(seed)
         return PlainEncoder(n_features, n_bits, n_stages, generator=generator)
+
+    def layers(self, weights: Weights) -> Layers:
+        """Describe the tanh layers."""
+        return Layers(Each("Tanh"), feeds_input=False)
 
     def reach(self) -> float:
         """Return half the distance between the two values of a bit, -1 and 1."""

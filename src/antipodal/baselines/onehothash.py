@@ -1,13 +1,10 @@
 """One-hot codes of the predicted class."""
 
-from collections.abc import Callable
-
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from antipodal.hashers.classifierlsh import ClassifierHasher
+from antipodal.hashers.operations import Array, Graph, Operation, Workspace, check_width, product
 from antipodal.hashers.registry import built_in
 
 
@@ -65,14 +62,41 @@ class OneHotHash(ClassifierHasher):
         self.codewords_ = np.zeros((n_classes, self.n_bits), np.float32)
         self.codewords_[:, : repeated.shape[1]] = repeated
 
-    def _code(self) -> Callable[[Tensor], Tensor]:
-        codewords = torch.from_numpy(self.codewords_)
-        several = self.multilabel_ and self.n_bits >= len(codewords)
+    def _code(self) -> Operation:
+        several = self.multilabel_ and self.n_bits >= len(self.codewords_)
+        return Codewords(self.codewords_, several=several)
 
-        def code(P: Tensor) -> Tensor:
-            predicted = torch.zeros_like(P).scatter_(1, P.argmax(dim=1, keepdim=True), 1.0)
-            if several:
-                predicted = torch.maximum(predicted, (P > 0.5).float())
-            return predicted @ codewords - 0.5
 
-        return code
+class Codewords(Operation):
+    """Map probabilities to the codeword of the most probable class, minus ½.
+
+    With `several`, codewords of all concepts with a probability above ½ are added.
+    """
+
+    def __init__(self, codewords: Array, *, several: bool) -> None:
+        self.codewords, self.several = codewords, several
+
+    def width(self, n: int) -> int:
+        """Return the length of the codewords."""
+        check_width(n, len(self.codewords))
+        return int(self.codewords.shape[1])
+
+    def run(self, X: Array, memory: Workspace) -> Array:
+        """Multiply the predicted classes by the codewords."""
+        predicted = memory.array(self, *X.shape)
+        predicted[:] = X > 0.5 if self.several else 0
+        predicted[np.arange(len(X)), X.argmax(axis=1)] = 1
+        out = memory.array(self, len(X), self.codewords.shape[1], 1)
+        values = product(predicted, self.codewords, out)
+        values -= np.float32(0.5)
+        return values
+
+    def export(self, graph: Graph, x: str) -> str:
+        """Add ArgMax, OneHot and MatMul."""
+        classes = graph.node("ArgMax", x, axis=1, keepdims=0)
+        on_off = np.array([0, 1], np.float32)
+        predicted = graph.node("OneHot", classes, np.int64(len(self.codewords)), on_off)
+        if self.several:
+            likely = graph.node("Greater", x, np.float32(0.5))
+            predicted = graph.node("Max", predicted, graph.node("Cast", likely, to=1))
+        return graph.node("Sub", graph.node("MatMul", predicted, self.codewords), np.float32(0.5))

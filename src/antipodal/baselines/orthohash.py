@@ -3,12 +3,13 @@
 import math
 from dataclasses import dataclass
 from functools import partial
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from antipodal.baselines.centre_hasher import CentreHasher
 from antipodal.hashers.registry import built_in
-from antipodal.paper.centres import COSINE_MARGIN, cosine_loss, default_scale
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -42,10 +43,12 @@ class OrthoHash(CentreHasher):
     """
 
     scale: float | None = None
-    cosine_margin: float = COSINE_MARGIN
+    cosine_margin: float = 0.2
 
-    def centre_loss(self, centres: Tensor, *, exclusive: bool) -> partial[Tensor]:
+    def centre_loss(self, centres: "Tensor", *, exclusive: bool) -> "partial[Tensor]":
         """Return the loss of (codes, class probabilities)."""
+        from antipodal.paper.centres import cosine_loss, default_scale
+
         scale = default_scale(len(centres)) if self.scale is None else self.scale
         return partial(cosine_loss, centres=centres, scale=scale, margin=self.cosine_margin)
 

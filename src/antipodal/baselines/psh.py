@@ -1,20 +1,18 @@
 """Parameter-sensitive hashing (PSH): projections and thresholds that separate dissimilar pairs."""
 
-from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh
 from sklearn.utils import check_random_state
-from torch import Tensor
 
 from antipodal.baselines.thresholds import best_cuts, column_blocks
 from antipodal.hashers.base import SupervisedHasher
+from antipodal.hashers.operations import Affine, Operation
 from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import sample_labelled
-from antipodal.paper.pair_sampling import ListedPairs, sample_pairs
+from antipodal.paper.pairs import Pairs, sample_pairs
 from antipodal.threads import one_thread
 from antipodal.validation import check_whole
 
@@ -91,12 +89,12 @@ class PSH(SupervisedHasher):
         labels = self.check_labels(y, len(checked))
         rng = check_random_state(self.random_state)
         rows, labels = sample_labelled(checked, labels, self.n_samples, rng)
-        generator = torch.Generator().manual_seed(int(rng.randint(2**31 - 1)))
-        pairs = sample_pairs(torch.from_numpy(labels), self.n_pairs, generator)
+        generator = np.random.default_rng(rng.randint(2**31 - 1))
+        pairs = sample_pairs(labels, self.n_pairs, generator)
 
         self.mean_ = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
-        centred = torch.from_numpy(rows.astype(np.float32) - self.mean_)
-        directions = torch.from_numpy(self._candidates(centred.numpy(), rng))
+        centred = rows.astype(np.float32) - self.mean_
+        directions = self._candidates(centred, rng)
         cuts = best_cuts(centred, directions, labels if labels.ndim == 1 else pairs)
         kept = np.argsort(-cuts.gaps, kind="stable")[:_MAX_CANDIDATES]
         kept = kept[np.isfinite(cuts.gaps[kept])]
@@ -108,7 +106,7 @@ class PSH(SupervisedHasher):
         directions, gaps = directions[:, kept], cuts.gaps[kept]
         splits = _split_pairs(centred, directions, cuts.thresholds[kept], pairs)
         chosen = _select_bits(gaps, splits, self.n_bits)
-        self.directions_ = directions[:, chosen].contiguous().numpy()
+        self.directions_ = np.ascontiguousarray(directions[:, chosen])
         self.thresholds_ = cuts.thresholds[kept[chosen]]
         self.gaps_ = gaps[chosen]
         return self
@@ -126,37 +124,40 @@ class PSH(SupervisedHasher):
         random /= np.linalg.norm(random, axis=0)
         return np.hstack([np.eye(n_features), components[:, ::-1], random]).astype(np.float32)
 
-    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the function whose signs are the bits."""
-        mean, directions = torch.from_numpy(self.mean_), torch.from_numpy(self.directions_)
-        thresholds = torch.from_numpy(self.thresholds_)
-        return lambda X: (X - mean) @ directions - thresholds
+    def pipeline(self) -> list[Operation]:
+        """Return the steps whose signs are the bits."""
+        return [Affine(self.directions_, -self.thresholds_, self.mean_)]
 
 
 def _split_pairs(
-    rows: Tensor, directions: Tensor, thresholds: NDArray[np.float32], pairs: ListedPairs
-) -> Tensor:
+    rows: NDArray[np.float32],
+    directions: NDArray[np.float32],
+    thresholds: NDArray[np.float32],
+    pairs: Pairs,
+) -> NDArray[np.float32]:
     """Return whether each bit differs on each pair, (pairs, m), minus the mean of its kind."""
-    left, right = pairs.pairs.T
-    splits = torch.empty(len(left), directions.shape[1])
+    left, right = pairs.rows.T
+    splits = np.empty((len(left), directions.shape[1]), np.float32)
     for block in column_blocks(directions.shape[1], len(rows)):
-        bits = rows @ directions[:, block] > torch.from_numpy(thresholds[block])
-        splits[:, block] = (bits[left] ^ bits[right]).float()
+        bits = rows @ directions[:, block] > thresholds[block]
+        splits[:, block] = bits[left] ^ bits[right]
     for kind in (pairs.similar, ~pairs.similar):
-        splits[kind] -= splits[kind].mean(dim=0)
+        splits[kind] -= splits[kind].mean(axis=0)
     return splits
 
 
-def _select_bits(gaps: NDArray[np.float64], splits: Tensor, n_bits: int) -> NDArray[np.int64]:
+def _select_bits(
+    gaps: NDArray[np.float64], splits: NDArray[np.float32], n_bits: int
+) -> NDArray[np.int64]:
     """Select n_bits bits greedily, each to maximise Σ g / √Var[Σ split]."""
     half = len(splits) / 2
-    variances = splits.square().sum(dim=0).double().numpy() / half
-    distance = torch.zeros(len(splits))  # of each pair in the selected bits, centred
+    variances = np.einsum("pm,pm->m", splits, splits).astype(np.float64) / half
+    distance = np.zeros(len(splits), np.float32)  # of each pair in the selected bits, centred
     gap = variance = 0.0
     free = np.ones(len(gaps), bool)
     chosen = np.empty(n_bits, np.int64)
     for i in range(n_bits):
-        covariances = (distance @ splits).double().numpy() / half
+        covariances = (distance @ splits).astype(np.float64) / half
         # A variance of 0 in the sample may still be as large as that of a single pair.
         spread = np.maximum(variance + 2 * covariances + variances, 1 / half)
         j = int(np.where(free, (gap + gaps) / np.sqrt(spread), -np.inf).argmax())

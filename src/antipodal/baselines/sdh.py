@@ -4,21 +4,19 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.sparse import csc_array, csr_array, eye_array
 from scipy.sparse.linalg import splu
 from sklearn.utils import check_random_state
-from torch import Tensor
 
 from antipodal.hashers.base import FloatArray, SupervisedHasher
 from antipodal.hashers.kernel_features import (
     check_bandwidth,
     choose_bandwidth,
-    distance_blocks,
-    distance_map,
 )
+from antipodal.hashers.operations import Affine, GaussianKernel, Operation, SquaredDistances
+from antipodal.hashers.pipeline import Pipeline
 from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import row_blocks, sample_labelled
 from antipodal.threads import one_thread
@@ -125,20 +123,17 @@ class SDH(SupervisedHasher):
         self.projection_, self.offset_ = P.astype(np.float32), offset.astype(np.float32)
         return self
 
-    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the function whose signs are the bits."""
-        distances = distance_map(self.anchors_, self.mean_, max_rows)
-        mean, P = torch.from_numpy(self.kernel_mean_), torch.from_numpy(self.projection_)
-        offset, scale = torch.from_numpy(self.offset_), -(self.bandwidth_**2)
-        return lambda X: torch.addmm(offset, distances(X).div_(scale).exp_().sub_(mean), P)
+    def pipeline(self) -> list[Operation]:
+        """Return the steps whose signs are the bits."""
+        return [
+            GaussianKernel(self.anchors_, 1 / self.bandwidth_**2, self.mean_),
+            Affine(self.projection_, self.offset_, self.kernel_mean_),
+        ]
 
     def _centred_kernels(self, rows: FloatArray) -> Float32Array:
         """Learn bandwidth and means, and return K̄ (n, m), computed in place."""
-        K = np.empty((len(rows), len(self.anchors_)), np.float32)
-        start = 0
-        for block, squared in distance_blocks(rows, self.anchors_, self.mean_):
-            K[start : start + len(block)] = squared.numpy()
-            start += len(block)
+        distances = Pipeline([SquaredDistances(self.anchors_, self.mean_)])
+        K = distances.values(rows, len(self.anchors_))
         self.bandwidth_ = choose_bandwidth(self.bandwidth, float(K.mean(dtype=np.float64)))
         K /= -np.float32(self.bandwidth_**2)
         np.exp(K, out=K)

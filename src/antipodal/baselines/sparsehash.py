@@ -1,12 +1,17 @@
 """Sparse neural-network hashing: a siamese network of LISTA encoders."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
-import torch
+import numpy as np
 
-from antipodal.hashers.network import NetworkHasher
+from antipodal.hashers.network import Layers, NetworkHasher, Weights
+from antipodal.hashers.operations import Chain, Each, Rectify, Shrink
 from antipodal.hashers.registry import built_in
-from antipodal.paper.encoders import SparseBitEncoder
+from antipodal.hashers.training import Training
+
+if TYPE_CHECKING:
+    from antipodal.paper.encoders import SparseBitEncoder
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -40,19 +45,54 @@ class SparseHash(NetworkHasher):
     (1797, 2)
     """
 
+    presets = ("paper", "reproduced")
     encoding_parameters = (*NetworkHasher.encoding_parameters, "nonnegative")
 
     threshold: float = 0.3
     nonnegative: bool = True
 
+    @classmethod
+    def paper(cls, n_bits: int, *, n_epochs: int = 10, random_state: Any = None) -> Self:
+        """Return the training of `DeepLinf.paper`, from random weights."""
+        return cls(
+            n_bits,
+            feature_map="none",
+            scaling="each",
+            nonnegative=False,
+            training=Training.paper(n_epochs),
+            random_state=random_state,
+        )
+
+    @classmethod
+    def reproduced(cls, n_bits: int, *, n_epochs: int = 1000, random_state: Any = None) -> Self:
+        """Return the training of `DeepLinf.reproduced`."""
+        return cls(
+            n_bits,
+            feature_map="none",
+            scaling="root-each",
+            nonnegative=False,
+            training=Training.regularized(n_epochs),
+            random_state=random_state,
+        )
+
     def new_encoder(
         self, n_features: int, n_bits: int, n_stages: int, seed: int = 0
-    ) -> SparseBitEncoder:
+    ) -> "SparseBitEncoder":
         """Return an encoder with random weights."""
+        import torch
+
+        from antipodal.paper.encoders import SparseBitEncoder
+
         return SparseBitEncoder(
             n_features, n_bits, n_stages, threshold=self.threshold,
             nonnegative=self.nonnegative, generator=torch.Generator().manual_seed(seed),
         )  # fmt: skip
+
+    def layers(self, weights: Weights) -> Layers:
+        """Describe the soft thresholds, and the readout tanh(max(z, 0)/θ)."""
+        theta = np.exp(weights["shelu.log_threshold"])
+        neuron = Rectify() if self.nonnegative else Shrink()
+        return Layers(neuron, theta, readout=Chain(Rectify(0), Each("Tanh")))
 
     def reach(self) -> float:
         """Return half the distance between the two values of a bit, 0 and 1."""

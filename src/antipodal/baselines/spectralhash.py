@@ -1,17 +1,14 @@
 """Spectral hashing: eigenfunctions of the Laplacian on a box, along principal components."""
 
-import math
-from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh
 from sklearn.utils import check_random_state
-from torch import Tensor
 
 from antipodal.hashers.base import BaseHasher
+from antipodal.hashers.operations import Affine, Clip, Columns, Each, Operation, Standardise
 from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import sample_rows
 from antipodal.threads import one_thread
@@ -90,18 +87,17 @@ class SpectralHash(BaseHasher):
         self.component_, self.mode_ = smoothest_modes(sides[wide], self.n_bits)
         return self
 
-    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the function whose signs are the bits."""
-        mean, components = torch.from_numpy(self.mean_), torch.from_numpy(self.components_)
-        lower, upper = torch.from_numpy(self.lower_), torch.from_numpy(self.upper_)
-        component = torch.from_numpy(self.component_)
-        frequency = math.pi * torch.from_numpy(self.mode_) / (upper - lower)[component]
-
-        def project(X: Tensor) -> Tensor:
-            inside = ((X - mean) @ components).clamp(lower, upper)
-            return torch.cos((inside - lower)[:, component] * frequency)  # sin(π/2 + ·) = cos(·)
-
-        return project
+    def pipeline(self) -> list[Operation]:
+        """Return the steps whose signs are the bits; sin(π/2 + ·) = cos(·)."""
+        j = self.component_
+        wavelength = (self.upper_ - self.lower_)[j] / (np.pi * self.mode_)
+        return [
+            Affine(self.components_, mean=self.mean_),
+            Clip(self.lower_, self.upper_),
+            Columns(j),
+            Standardise(self.lower_[j], wavelength.astype(np.float32)),
+            Each("Cos"),
+        ]
 
 
 def smoothest_modes(

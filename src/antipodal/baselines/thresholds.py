@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from antipodal.paper.pair_sampling import ListedPairs
+from antipodal.paper.pairs import Pairs
 
 _BLOCK_ENTRIES = 2**21
 
@@ -22,7 +21,11 @@ class Cuts(NamedTuple):
     gaps: NDArray[np.float64]
 
 
-def best_cuts(rows: Tensor, directions: Tensor, pairs: NDArray[np.int64] | ListedPairs) -> Cuts:
+def best_cuts(
+    rows: NDArray[np.float32],
+    directions: NDArray[np.float32],
+    pairs: NDArray[np.int64] | Pairs,
+) -> Cuts:
     """Return the thresholds of largest gap g of the projections of the rows on each direction.
 
     They also minimise the sum of false negative and false positive rates, 1 - g. All midpoints
@@ -32,17 +35,17 @@ def best_cuts(rows: Tensor, directions: Tensor, pairs: NDArray[np.int64] | Liste
     ----------
     rows : float32 (n, d)
     directions : float32 (d, m)
-    pairs : int64 (n,) or ListedPairs
+    pairs : int64 (n,) or Pairs
         Class numbers from 0, to use all pairs of rows, or the pairs to use.
     """
     n, m = len(rows), directions.shape[1]
-    n_places = max(n, len(pairs.pairs)) if isinstance(pairs, ListedPairs) else n
+    n_places = max(n, len(pairs.rows)) if isinstance(pairs, Pairs) else n
     thresholds, gaps = np.empty(m, np.float32), np.empty(m)
     for block in column_blocks(m, n_places):
-        values = (rows @ directions[:, block]).T.contiguous().numpy()
+        values = np.ascontiguousarray((rows @ directions[:, block]).T)
         order = np.argsort(values, axis=1)
         values = np.take_along_axis(values, order, axis=1)
-        if isinstance(pairs, ListedPairs):
+        if isinstance(pairs, Pairs):
             similar, dissimilar = _pairs_cut(order, pairs)
         else:
             similar, dissimilar = _classes_cut(order, pairs)
@@ -82,7 +85,7 @@ def _classes_cut(order: NDArray[np.int64], labels: NDArray[np.int64]) -> Shares:
     return similar / n_similar, (k * (n - k) - similar) / n_dissimilar
 
 
-def _pairs_cut(order: NDArray[np.int64], pairs: ListedPairs) -> Shares:
+def _pairs_cut(order: NDArray[np.int64], pairs: Pairs) -> Shares:
     """Return the shares of listed similar and dissimilar pairs split by each cut of each order.
 
     A pair is split by the cuts from its lower position in the order to just before its higher one.
@@ -90,7 +93,6 @@ def _pairs_cut(order: NDArray[np.int64], pairs: ListedPairs) -> Shares:
     m, n = order.shape
     place = np.empty_like(order)
     np.put_along_axis(place, order, np.broadcast_to(np.arange(n), (m, n)), axis=1)
-    flags = pairs.similar.numpy()
 
     def share(ends: NDArray[np.int64]) -> NDArray[np.float64]:
         left, right = place[:, ends[:, 0]], place[:, ends[:, 1]]
@@ -101,7 +103,7 @@ def _pairs_cut(order: NDArray[np.int64], pairs: ListedPairs) -> Shares:
         shares: NDArray[np.float64] = split / len(ends)
         return shares
 
-    return share(pairs.pairs.numpy()[flags]), share(pairs.pairs.numpy()[~flags])
+    return share(pairs.rows[pairs.similar]), share(pairs.rows[~pairs.similar])
 
 
 def column_blocks(n_columns: int, n_rows: int) -> Iterator[slice]:

@@ -48,7 +48,8 @@ class Run(NamedTuple):
 
 def read_run(path: str | os.PathLike[str]) -> Run:
     """Read and check the records of a run."""
-    records = [line.fields for line in read_objects(path)]
+    # The last line of an audit is its advice.
+    records = [line.fields for line in read_objects(path) if line.fields.keys() != {"advice"}]
     if not records:
         raise AntipodalError(f"{path} has no records: did the run fail?")
     kind = _kind(records[0])

@@ -13,10 +13,9 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from antipodal.bench.diagrams import iteration, siamese, unfolded
 from antipodal.bench.figure_style import (
     BLUE,
     COLUMN,
@@ -41,8 +40,6 @@ from antipodal.hashers.deeplinf import DeepLinf
 from antipodal.hashers.network import NetworkHasher
 from antipodal.hashers.registry import make_hasher
 from antipodal.io.atomic import make_folder
-from antipodal.paper.encoders import LinfEncoder
-from antipodal.paper.neurons import BLU, HELU, SHeLU
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +77,11 @@ class Values(NamedTuple):
 @figure_style()
 def neurons() -> "Figure":
     """Draw tanh, ReLU, SHeLU, HELU and BLU with threshold 1. [Wang2016, Fig. 3]"""
-    units: dict[str, Callable[[Tensor], Tensor]] = {
+    import torch
+
+    from antipodal.paper.neurons import BLU, HELU, SHeLU
+
+    units: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "tanh": torch.tanh,
         "ReLU": torch.relu,
         "SHeLU": SHeLU(1),
@@ -373,7 +374,10 @@ def draw_figures(
         return representations(benchmark, [*networks], max(lengths), seeds[0], say)
 
     drawings: dict[str, Callable[[], Figure]] = {
+        "iteration": iteration,
+        "unfolded": unfolded,
         "neurons": neurons,
+        "siamese": siamese,
         "initialisation": lambda: initialisation(
             loss_curves(benchmark, lengths[0], seeds, n_epochs=n_epochs, say=say),
             n_bits=lengths[0],
@@ -452,8 +456,8 @@ def representations(
 
 def _bound(hasher: BaseHasher) -> FloatArray:
     """Return the greatest possible |z| of each bit: λ of the encoder, or 1 for tanh."""
-    encoder = hasher.encoder_ if isinstance(hasher, NetworkHasher) else None
-    if isinstance(encoder, LinfEncoder):
-        bound: FloatArray = encoder.threshold.detach().numpy()
+    weights = hasher.weights_ if isinstance(hasher, NetworkHasher) else {}
+    if "encoder_.blu.log_threshold" in weights:
+        bound: FloatArray = np.exp(weights["encoder_.blu.log_threshold"])
         return bound
     return np.ones(hasher.n_bits, np.float32)

@@ -9,7 +9,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-import torch
 from threadpoolctl import threadpool_limits
 
 from antipodal.errors import AntipodalError
@@ -86,7 +85,7 @@ def _start(run: Callable[[Any, Any], Any], shared: Any, n_threads: int) -> None:
     """Initialise a worker process."""
     global _task
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and stops the workers
-    torch.set_num_threads(n_threads)
+    os.environ["OMP_NUM_THREADS"] = str(n_threads)  # for PyTorch, which is imported later
     threadpool_limits(n_threads)
     _task = (run, shared)
 

@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 from antipodal.codes import code_width
 from antipodal.errors import AntipodalError
 from antipodal.hashers.base import BaseHasher
-from antipodal.hashers.registry import load
+from antipodal.hashers.registry import load_with_identity
 from antipodal.io.atomic import replacing
 from antipodal.io.columns import check_column, choose_columns
 from antipodal.io.formats import find_format
 from antipodal.io.tables import ParquetTable, combine_columns, describe_columns
-from antipodal.threads import one_torch_thread
+from antipodal.threads import one_core
 
 CODE = "code"  # the name of the added column
 
@@ -63,7 +63,11 @@ class BatchEncoder:
         column: str | Sequence[str] | None = None,
         columns: Collection[str] | None = None,
     ) -> None:
-        self.hasher = model if isinstance(model, BaseHasher) else load(model)
+        self.identity: str | None = None  # of the model file
+        if isinstance(model, BaseHasher):
+            self.hasher = model
+        else:
+            self.hasher, self.identity = load_with_identity(model)
         self.column = column
         self.columns = columns
 
@@ -81,7 +85,7 @@ class BatchEncoder:
         if len(batch):
             names = self.vector_columns(batch.schema)
             rows = combine_columns({name: batch.column(name) for name in names})
-            with one_torch_thread():
+            with one_core():
                 codes = self.hasher.encode(rows)
         column = pa.Array.from_buffers(pa.binary(width), len(codes), [None, pa.py_buffer(codes)])
         schema = self.schema(batch.schema)

@@ -16,15 +16,16 @@ from antipodal.bulk.encoder import BatchEncoder, FileJob, FileRecord, encode_fil
 from antipodal.bulk.manifest import Manifest
 from antipodal.errors import AntipodalError, missing_extra
 from antipodal.io.formats import PARQUET, DataFile, find_files, split_column
-from antipodal.io.model_file import model_identity
 from antipodal.io.tables import ParquetTable
 
 
 class FileEncoder:
     """Ray actor that encodes files: batches are rows of FileJob, results rows of FileRecord."""
 
-    def __init__(self, model: str, options: dict[str, Any]) -> None:
+    def __init__(self, model: str, identity: str, options: dict[str, Any]) -> None:
         self.encoder = BatchEncoder(model, **options)
+        if self.encoder.identity != identity:
+            raise AntipodalError(f"{model} was replaced by another model: start again")
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Encode the files of a batch of jobs."""
@@ -41,9 +42,10 @@ def encode_on_cluster(
     with connected(address) as ray:
         n_actors = min(len(jobs), max(1, int(ray.cluster_resources().get("CPU", 1))))
         files = ray.data.from_items([job._asdict() for job in jobs], override_num_blocks=len(jobs))
+        options = {"column": encoder.column, "columns": encoder.columns}
         records = files.map_batches(
             FileEncoder,
-            fn_constructor_args=(model, {"column": encoder.column, "columns": encoder.columns}),
+            fn_constructor_args=(model, encoder.identity, options),
             batch_size=1,
             batch_format="pyarrow",
             compute=ray.data.ActorPoolStrategy(size=n_actors),
@@ -155,7 +157,7 @@ def encode(
     encoder.schema(first.schema(), files[0].path)
     jobs = _jobs(place, files, folder)
     about = {
-        "model": model_identity(model),
+        "model": encoder.identity,
         "method": type(encoder.hasher).__name__,
         "bits": encoder.hasher.n_bits,
         "vectors": list(encoder.column),

@@ -7,15 +7,19 @@ to standard output, progress and errors to standard error.
 import os
 import re
 import sys
+import warnings
 from typing import NoReturn
 
 from antipodal.cli import (  # noqa: F401 - each module registers its commands
     audit,
     bench,
+    build,
     demo,
     evaluate,
+    export,
     index,
     info,
+    items,
     models,
     search,
     serve,
@@ -32,6 +36,7 @@ _EXPECTED = (AntipodalError, OSError, ValueError, TypeError, FloatingPointError,
 
 def main() -> None:
     """Run the command line; print an expected error as one line and exit with 1."""
+    warnings.showwarning = _show_warning
     try:
         app()
     except KeyboardInterrupt:
@@ -45,6 +50,11 @@ def main() -> None:
         if "allocate" not in str(error):
             raise
         _fail(MemoryError(*error.args))  # PyTorch reports failed allocations as RuntimeError
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning as one line."""
+    print(f"antipodal: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _fail(error: Exception) -> NoReturn:

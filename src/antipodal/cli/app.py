@@ -17,6 +17,8 @@ from antipodal import __version__
 from antipodal.errors import AntipodalError, NoStoreError, StoreError, missing_extra
 
 if TYPE_CHECKING:
+    from antipodal.client import Client
+    from antipodal.collection import Collection
     from antipodal.evaluation.report import Describe
     from antipodal.hashers.base import BaseHasher
     from antipodal.io.vectors import VectorFile
@@ -26,10 +28,10 @@ if TYPE_CHECKING:
 _UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it
 
 
-# The order of `antipodal --help`: measure, train, search, serve, evaluate, other.
+# The order of `antipodal --help`: collections, stores, single steps, evaluation.
 _ORDER = [
-    "audit", "fit", "encode", "index", "search", "store", "serve", "switch", "evaluate", "bench",
-    "report", "datasets", "demo", "export", "info",
+    "audit", "build", "search", "add", "get", "delete", "serve", "switch", "export", "info",
+    "store", "fit", "encode", "index", "evaluate", "bench", "report", "datasets", "demo",
 ]  # fmt: skip
 
 
@@ -121,6 +123,14 @@ StoreUrl = Annotated[
         help="Store URL: sqlite:///FILE, postgresql://…, milvus:///FILE or milvus+http://….",
     ),
 ]
+Place = Annotated[
+    str,
+    typer.Argument(
+        metavar="COLLECTION",
+        help="Collection: a file, a store URL, or the http(s) URL of a service.",
+    ),
+]
+Key = Annotated[str | None, typer.Option(envvar="ANTIPODAL_KEY", help="API key of a service.")]
 # Described in docs/reference/file-formats.md.
 TABLE = "FILE or FILE:COLUMN"
 TABLES = (
@@ -160,17 +170,47 @@ def chosen_store(
     return store
 
 
-def open_existing_store(url: str) -> "Store":
-    """Open a store, or raise StoreError if it does not exist."""
-    from antipodal.stores import open_store
+def open_existing_store(place: str) -> "Store":
+    """Open the store at a URL or path, or raise StoreError if it does not exist."""
+    from antipodal.stores.engines import open_address
+    from antipodal.stores.url import place_address
 
     try:
-        return open_store(url)
+        return open_address(place_address(place))
     except NoStoreError as error:
         raise StoreError(
             f"no store exists at {error.place}. Is the name right? "
-            "`antipodal index CODES --store URL` creates a store"
+            "`antipodal build VECTORS --out COLLECTION` creates one"
         ) from None
+
+
+def is_service(place: str | None) -> bool:
+    """Return whether a collection is behind a service."""
+    return place is not None and place.startswith(("http://", "https://"))
+
+
+def open_collection(place: str, key: str | None = None) -> "Collection | Client":
+    """Open a collection, or raise StoreError if it does not exist."""
+    from antipodal.collection import Collection
+
+    try:
+        return Collection.open(place, key=key)
+    except NoStoreError as error:
+        raise StoreError(
+            f"no collection exists at {error.place}. Is the name right? `antipodal build VECTORS "
+            "--out COLLECTION` creates one"
+        ) from None
+
+
+def parse_ids(texts: Sequence[str], id_type: str) -> list[Any]:
+    """Return ids of the command line as those of a collection."""
+    if id_type == "string":
+        return list(texts)
+    try:
+        return [int(text) for text in texts]
+    except ValueError:
+        wrong = next(text for text in texts if not re.fullmatch(r"\s*[+-]?[0-9_]+\s*", text))
+        raise ValueError(f"the ids of this collection are integers: got {wrong!r}") from None
 
 
 def check_features(rows: "VectorFile", name: str, hasher: "BaseHasher", model: Path) -> None:
@@ -220,8 +260,11 @@ def print_next(*command: str) -> None:
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Callable[..., None]]:
-    """Show a progress bar on standard error if it is a terminal."""
+def bar(title: str, *, lines: bool = True) -> Iterator[Callable[..., None]]:
+    """Show progress on standard error: a bar on a terminal, about ten lines otherwise.
+
+    Without `lines`, nothing is printed if it is not a terminal.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
@@ -230,26 +273,29 @@ def bar(title: str) -> Iterator[Callable[..., None]]:
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as shown:
         task = shown.add_task(title, total=None)
+        tenths = 0  # printed so far
 
         def show(done: int, total: int, note: str = "") -> None:
+            nonlocal tenths
             shown.update(task, completed=done, total=total, description=title + note)
+            reached = 10 * done // max(1, total)
+            if lines and reached > tenths and not console.is_terminal:
+                tenths = reached
+                typer.echo(f"{title}: {done:,}/{total:,}{note}", err=True)
 
         yield show
 
 
 @contextmanager
 def training_progress(title: str) -> Iterator["Progress"]:
-    """Show epochs and loss: a bar on a terminal, about ten lines otherwise."""
-    with bar(title) as show:
+    """Show epochs and loss."""
+    with bar(f"{title}, epochs") as show:
 
         def report(epoch: "Epoch") -> None:
             note = f", loss {epoch.loss:.3f}"
             if epoch.validation_loss is not None:
                 note += f", validation loss {epoch.validation_loss:.3f}"
             show(epoch.number, epoch.n_epochs, note)
-            step = max(1, epoch.n_epochs // 10)
-            if not sys.stderr.isatty() and epoch.number % step == 0:
-                typer.echo(f"{title}: epoch {epoch.number}/{epoch.n_epochs}{note}", err=True)
 
         yield report
 

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,20 +17,19 @@ from antipodal.cli.app import (
     describe_model,
     metadata_lookup,
     print_json,
-    print_next,
     print_table,
     split_commas,
 )
 from antipodal.cli.outputs import HTML, Force, check_output
 
-if TYPE_CHECKING:
-    from antipodal.evaluation.audit import Audit
 
-
-@app.command(epilog="Example: antipodal audit features.npy --bits 64,128 --html audit.html")
+@app.command(epilog="Example: antipodal audit features.npy --html audit.html")
 def audit(
     vectors: Annotated[str, typer.Argument(help=f"Vectors: {TABLES}.")],
-    bits: Annotated[str, typer.Option(help="Comma-separated code lengths.")] = "64,128,256",
+    bits: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated code lengths. Default: 0.5, 1, 2 bits per dimension."),
+    ] = None,
     queries: Annotated[
         str | None, typer.Option(help=f"Query vectors: {TABLE}. Default: random rows.")
     ] = None,
@@ -48,13 +47,14 @@ def audit(
     model: Annotated[
         list[Path] | None, typer.Option(help="Saved model to audit as well. Repeatable.")
     ] = None,
-    peers: Annotated[
-        bool,
+    baselines: Annotated[
+        str,
         typer.Option(
-            help="Include RaBitQ, TurboQuant and product quantisation of Faiss (the default).",
-            show_default=False,
+            help="Other libraries to compare with: quick, all, none, or comma-separated names "
+            "(rabitq, turboquant, pq, opq, rq, lsq, lsq-norm, ivf-rabitq, rabitqlib, turbovec, "
+            "scann, usearch)."
         ),
-    ] = True,
+    ] = "quick",
     relevance: Annotated[
         str | None,
         typer.Option(help=f"Relevance judgements: query row, vector row, grade: {TABLE}."),
@@ -70,11 +70,28 @@ def audit(
         str | None,
         typer.Option(help="Metadata columns of the vector file, such as title,thumbnail."),
     ] = None,
-    keep: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Target recall of the recommendation.")
+    recall: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Target recall of the advice.")
     ] = 0.95,
+    max_rerank: Annotated[
+        int, typer.Option(min=1, help="Largest oversampling factor of the advice.")
+    ] = 4,
+    max_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--bytes",
+            min=1,
+            metavar="N",
+            help="Largest number of bytes per vector of the advice, kept vectors included.",
+        ),
+    ] = None,
     sample: Annotated[
-        int | None, typer.Option(min=2, help="Use a random sample of N rows.", metavar="N")
+        int | None,
+        typer.Option(
+            min=2,
+            metavar="N",
+            help="Read a random sample of N rows, and extrapolate recall to all rows.",
+        ),
     ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Also write a report with charts to this file.")
@@ -87,71 +104,92 @@ def audit(
     import numpy as np
 
     from antipodal import load
+    from antipodal.evaluation.advice import Source
+    from antipodal.evaluation.audit import AuditInterrupted
     from antipodal.evaluation.audit import audit as measure
     from antipodal.io.vectors import open_vectors, read_column
 
     if html is not None:
         check_output(html, HTML, force)
-    elif metadata is not None or metadata_columns is not None:
-        raise typer.BadParameter("--metadata and --metadata-columns need --html")
+    elif metadata is not None:
+        raise typer.BadParameter("--metadata needs --html")
     if metadata is not None and metadata_columns is not None:
         raise typer.BadParameter("give --metadata or --metadata-columns, not both")
     columns = split_commas(metadata_columns)
-    lengths = _code_lengths(bits)
     models = [load(path) for path in model or []]
     ids = [] if id_column is None else [id_column]
     file = open_vectors(vectors, leave_out=[*columns, *ids])
-    options: dict[str, Any] = {"metric": metric}
+    options: dict[str, Any] = {"metric": metric, "bits": _code_lengths(bits)}
+    if max_bytes is not None and bits is None:
+        options["bits"] = _lengths_within(max_bytes, file.n_features)
     if methods is not None:
         options["methods"] = split_commas(methods)
     if queries is not None:
         options["queries"] = np.asarray(open_vectors(queries))
     if relevance is not None:
         options["relevance"] = read_column(relevance)
-    with bar("audit") as show:
+    interrupted = False
+    with bar("audit", lines=False) as show:
 
         def progress(step: str, done: int, total: int) -> None:
             show(done, total, f", {step}")
             if not sys.stderr.isatty() and step == "codes" and done < total:
                 typer.echo(f"audit: code {done + 1}/{total}", err=True)
 
-        result = measure(
-            file, lengths, n_queries=n_queries, k=k, models=models, peers=peers,
-            sample=sample, random_state=seed, progress=progress, **options,
-        )  # fmt: skip
+        try:
+            result = measure(
+                file, n_queries=n_queries, k=k, models=models, baselines=baselines, sample=sample,
+                random_state=seed, progress=progress, **options,
+            )  # fmt: skip
+        except AuditInterrupted as error:
+            result, interrupted = error.audit, True
+    source = Source(vectors, queries or Source.queries, id_column, metadata_columns)
+    budget: dict[str, Any] = {"bytes": max_bytes, "source": source}
+    advice = result.advice(recall, max_rerank=max_rerank, **budget)
     if html is not None:
         from antipodal.evaluation.audit_report import write_audit_report
 
         about = {"vectors": vectors, "command": command_line()}
         about |= {f"model {i + 1}": describe_model(path) for i, path in enumerate(model or [])}
         describe = metadata_lookup(metadata, file, [*columns, *ids], title=id_column)
-        write_audit_report(html, result, keep=keep, about=about, describe=describe)
+        write_audit_report(html, result, advice=advice, about=about, describe=describe)
     if as_json:
         for record in result.records():
             print_json(record)
-        return
-    for remark in result.survey.remarks():
-        typer.echo(remark)
-    headings, *rows = result.table()
-    print_table(f"recall@{k}, {metric}, {result.n_queries:,} queries", headings, rows)
-    if result.ndcg is not None:
-        typer.echo(f"Uncompressed vectors: nDCG@{k} {result.ndcg:.3f}.")
-    typer.echo(result.advice(keep))
-    if html is not None:
-        typer.echo(f"Report: {html}")
-    best = result.cheapest(keep, rescored=True)
-    if best is not None and best[0].method in _fitted_methods(result):
-        method, n_bits = best[0].method, str(best[0].bits)
-        print_next("fit", vectors, "--method", method, "--bits", n_bits, "--out", "model.antipodal")
+        print_json({"advice": None if advice is None else advice.to_dict()})
+    else:
+        for remark in result.remarks():
+            typer.echo(remark)
+        headings, *rows = result.short_table()
+        print_table(f"recall@{k}, {metric}, {result.n_queries:,} queries", headings, rows)
+        if result.ndcg is not None:
+            typer.echo(f"Uncompressed vectors: nDCG@{k} {result.ndcg:.3f}.")
+        if advice is None:
+            typer.echo("No advice: no method of antipodal was measured within the budget.")
+        else:
+            typer.echo(advice)
+            typer.echo(f"Next: {advice.command}\n      {advice.search_command}")
+            if advice.keep_vectors is not None:
+                plain = result.advice(recall, max_rerank=1, **budget)
+                typer.echo(f"Without kept vectors: {plain and plain.summary()}")
+        if html is not None:
+            typer.echo(f"Report: {html}")
+    if interrupted:
+        typer.echo(f"audit: interrupted after {len(result.settings)} settings", err=True)
+        raise typer.Exit(130)
 
 
-def _fitted_methods(result: "Audit") -> set[str]:
-    """Return the audited methods that `fit` can train: no Faiss quantisers or saved models."""
-    hashers = {each.method for each in result.settings if each.distances is not None}
-    return {method for method in hashers if not method.endswith("(yours)")}
+def _lengths_within(n_bytes: int, n_features: int) -> list[int]:
+    """Return the default code lengths that fit a number of bytes, and the longest that does."""
+    from antipodal.evaluation.audit import default_lengths
+
+    longest = 8 * n_bytes
+    return sorted({longest, *(n for n in default_lengths(n_features) if n < longest)})
 
 
-def _code_lengths(text: str) -> list[int]:
+def _code_lengths(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
     try:
         lengths = [int(part) for part in text.split(",")]
     except ValueError:

@@ -185,7 +185,7 @@ def bench(
     benchmark = Benchmark(dataset, protocol, train, queries, concepts, saved_split, mirrored)
     path = out or Path(f"antipodal-bench-{dataset.name}.jsonl")
     began, n_failed = time.perf_counter(), 0
-    with appending(path) as record_file, bar(dataset.name) as show:
+    with appending(path) as record_file, bar(dataset.name, lines=False) as show:
         records = benchmark.matching(cells, record_file.found)
         for record in records.values() if as_json else ():
             print_json(record)

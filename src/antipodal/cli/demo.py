@@ -67,7 +67,7 @@ def demo(
         _open_page(digits, out, seed, as_json)
         return
     scores = []
-    with bar(f"{bits} bits") as progress:
+    with bar(f"{bits} bits", lines=False) as progress:
         for score in digits.scores():
             scores.append(score)
             progress(len(scores), len(digits.hashers), f", {score.method}")
@@ -124,7 +124,7 @@ def _serve_page(digits: "Demo", out: Path, score: "Score", opened: Callable[[str
     digits.write_queries(out)
     names = ("map", "map_worst", "map_best", "precision_r2", "recall_r2")
     scores = {name: score.evaluation.to_dict()[name] for name in names}
-    engine = Engine.open(model, digits.fill_store(out, model), images="pixels:8x8", scores=scores)
+    engine = Engine.open(digits.fill_store(out, model), model, images="pixels:8x8", scores=scores)
     app = create_app(engine, hosts={"127.0.0.1", "localhost"})
     with socket.create_server(("127.0.0.1", 0)) as listening, suppress(KeyboardInterrupt):
         opened(f"http://127.0.0.1:{listening.getsockname()[1]}/")

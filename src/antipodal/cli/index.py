@@ -1,18 +1,14 @@
 """`antipodal index`: add codes to a store or write an index file."""
 
-import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from enum import StrEnum
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from antipodal.cli.app import (
-    TABLE,
     TABLES,
     AsJson,
     StoreUrl,
@@ -22,18 +18,23 @@ from antipodal.cli.app import (
     chosen_store,
     print_json,
     print_next,
-    split_commas,
 )
 from antipodal.cli.outputs import INDEX, Force, check_output
+from antipodal.cli.rows import (
+    CheckedMetadata,
+    IdColumn,
+    IdFile,
+    MetadataColumns,
+    MetadataFile,
+    RowOptions,
+)
 from antipodal.errors import AntipodalError, IdsTakenError, NoStoreError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from antipodal.index import HammingIndex
-    from antipodal.io.vectors import VectorFile
     from antipodal.stores import Store
-    from antipodal.stores.metadata import MetadataText
 
 
 _BATCH = 50_000  # items in one transaction
@@ -61,26 +62,15 @@ def index(
             "--out", "-o", callback=check_no_url, help="Index file to write instead of a store."
         ),
     ] = None,
-    ids: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Item ids, one per code: {TABLE}. Default: continue after the largest id in the "
-            "store, or 0, 1, … with --replace or --resume."
-        ),
-    ] = None,
-    id_column: Annotated[str | None, typer.Option(help="Id column of the code file.")] = None,
-    metadata: Annotated[
-        Path | None,
-        typer.Option(help="Item metadata: JSON Lines, one object per code. Stores only."),
-    ] = None,
-    metadata_columns: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated metadata columns of the code file. Stores only."),
-    ] = None,
+    ids: IdFile = None,
+    id_column: IdColumn = None,
+    metadata: MetadataFile = None,
+    metadata_columns: MetadataColumns = None,
     model: Annotated[
         Path | None,
         typer.Option(
-            help="Model of the codes. The store or index file then refuses codes of other models."
+            help="Model of the codes. The store then contains it, and the store or index file "
+            "refuses codes of other models."
         ),
     ] = None,
     bits: Annotated[
@@ -126,14 +116,12 @@ def index(
 ) -> None:
     """Add codes to a store, or write them to an index file.
 
-    All input is validated before anything is written.
+    Without ids, items get the ids after the largest in the store, or 0, 1, … with --replace or
+    --resume. All input is validated before anything is written.
     """
     store = chosen_store(context, store, out, "--out")
-    if ids is not None and id_column is not None:
-        raise typer.BadParameter("give --ids or --id-column, not both")
-    if metadata is not None and metadata_columns is not None:
-        raise typer.BadParameter("give --metadata or --metadata-columns, not both")
-    has_metadata = metadata is not None or metadata_columns is not None
+    given = RowOptions(ids, id_column, metadata, metadata_columns)
+    has_metadata = given.has_metadata
     if store is None and (has_metadata or resume or replace):
         raise typer.BadParameter(
             "--metadata, --metadata-columns, --replace and --resume are for stores"
@@ -147,25 +135,15 @@ def index(
     import numpy as np
 
     from antipodal.index import HammingIndex
-    from antipodal.io.vectors import open_vectors, read_column
 
-    columns = split_commas(metadata_columns)
-    no_codes = columns if id_column is None else [id_column, *columns]
-    file = open_vectors(codes, leave_out=no_codes, text_dtype=np.uint8)
+    file = given.open(codes, text_dtype=np.uint8)
     if file.dtype != np.uint8:
         raise ValueError(
             f"{codes} must contain packed codes, uint8, one per row: got {file.dtype} of shape "
             f"{file.shape}. Run `antipodal encode` first if these are features"
         )
     rows = np.asarray(file)
-    numbers = None if ids is None else read_column(ids)
-    if id_column is not None:
-        numbers = file.column(id_column)
-    if numbers is not None and numbers.shape != (len(rows),):
-        raise ValueError(
-            f"{ids or id_column} must contain one id for each of {len(rows)} codes: got shape "
-            f"{numbers.shape}"
-        )
+    numbers = given.read_ids(file)
     if numbers is None and (replace or resume):
         numbers = np.arange(len(rows))
     identity, n_bits = _model_identity(model, bits)
@@ -178,10 +156,11 @@ def index(
     else:
         options = {"replace": replace, "resume": resume}
         options["keep_metadata"] = replace and not has_metadata and not drop_metadata
-        texts = None
-        if has_metadata:
-            texts = _column_texts(file, columns) if metadata is None else _line_texts(metadata)
-        record = _fill_store(store, codes, rows, numbers, texts, n_bits, identity, options)
+        with ExitStack() as stack:
+            objects = given.read_metadata(file, stack)
+            record = _fill_store(
+                store, codes, rows, numbers, objects, n_bits, identity, model, options
+            )
     seconds = time.perf_counter() - began
     record["seconds"] = round(seconds, 3)
     if as_json:
@@ -199,7 +178,8 @@ def index(
             f"recall@{_STATS_K} of {record['queries']} codes as queries: {record['recall']:.2f} %"
         )
     where = ["--index", place] if store is None else ["--store", place]
-    with_model = [] if model is None else ["--model", str(model)]
+    # A store contains its model, an index file does not.
+    with_model = [] if model is None or store is not None else ["--model", str(model)]
     print_next("search", "QUERIES", *where, *with_model)
 
 
@@ -207,12 +187,12 @@ def _model_identity(model: Path | None, bits: int | None) -> tuple[str | None, i
     """Return the identity of the model and the code length, each None if unknown."""
     if model is None:
         return None, bits
-    from antipodal.io.model_file import model_bits, model_identity
+    from antipodal.io.model_file import model_bits
 
-    n_bits = model_bits(model)
+    n_bits, identity = model_bits(model)
     if bits not in (None, n_bits):
         raise typer.BadParameter(f"{model} makes codes of {n_bits} bits, not {bits}")
-    return model_identity(model), n_bits
+    return identity, n_bits
 
 
 def _fill_store(
@@ -220,13 +200,16 @@ def _fill_store(
     codes: str,
     rows: "NDArray[Any]",
     numbers: "NDArray[Any] | None",
-    texts: "Iterator[MetadataText] | None",
+    objects: CheckedMetadata | None,
     n_bits: int | None,
     identity: str | None,
+    model: Path | None,
     options: dict[str, bool],
 ) -> dict[str, Any]:
     """Validate all items, create the store if it is missing, and add the items."""
     from antipodal.stores import open_store
+    from antipodal.stores.base import MODEL
+    from antipodal.stores.ids import id_type_of
     from antipodal.stores.loading import check_items
     from antipodal.stores.url import shown_url
 
@@ -243,27 +226,30 @@ def _fill_store(
             n_bits = store.n_bits
         n_bits = n_bits or 8 * rows.shape[1]
         _check_width(rows, codes, n_bits, shown_url(url) if store is None else store.place)
-        ids, _ = check_items(numbers, rows, n_bits)
-        objects = None
-        if texts is not None:
-            copy = stack.enter_context(TemporaryFile("w+", encoding="utf-8", newline="\n"))
-            objects = _Metadata(texts, copy, len(rows))
+        new_type = "int64" if numbers is None else id_type_of(numbers)
+        id_type = new_type if store is None else store.id_type
+        ids, _ = check_items(numbers, rows, n_bits, id_type)
         if store is None:
-            store = stack.enter_context(open_store(url, n_bits=n_bits, model=identity))
+            store = stack.enter_context(
+                open_store(url, n_bits=n_bits, model=identity, id_type=id_type)
+            )
         show = stack.enter_context(bar("items"))
-
-        def progress(n: int) -> None:
-            show(n, len(rows))
-            if not sys.stderr.isatty():
-                typer.echo(f"{n:,} of {len(rows):,} items", err=True)
-
         try:
-            loaded = store.load(ids, rows, objects, **options, batch_size=_BATCH, progress=progress)
+            loaded = store.load(
+                ids,
+                rows,
+                objects,
+                **options,
+                batch_size=_BATCH,
+                progress=lambda n: show(n, len(rows)),
+            )
         except IdsTakenError as error:
             hint = "Pass --replace to replace them"
             if not options["resume"]:
                 hint += ", or --resume to skip equal ones"
             raise AntipodalError(f"{error}. {hint}") from None
+        if model is not None and not store.attachments():
+            store.write_attachments({MODEL: model.read_bytes()})
         record = {
             "store": shown_url(url),
             "items": store.count(),
@@ -286,57 +272,6 @@ def _check_width(rows: "NDArray[Any]", codes: str, n_bits: int, place: str) -> N
             f"codes of {n_bits} bits, as in {place}, have {width} bytes per row: {codes} has "
             f"{rows.shape[1]}. Are these codes of another model?"
         )
-
-
-class _Metadata:
-    """Validated metadata of all items, which can be iterated more than once.
-
-    The texts are written to a temporary file, because the input may be a pipe and must not be
-    validated twice.
-    """
-
-    def __init__(self, texts: "Iterator[MetadataText]", copy: IO[str], n_items: int) -> None:
-        self._copy, self._n_items = copy, n_items
-        n_texts = 0
-        for text in texts:
-            copy.write(text + "\n")
-            n_texts += 1
-        if n_texts != n_items:
-            raise AntipodalError(
-                f"metadata must have one object for each of {n_items} codes: got {n_texts}"
-            )
-
-    def __len__(self) -> int:
-        return self._n_items
-
-    def __iter__(self) -> "Iterator[MetadataText]":
-        from antipodal.stores.metadata import MetadataText
-
-        self._copy.seek(0)
-        return (MetadataText(line[:-1]) for line in self._copy)
-
-
-def _line_texts(path: Path) -> "Iterator[MetadataText]":
-    """Yield the validated metadata of a JSON Lines file."""
-    from antipodal.io.jsonl import read_objects
-
-    for number, fields in read_objects(path):
-        yield _validated(fields, f"{path}, line {number}")
-
-
-def _column_texts(file: "VectorFile", columns: list[str]) -> "Iterator[MetadataText]":
-    """Yield the validated metadata in columns of the code file."""
-    for row, fields in enumerate(file.records(columns)):
-        yield _validated(fields, f"{file.name}, row {row}")
-
-
-def _validated(fields: dict[str, Any], place: str) -> "MetadataText":
-    from antipodal.stores.metadata import metadata_text
-
-    try:
-        return metadata_text(fields)
-    except (TypeError, ValueError) as error:
-        raise AntipodalError(f"{place}: {error}") from error
 
 
 def _write_index(

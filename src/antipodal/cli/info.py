@@ -99,13 +99,20 @@ def _store(path: Path) -> Facts:
 
     name = os.fspath(path)
     with SqliteStore(Address("sqlite", name, {}, name), n_bits=None, model=None) as store:
-        return {
-            "kind": "store",
-            "antipodal": store.antipodal,
-            "bits": store.n_bits,
-            "items": store.count(),  # reads and verifies all items
-            "model": store.model,
-        }
+        if not store.attachments():
+            return {
+                "kind": "store",
+                "antipodal": store.antipodal,
+                "bits": store.n_bits,
+                "items": store.count(),  # reads and verifies all items
+                "model": store.model,
+            }
+        from antipodal.cli.build import describe_collection
+        from antipodal.collection import Collection
+
+        facts = describe_collection(Collection.of_store(store))
+        del facts["collection"]
+        return {"kind": "collection", "antipodal": store.antipodal, **facts}
 
 
 def _array(path: Path) -> Facts:
@@ -258,6 +265,8 @@ _LABELS = {
     "antipodal": "written by antipodal",
     "model": "model identity",
     "run": "run identity",
+    "id_type": "type of ids",
+    "keep_vectors": "kept vectors",
     "data_licence": "data licence",
     "table_bands": "bands of radius tables",
     "missing_or_changed": "missing or changed files",

@@ -1,6 +1,7 @@
-"""`antipodal fit`, `encode` and `export`."""
+"""`antipodal fit` and `encode`."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from enum import Enum
@@ -23,7 +24,7 @@ from antipodal.cli.app import (
     split_commas,
     training_progress,
 )
-from antipodal.cli.outputs import ARRAY, MODEL, ONNX, Force, check_output
+from antipodal.cli.outputs import ARRAY, MODEL, Force, check_output
 from antipodal.errors import AntipodalError, missing_extra
 from antipodal.io.atomic import check_writable
 
@@ -133,6 +134,8 @@ def fit(
                         options["unlabelled"] = open_vectors(unlabelled, leave_out=label_columns)
                     hasher.fit(rows, y, **options)
             else:
+                if not sys.stderr.isatty():
+                    typer.echo(f"{method}, {bits} bits: fitting on {len(rows):,} rows", err=True)
                 hasher.fit(rows, y)
     except KeyboardInterrupt:
         typer.echo(f"antipodal: interrupted. {_interrupted_state(trained, checkpoint)}", err=True)
@@ -155,7 +158,7 @@ def fit(
             f"{model}: {method}, {bits} bits, trained on {len(rows):,} rows of "
             f"{rows.shape[1]:,} features in {seconds:.1f} s"
         )
-        print_next("encode", str(model), "FEATURES", "--out", "codes.npy")
+        print_next("build", "VECTORS", "--model", str(model), "--out", "docs.db")
 
 
 def _interrupted_state(trained: bool, checkpoint: Path | None) -> str:
@@ -178,7 +181,8 @@ def encode(
         typer.Option(
             "--out",
             "-o",
-            help="Output: a .npy file, - for standard output, or FOLDER/ for parquet files.",
+            help="Output: a .npy file, - for standard output, or FOLDER/ for parquet files. Input "
+            "of several parquet files is written to a folder, unless the name ends in .npy.",
         ),
     ],
     columns: Annotated[
@@ -202,7 +206,7 @@ def encode(
     The output is one array, or a folder. A folder gets one parquet file of columns and codes for
     each input file, and the input is a parquet file, folder or pattern.
     """
-    if out.endswith(("/", os.sep)) or os.path.isdir(out):
+    if _is_folder_output(features, out):
         if address is not None and engine is not BulkEngine.ray:
             raise typer.BadParameter("--address needs --engine ray")
         copied = None if columns is None else split_commas(columns)
@@ -213,6 +217,24 @@ def encode(
             f"--columns, --resume, --engine and --address are for folder output: use --out {out}/"
         )
     _encode_array(model, features, Path(out), force, as_json)
+
+
+def _is_folder_output(features: str, out: str) -> bool:
+    """Return whether the codes are written to a folder; refuse the names of other formats."""
+    from antipodal.io.formats import NPY, PARQUET, find_files, format_of_name, split_column
+
+    if out.endswith(("/", os.sep)) or os.path.isdir(out):
+        return True
+    named = format_of_name(out)
+    if named not in (None, NPY):
+        raise typer.BadParameter(
+            f"codes are written to a NumPy array or a folder of parquet files: expected --out "
+            f"NAME.npy or --out FOLDER/, got {out}, the name of {named.description}"
+        )
+    place, _ = split_column(features)
+    if out == "-" or named is NPY or os.path.isfile(place):
+        return False
+    return find_files(place)[0].format is PARQUET
 
 
 def _encode_folder(
@@ -288,38 +310,3 @@ def _encode_array(model: Path, features: str, out: Path, force: bool, as_json: b
     else:
         typer.echo(f"{out}: {len(rows):,} codes of {hasher.n_bits} bits in {seconds:.1f} s")
         print_next("index", str(out), "--store", "sqlite:///items.db", "--model", str(model))
-
-
-@app.command(epilog="Example: antipodal export model.antipodal --onnx model.onnx")
-def export(
-    model: Annotated[Path, typer.Argument(help="Model file written by `antipodal fit`.")],
-    onnx: Annotated[Path, typer.Option("--onnx", help="ONNX file to write.")],
-    licence: Annotated[
-        str | None, typer.Option(help="Licence of the training data, written to the metadata.")
-    ] = None,
-    force: Force = False,
-    as_json: AsJson = False,
-) -> None:
-    """Export a model to ONNX: features in, packed codes out."""
-    from antipodal.hashers.registry import load
-    from antipodal.io.model_file import model_identity
-
-    check_output(onnx, ONNX, force)
-    hasher, identity = load(model), model_identity(model)
-    hasher.to_onnx(onnx, identity=identity, licence=licence)
-    if as_json:
-        print_json(
-            {
-                "onnx": str(onnx),
-                "method": type(hasher).__name__,
-                "bits": hasher.n_bits,
-                "features": hasher.n_features_in_,
-                "model": identity,
-                "bytes": onnx.stat().st_size,
-            }
-        )
-    else:
-        typer.echo(
-            f"{onnx}: {type(hasher).__name__}, {hasher.n_features_in_:,} features to "
-            f"{hasher.n_bits} bits"
-        )

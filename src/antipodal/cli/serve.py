@@ -1,6 +1,5 @@
 """`antipodal serve` and `antipodal switch`."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from antipodal.cli.app import STORE_VARIABLE, AsJson, app, print_json, require_service
-from antipodal.errors import AntipodalError
+from antipodal.io.atomic import alone_in
 
 if TYPE_CHECKING:
     from antipodal.service.mounts import Mount
@@ -20,13 +19,15 @@ _EXPOSED = (
 )
 
 
-@app.command(
-    epilog="Example: antipodal serve --model model.antipodal --store sqlite:///items.db --port 8080"
-)
+@app.command(epilog="Example: antipodal serve docs.db --port 8080")
 def serve(
     context: typer.Context,
+    collection: Annotated[
+        str | None,
+        typer.Argument(help="Path or URL of a collection written by `antipodal build`."),
+    ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="Model file written by `antipodal fit`.")
+        Path | None, typer.Option(help="Model file, for a store that does not contain it.")
     ] = None,
     store: Annotated[
         str | None,
@@ -34,17 +35,9 @@ def serve(
             envvar=STORE_VARIABLE, help="Store URL, such as sqlite:///FILE. Created if missing."
         ),
     ] = None,
-    mount: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=MODEL,STORE: serve a model under /NAME/. Repeatable."),
-    ] = None,
-    mount_keys: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=FILE: key file of one mount, instead of --keys. Repeatable."),
-    ] = None,
     mounts: Annotated[
         Path | None,
-        typer.Option(help="File of mounts, polled for changes: see `antipodal switch`."),
+        typer.Option(help="JSON file of several models, polled for changes: see `switch`."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
@@ -59,7 +52,14 @@ def serve(
     ] = None,
     images: Annotated[
         str | None,
-        typer.Option(help="Image features: gist, pixels:8x8 or pixels:HxW:TOP."),
+        typer.Option(help="Image features: gist, pixels:8x8, pixels:HxW:TOP or module:function."),
+    ] = None,
+    embed: Annotated[
+        str | None,
+        typer.Option(
+            help="Embedder of typed queries: module:function, or the URL of an OpenAI-compatible "
+            "endpoint."
+        ),
     ] = None,
     scores: Annotated[
         Path | None, typer.Option(help="JSON file of scores for the model card.")
@@ -103,7 +103,7 @@ def serve(
     seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of a request.")] = 30.0,
     threads: Annotated[int, typer.Option(min=1, help="Concurrent searches per worker.")] = 2,
 ) -> None:
-    """Serve models and stores over HTTP, with a web page."""
+    """Serve a collection over HTTP, with a web page."""
     require_service()
     from antipodal.service.limits import Limits
     from antipodal.service.server import Settings, is_loopback
@@ -126,7 +126,7 @@ def serve(
         typer.echo(_EXPOSED.format(host=host or "all addresses"), err=True)
     listen(
         Settings(
-            mounts=_mounts(context, model, store, images, scores, mount, mount_keys, mounts),
+            mount=_single(context, collection, model, store, images, embed, scores, mounts),
             mounts_file=mounts,
             host=host,
             port=port,
@@ -142,128 +142,66 @@ def serve(
     )
 
 
-def _mounts(
+def _single(
     context: typer.Context,
+    collection: str | None,
     model: Path | None,
     store: str | None,
     images: str | None,
+    embed: str | None,
     scores: Path | None,
-    mount: list[str] | None,
-    mount_keys: list[str] | None,
-    file: Path | None,
-) -> dict[str, "Mount"]:
-    """Return the mounts of the options. A single model has an empty name."""
-    from antipodal.service.mounts import Mount, parse_mount
+    mounts: Path | None,
+) -> "Mount | None":
+    """Return the single collection of the options, or None if they name a file of mounts."""
+    from antipodal.service.mounts import Mount, absolute
 
     source = context.get_parameter_source("store")
-    if store is not None and source is not None and source.name == "ENVIRONMENT" and model is None:
-        store = None  # the variable is for a single model
-    single = any(value is not None for value in (model, store, images, scores))
-    if single + bool(mount) + (file is not None) != 1:
-        raise typer.BadParameter("give --model and --store, or --mount, or --mounts")
-    if mount_keys and not mount:
-        raise typer.BadParameter("--mount-keys needs --mount")
-    if single:
-        if model is None or store is None:
-            raise typer.BadParameter("give both --model and --store")
-        return {"": Mount(model, store, images=images, scores=scores)}
-    found = {}
-    for text in mount or []:
-        name, one = parse_mount(text)
-        if name in found:
-            raise typer.BadParameter(f"two mounts have the name {name}")
-        found[name] = one
-    for text in mount_keys or []:
-        name, _, path = text.partition("=")
-        if name not in found or not path:
-            raise typer.BadParameter("--mount-keys must be NAME=FILE, with the name of a --mount")
-        found[name] = replace(found[name], keys=Path(path))
-    return found
+    if source is not None and source.name == "ENVIRONMENT" and (mounts or collection):
+        store = None  # the variable is a default
+    if collection is not None and store is not None:
+        raise typer.BadParameter("give a collection or --store, not both")
+    place = collection or store
+    if mounts is not None:
+        if any(value is not None for value in (place, model, images, embed, scores)):
+            raise typer.BadParameter("give a collection or --mounts, not both")
+        return None
+    if place is None:
+        raise typer.BadParameter("give a collection, such as docs.db, or --mounts")
+    return Mount(absolute(place), model, images=images, embed=embed, scores=scores)
 
 
-@app.command(
-    epilog="Example: antipodal switch mounts.json items=model.antipodal,sqlite:///items.db"
-)
+@app.command(epilog="Example: antipodal switch mounts.json articles=articles.db")
 def switch(
-    mounts: Annotated[
-        Path, typer.Argument(help="File of mounts, used by `serve --mounts`. Created if missing.")
-    ],
+    mounts: Annotated[Path, typer.Argument(help="File of `serve --mounts`. Created if missing.")],
     mount: Annotated[
-        str, typer.Argument(help="NAME=MODEL,STORE, or NAME with --remove.", metavar="MOUNT")
+        str, typer.Argument(help="NAME=COLLECTION, or NAME=MODEL,STORE.", metavar="MOUNT")
     ],
-    keys: Annotated[
-        Path | None, typer.Option(help="Key file of this mount. Default: unchanged.")
-    ] = None,
-    images: Annotated[
-        str | None,
-        typer.Option(help="Image features: gist, pixels:8x8, pixels:HxW:TOP. Default: unchanged."),
-    ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove the mount.")] = False,
-    timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for the workers of a running service.")
-    ] = 60.0,
+    images: Annotated[str | None, typer.Option(help="As for serve. Default: unchanged.")] = None,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for workers.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Hot-swap the model and store behind a mount.
+    """Hot-swap the collection behind a mount, or add a mount.
 
-    The store must exist. Workers that use the file load the new model and codes, and then answer
-    with them. The command waits until all of them have done so, and fails if one of them cannot.
+    The collection must exist. The command waits until all workers that use the file answer with
+    the new one, and fails if one of them cannot. To remove a mount, delete it from the file.
     """
     require_service()
+    from antipodal.service import mounts as service
     from antipodal.service.engine import Engine
-    from antipodal.service.mounts import changing_mounts, parse_mount
     from antipodal.stores.url import shown_url
 
-    if remove:
-        with changing_mounts(mounts) as known:
-            if known.pop(mount, None) is None:
-                raise typer.BadParameter(f"{mounts} has no mount {mount}")
-        name, fingerprint = mount, None
-        shown: dict[str, object] = {"name": name, "removed": True}
-        text = f"{name}: removed"
-    else:
-        name, new = parse_mount(mount)
-        with changing_mounts(mounts) as known:
-            old = known.get(name, new)
-            new = replace(old, model=new.model, store=new.store)
-            new = replace(new, keys=keys or old.keys, images=images or old.images)
-            engine = Engine.open(new.model, new.store, images=new.images, read_only=True)
-            n_items = engine.store.count()
-            engine.close()
-            is_replaced = name in known
-            known[name], fingerprint = new, new.fingerprint()
-        store = shown_url(new.store)
-        shown = {"name": name, "model": str(new.model), "store": store, "items": n_items}
-        shown["replaced"] = is_replaced
-        text = f"{name}: {n_items:,} items in {store}, encoded by {new.model}"
-    shown["workers"] = n_workers = _wait_for_workers(mounts, name, fingerprint, timeout)
+    name, new = service.parse_mount(mount)
+    with alone_in(mounts.absolute().parent):  # concurrent changes wait
+        known = service.read_mounts(mounts) if mounts.exists() else {}
+        old = known.get(name, new)
+        new = replace(old, model=new.model, store=new.store, images=images or old.images)
+        engine = Engine.open(new.store, new.model, images=new.images, read_only=True)
+        shown = {"name": name, "items": engine.store.count(), "store": shown_url(new.store)}
+        shown["model"] = engine.collection.identity
+        engine.close()
+        service.write_mounts(mounts, known | {name: new})
+        shown["workers"] = service.wait_for_workers(mounts, name, timeout)
     if as_json:
         print_json(shown)
-    elif n_workers:
-        typer.echo(f"{text}\nConfirmed by {n_workers} worker{'s' if n_workers > 1 else ''}.")
     else:
-        typer.echo(f"{text}\nNo running service uses {mounts}.")
-
-
-def _wait_for_workers(mounts: Path, name: str, fingerprint: str | None, seconds: float) -> int:
-    """Return the number of workers that serve the new mount, or raise AntipodalError."""
-    from antipodal.service.mounts import read_reports
-
-    deadline = time.monotonic() + seconds
-    while True:
-        reports = read_reports(mounts)
-        done = [one for one in reports if one and one["mounts"].get(name) == fingerprint]
-        errors = [report["errors"][name] for report in done if name in report["errors"]]
-        if errors:
-            raise AntipodalError(
-                f"{mounts} is written, but a worker cannot open {name}, and still serves the old "
-                f"one: {errors[0]}"
-            )
-        if len(done) == len(reports):
-            return len(done)
-        if time.monotonic() > deadline:
-            raise AntipodalError(
-                f"{mounts} is written, but {len(reports) - len(done)} of {len(reports)} workers "
-                f"did not confirm {name} within {seconds:g} s: see the log of the service"
-            )
-        time.sleep(0.1)
+        typer.echo("{name}: {items:,} items, confirmed by {workers} workers".format(**shown))

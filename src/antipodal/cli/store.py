@@ -1,4 +1,4 @@
-"""`antipodal store`: list, back up, restore, copy, export and vacuum stores."""
+"""`antipodal store`: list, back up, restore, copy, vacuum stores and attach models."""
 
 import time
 from pathlib import Path
@@ -15,13 +15,13 @@ from antipodal.cli.app import (
     check_no_url,
     open_existing_store,
     print_json,
+    print_next,
     print_table,
-    split_commas,
 )
-from antipodal.cli.outputs import PARQUET, STORE, Force, check_output
+from antipodal.cli.outputs import STORE, Force, check_output
 
 commands = typer.Typer(
-    help="List, back up, restore, copy, export and vacuum stores.", no_args_is_help=True
+    help="List, back up, restore, copy and vacuum stores, and attach models.", no_args_is_help=True
 )
 app.add_typer(commands, name="store")
 
@@ -131,44 +131,28 @@ def list_(
         raise typer.Exit(1)
 
 
-@commands.command(epilog="Example: antipodal store export items.parquet --store sqlite:///items.db")
-def export(
-    file: Annotated[
-        Path,
-        typer.Argument(callback=check_no_url, help="Parquet file to write or replace."),
+@commands.command(
+    epilog="Example: antipodal store attach model.antipodal --store sqlite:///items.db"
+)
+def attach(
+    model: Annotated[
+        Path, typer.Argument(callback=check_no_url, help="Model file of the codes in the store.")
     ],
     store: StoreUrl = None,
-    metadata_columns: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated metadata fields to write as columns."),
-    ] = None,
-    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Export a snapshot of a store to a parquet file of ids, codes and metadata.
+    """Store a model in the store of its codes, which becomes a collection."""
+    from antipodal.collection import Collection
+    from antipodal.stores.url import shown_url
 
-    Equal items give the same file, whatever engine they come from.
-    """
-    from antipodal.stores.transfer import export_items
-
-    began = time.monotonic()
-    with open_existing_store(_required(store)) as source, bar("items") as show:
-        source.check_not_own_file(file)
-        check_output(file, PARQUET, force)
-        total = source.item_count()
-        made = export_items(
-            source,
-            file,
-            columns=split_commas(metadata_columns),
-            progress=lambda n: show(n, total),
-        )
+    with open_existing_store(_required(store)) as opened:
+        docs = Collection.attach(opened, model)
+        place, n_items = opened.place, docs.count()
     if as_json:
-        print_json({"file": str(file), **made._asdict(), "bytes": file.stat().st_size})
+        print_json({"store": place, "model": docs.identity, "items": n_items})
     else:
-        typer.echo(
-            f"{file}: {made.items:,} items, in {time.monotonic() - began:.1f} s\n"
-            f"sha256 of the items {made.sha256}"
-        )
+        typer.echo(f"{place}: {n_items:,} items, contains {model}")
+        print_next("search", shown_url(_required(store)), "QUERIES")
 
 
 @commands.command(

@@ -1,23 +1,19 @@
 """Audit: recall of codes of the user's vectors, by code, code size and search."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from sklearn.base import clone
 from sklearn.utils import check_random_state
 
 from antipodal.codes import check_codes
-from antipodal.evaluation.audited_codes import (
-    AuditedCode,
-    GivenCodes,
-    HasherCodes,
-    Int8Vectors,
-    Trial,
-    faiss_quantizers,
-)
+from antipodal.evaluation.advice import DEFAULT_METHOD, Advice, Source, advise
+from antipodal.evaluation.audited_codes import AuditedCode, GivenCodes, HasherCodes, Trial
+from antipodal.evaluation.other_libraries import Data, baseline_names, make_baselines
 from antipodal.evaluation.recall import (
     METRICS,
     TARGETS,
@@ -30,9 +26,12 @@ from antipodal.hashers.base import BaseHasher
 from antipodal.hashers.registry import make_hasher
 from antipodal.hashers.rows import draw_rows, row_blocks
 from antipodal.io.numpy_files import mapped_rows
+from antipodal.io.vectors import VectorFile
 from antipodal.validation import Ids, check_whole
 
 _LISTED = 5  # row numbers listed in a remark
+_TRAINING_ROWS = 20_000  # drawn from all rows if a sample is audited
+_CHECKED_ROWS = 256  # that each method is fitted to before the audit starts
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def drop_rows(X: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
     return mapped_rows(blocks, (int(kept.sum()), X.shape[1]), X.dtype, "the finite rows")
 
 
-_SHOWN = (4, 16)  # oversampling factors with a column in the table
+_SHOWN = (4, 16)  # oversampling factors with a column in the full table
 
 
 @dataclass(frozen=True)
@@ -118,6 +117,10 @@ class Audit:
         of settings.
     rows : (m,)
         Rows of X that were audited: the sample without rows that are not finite.
+    all_rows : int
+        Number of rows of X. If it exceeds that of `rows`, a sample was audited.
+    skipped : list of str
+        One sentence for each baseline that was not measured.
     """
 
     survey: Survey
@@ -131,6 +134,24 @@ class Audit:
     judged_recall: float | None = None
     truth: Ids | None = field(default=None, repr=False)
     rows: Ids | None = field(default=None, repr=False)
+    all_rows: int = 0
+    skipped: list[str] = field(default_factory=list)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether a sample of the rows was audited."""
+        return self.survey.rows < self.all_rows
+
+    def remarks(self) -> list[str]:
+        """Return sentences about unusual rows, skipped baselines and the sample."""
+        remarks = self.survey.remarks() + self.skipped
+        if self.sampled:
+            remarks.append(
+                f"Recall falls with the number of rows: it was measured on {self.survey.rows:,} of "
+                f"{self.all_rows:,} rows. Recall among all rows is an estimate, from nearer "
+                "neighbours in the sample; a larger sample is more precise."
+            )
+        return remarks
 
     def records(self) -> list[dict[str, Any]]:
         """Return one JSON-serialisable record per setting."""
@@ -141,6 +162,8 @@ class Audit:
             "k": self.k,
             "queries": self.n_queries,
         }
+        if self.sampled:
+            about["all_rows"] = self.all_rows
         if self.ndcg is not None:
             about["ndcg_of_vectors"] = round(self.ndcg, 6)
             about["judged_recall_of_vectors"] = round(self.judged_recall or 0.0, 6)
@@ -150,9 +173,10 @@ class Audit:
     def table(self) -> list[list[str]]:
         """Return a row of headings, then one row per setting, as text."""
         judged = ["nDCG", "nDCG, rerank ×4"] if self.ndcg is not None else []
+        sampled = ["all rows", "all rows, ×4"] if self.sampled else []
         rows = [
             ["code", "bytes", "compression", "search", f"recall@{self.k}",
-             *(f"rerank ×{r}" for r in _SHOWN), "int8 ×4",
+             *(f"rerank ×{r}" for r in _SHOWN), "int8 ×4", *sampled,
              *(f"rerank for {target:g}" for target in TARGETS), *judged,
              "fit, s", "encoded/s", "queries/s"]
         ]  # fmt: skip
@@ -165,6 +189,7 @@ class Audit:
                  f"{self.survey.features * self.itemsize / cost.bytes:.0f}×", setting.search,
                  f"{setting.recall:.3f} ± {setting.recall_error:.3f}",
                  *map(_score, reranked),
+                 *(_score(setting.extrapolated.get(r)) for r in (1, 4) if sampled),
                  *("–" if r is None else f"×{r}" for r in needed),
                  *(_score(setting.ndcg.get(r)) for r in (1, 4) if judged),
                  f"{cost.fit_seconds:.1f}", f"{cost.encoded_per_second:,.0f}",
@@ -172,52 +197,56 @@ class Audit:
             )  # fmt: skip
         return rows
 
-    def cheapest(self, keep: float, *, rescored: bool) -> tuple[Setting, int] | None:
-        """Return the setting of fewest bytes that reaches this recall, and its oversampling factor.
+    def short_table(self) -> list[list[str]]:
+        """Return the main columns of `table`, which fit 80 characters."""
+        headings, *rows = self.table()
+        last = "all rows" if self.sampled else "nDCG" if self.ndcg is not None else "queries/s"
+        names = ["code", "bytes", "search", f"recall@{self.k}", "rerank ×4", last]
+        columns = [headings.index(name) for name in names]
+        shown = [[row[column].partition(" ± ")[0] for column in columns] for row in rows]
+        return [["×4" if name == "rerank ×4" else name for name in names], *shown]
 
-        Without `rescored`, only settings that reach it without reranking count.
+    def advice(
+        self,
+        recall: float = 0.95,
+        *,
+        max_rerank: int = 4,
+        bytes: int | None = None,
+        source: Source | None = None,
+    ) -> Advice | None:
+        """Return the smallest setting of antipodal that reaches a recall, as commands to run.
+
+        If none reaches it, the setting of the highest recall is returned. Other libraries and
+        fitted models are never advised: without other settings, None is returned.
+
+        Parameters
+        ----------
+        recall : float
+            Target of recall@k.
+        max_rerank : int
+            Largest oversampling factor. Reranking needs kept vectors, whose bytes count.
+        bytes : int, optional
+            Largest number of bytes per vector, that of the code and of the kept vector.
+        source : Source, optional
+            Names in the commands.
         """
-        found = [
-            (setting.cost.bytes, r, -setting.recall, i)
-            for i, setting in enumerate(self.settings)
-            for r, recall in setting.with_floats.items()
-            if recall >= keep and (rescored or r == 1)
-        ]
-        if not found:
-            return None
-        _, r, _, i = min(found)
-        return self.settings[i], r
-
-    def advice(self, keep: float) -> str:
-        """Return a recommendation: the smallest code that reaches this recall."""
-        target = f"recall@{self.k} ≥ {100 * keep:g} %"
-        plain = self.cheapest(keep, rescored=False)
-        reranked = self.cheapest(keep, rescored=True)
-        if reranked is None:
-            best = max(self.settings, key=lambda setting: max(setting.with_floats.values()))
-            r, recall = max(best.with_floats.items(), key=lambda item: item[1])
-            return (
-                f"No setting reaches {target}. The best reaches {100 * recall:.1f} %: "
-                f"{_described(best, r)}."
-            )
-        setting, r = reranked
-        advice = f"Smallest code with {target}: {_described(setting, r)}."
-        if r == 1:
-            return advice
-        if plain is None:
-            return f"{advice} No setting reaches it without reranking."
-        return f"{advice} Without reranking: {_described(plain[0], 1)}."
+        return advise(
+            self.settings, recall, max_rerank=max_rerank, max_bytes=bytes,
+            n_features=self.survey.features, itemsize=self.itemsize, metric=self.metric, k=self.k,
+            source=source or Source(),
+        )  # fmt: skip
 
 
 def _score(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def _described(setting: Setting, oversampling: int) -> str:
-    size = f"{setting.cost.bytes} byte{'s' * (setting.cost.bytes != 1)} per vector"
-    search = f"{'Hamming' if setting.search == 'hamming' else 'asymmetric'} search"
-    reranked = f", reranked with {oversampling}× oversampling" if oversampling > 1 else ""
-    return f"{setting.method}, {size}, {search}{reranked}"
+class AuditInterrupted(KeyboardInterrupt):
+    """An interrupt during an audit; `audit` has the settings measured before it."""
+
+    def __init__(self, audit: Audit) -> None:
+        super().__init__()
+        self.audit = audit
 
 
 Progress = Callable[[str, int, int], None]
@@ -225,7 +254,7 @@ Progress = Callable[[str, int, int], None]
 
 def audit(
     X: ArrayLike,
-    bits: Sequence[int] = (64, 128, 256),
+    bits: Sequence[int] | None = None,
     *,
     queries: ArrayLike | None = None,
     n_queries: int = 1000,
@@ -233,7 +262,7 @@ def audit(
     metric: Metric = "cosine",
     methods: Sequence[str] | None = None,
     models: Sequence[BaseHasher] = (),
-    peers: bool = True,
+    baselines: str | Sequence[str] = "quick",
     relevance: ArrayLike | None = None,
     sample: int | None = None,
     random_state: Any = 0,
@@ -248,8 +277,8 @@ def audit(
     ----------
     X : (m, n)
         Vectors: an array, a memory map, or the result of `antipodal.open_vectors`.
-    bits : sequence of int
-        Code lengths.
+    bits : sequence of int, optional
+        Code lengths. By default about half a bit, one bit and two bits per dimension.
     queries : (q, n), optional
         Query vectors. By default rows of X are drawn, which do not count as their own neighbours.
     n_queries : int
@@ -263,12 +292,15 @@ def audit(
         labels and support the code length.
     models : sequence of hashers
         Fitted hashers, such as `antipodal.load` returns, audited without refitting.
-    peers : bool
-        Whether to include other libraries: RaBitQ, TurboQuant and product quantisation of Faiss.
+    baselines : str or sequence of str
+        Quantisers of other libraries to compare with: "quick" (RaBitQ, TurboQuant and product
+        quantisation of Faiss), "all", "none", or names of `other_libraries.BASELINES`. Those that
+        are not installed are skipped and listed in the result.
     relevance : (p, 2) or (p, 3), optional
         Relevance judgements: row of a query, row of X, and optionally a grade.
     sample : int, optional
-        Audit a random sample of this many rows, for a first answer in seconds.
+        Audit a random sample of this many rows, for a first answer in seconds. Only these are
+        read. Recall falls with the number of rows, so that it is extrapolated to all rows.
     random_state : int
         Seed of all random draws.
     progress : callable
@@ -278,57 +310,67 @@ def audit(
     --------
     >>> from sklearn.datasets import load_digits
     >>> X, _ = load_digits(return_X_y=True)
-    >>> found = audit(X, bits=(32,), methods=["ITQ"], peers=False, n_queries=100)
+    >>> found = audit(X, bits=(32,), methods=["ITQ"], baselines="none", n_queries=100)
     >>> [setting.search for setting in found.settings]
     ['hamming', 'asymmetric']
     """
     rng = check_random_state(random_state)
     seed = int(rng.randint(2**31 - 1))
-    rows = _check_vectors(X, "X")
     check_whole(n_queries, "n_queries", 1)
+    check_whole(k, "k", 1)
     _check_metric(metric)
+    names = baseline_names(baselines)
     if relevance is not None and queries is None:
         raise ValueError("relevance refers to rows of queries: pass queries too")
     if relevance is not None and sample is not None:
         raise ValueError("relevance refers to rows of all of X: do not pass sample")
-    # Checked first, since finding the true neighbours may take minutes.
-    codes = list(_audited_codes(rows.shape[1], tuple(bits), methods, models, peers, metric, seed))
-    numbers: Ids = np.arange(len(rows))
-    if sample is not None:
-        check_whole(sample, "sample", 2)
-        numbers = np.sort(draw_rows(len(rows), sample, rng))
-        rows = np.asarray(rows[numbers])
+    rows, numbers, training, all_rows = _read(X, sample, rng)
     surveyed = survey(rows)
     drawable = np.ones(len(rows), bool)
     drawable[surveyed.zero] = False
     if len(surveyed.not_finite):
         if relevance is not None:
             raise ValueError(f"X must be finite if relevance is given: {surveyed.remarks()[0]}")
+        if len(surveyed.not_finite) == len(rows):
+            raise ValueError("X must have finite rows: every row has NaN or infinity")
         rows = drop_rows(rows, surveyed.not_finite)
         numbers = np.delete(numbers, surveyed.not_finite)
         drawable = np.delete(drawable, surveyed.not_finite)
     drawn: Ids | None = None
     if queries is None:
+        if not drawable.any():
+            raise ValueError("X must have rows to draw as queries: every finite row is zero")
         drawn = np.sort(rng.permutation(np.flatnonzero(drawable))[:n_queries])
         Q = np.asarray(rows[drawn])
     else:
         Q = _check_queries(queries, rows)
     _check_k(k, len(rows) - (drawn is not None))
     judgements = None if relevance is None else Judgements.of(relevance, len(Q), len(rows))
+    # Everything is checked first: an error after an hour would lose the results.
+    lengths = default_lengths(rows.shape[1]) if bits is None else tuple(bits)
+    codes = _our_codes(rows, lengths, methods, models, seed)
+    data = Data(len(rows), rows.shape[1], lengths, metric, seed)
+    others, skipped = make_baselines(names, data)
+    codes += others
     truth = true_neighbours(
         rows, Q, k, metric, query_rows=drawn, progress=partial(progress, "neighbours")
     )
-    trial = Trial(rows, Q, drawn, truth, k, metric, judgements, Int8Vectors(rows, metric), rng)
-    settings: list[Setting] = []
-    for i, make in enumerate(codes):
-        progress("codes", i, len(codes))
-        settings += trial.run(make())
-    progress("codes", len(codes), len(codes))
-    ndcg, judged_recall = (None, None) if judgements is None else judgements.scores(truth)
-    return Audit(
-        surveyed, metric, k, len(Q), rows.dtype.itemsize, settings,
-        None if drawn is None else numbers[drawn], ndcg, judged_recall, truth, numbers,
+    trial = Trial(truth, drawn, judgements, rng, rows if training is None else training,
+                  len(rows) if training is None else all_rows)  # fmt: skip
+    ndcg, judged_recall = (None, None) if judgements is None else judgements.scores(truth.ids)
+    result = Audit(
+        surveyed, metric, k, len(Q), rows.dtype.itemsize, [],
+        None if drawn is None else numbers[drawn], ndcg, judged_recall, truth.ids, numbers,
+        all_rows, skipped,
     )  # fmt: skip
+    try:
+        for i, make in enumerate(codes):
+            progress("codes", i, len(codes))
+            result.settings.extend(trial.run(make()))
+        progress("codes", len(codes), len(codes))
+    except KeyboardInterrupt:
+        raise AuditInterrupted(result) from None
+    return result
 
 
 def audit_codes(
@@ -364,8 +406,7 @@ def audit_codes(
     if not all(np.isfinite(rows[block]).all() for block in row_blocks(rows)):
         raise ValueError("X must be finite: some values are NaN or infinite")
     truth = true_neighbours(rows, Q, k, metric)
-    rng = check_random_state(0)
-    trial = Trial(rows, Q, None, truth, k, metric, None, Int8Vectors(rows, metric), rng)
+    trial = Trial(truth, None, None, check_random_state(0), rows, len(rows))
     [setting] = trial.run(GivenCodes(codes[1], codes[0], n_bits))
     return setting
 
@@ -400,35 +441,74 @@ def _check_vectors(X: ArrayLike, name: str) -> NDArray[Any]:
     return rows
 
 
+def _read(
+    X: ArrayLike, sample: int | None, rng: np.random.RandomState
+) -> tuple[NDArray[Any], Ids, NDArray[Any] | None, int]:
+    """Return rows to audit, their numbers, rows to fit codes to (of a sample), and the row count.
+
+    Codes are fitted to other rows than the sample, as they are for the most part in a large
+    collection: recall of the rows that they are fitted to is higher.
+    """
+    vectors = X if isinstance(X, VectorFile) else _check_vectors(X, "X")
+    if sample is not None:
+        check_whole(sample, "sample", 2)
+    if sample is None or sample >= len(vectors):
+        rows = _check_vectors(vectors, "X")
+        return rows, np.arange(len(rows)), None, len(rows)
+    drawn = [draw_rows(len(vectors), n, rng) for n in (sample, _TRAINING_ROWS)]
+    read = np.union1d(*drawn)  # only these rows are read
+    taken = vectors.take(read) if isinstance(vectors, VectorFile) else np.asarray(vectors[read])
+    rows, training = (taken[np.searchsorted(read, numbers)] for numbers in drawn)
+    training = training[np.isfinite(training).all(axis=1)]
+    return _check_vectors(rows, "X"), drawn[0], training, len(vectors)
+
+
+def default_lengths(n_features: int) -> tuple[int, ...]:
+    """Return code lengths of about half a bit, one bit and two bits per dimension."""
+    return tuple(sorted({max(8, int(n_features * share) // 8 * 8) for share in (0.5, 1, 2)}))
+
+
 def default_methods(n_bits: int, n_features: int) -> list[str]:
     """Return the names of the hashers to audit at a code length."""
     if n_bits > n_features:
-        return ["LSH", "LinfHash.quick", "LinfHash.asymmetric"]
-    signs = ["SignHash:rotate=false", "SignHash", "ITQ"]
-    return [*signs, "LinfHash.asymmetric"] if n_bits == n_features else signs
+        return ["LSH", "LinfHash.quick", DEFAULT_METHOD]
+    return ["SignHash:rotate=false", "SignHash", "ITQ", DEFAULT_METHOD]
 
 
-def _audited_codes(
-    n_features: int,
+def _our_codes(
+    rows: NDArray[Any],
     bits: tuple[int, ...],
     methods: Sequence[str] | None,
     models: Sequence[BaseHasher],
-    peers: bool,
-    metric: Metric,
     seed: int,
-) -> Iterator[Callable[[], AuditedCode]]:
-    """Yield a constructor for each code. Wrong names raise here; nothing is fitted yet."""
+) -> list[Callable[[], AuditedCode]]:
+    """Return a constructor for each code. Settings that cannot be fitted raise here."""
+    codes: list[Callable[[], AuditedCode]] = []
     for n_bits in bits:
-        for method in default_methods(n_bits, n_features) if methods is None else methods:
+        check_whole(n_bits, "bits", 1)
+        for method in default_methods(n_bits, rows.shape[1]) if methods is None else methods:
             hasher = make_hasher(method, n_bits, seed)
             if hasher.uses_labels:
                 raise ValueError(
                     f"{method} needs labels, which an audit does not have: fit it first and pass "
                     "it as a model"
                 )
-            yield partial(HasherCodes, method, hasher)
+            if methods is not None:
+                _check_fits(hasher, rows)
+            codes.append(partial(HasherCodes, method, hasher))
     for model in models:
-        name = f"{type(model).__name__} (yours)"
-        yield partial(HasherCodes, name, model, fitted=True)
-    if peers:
-        yield from faiss_quantizers(n_features, bits, metric, seed)
+        if model.n_features_in_ != rows.shape[1]:
+            raise ValueError(
+                f"a model must have been fitted to {rows.shape[1]} features, as X has: "
+                f"{type(model).__name__} was fitted to {model.n_features_in_}"
+            )
+        codes.append(partial(HasherCodes, f"{type(model).__name__} (yours)", model, fitted=True))
+    return codes
+
+
+def _check_fits(hasher: BaseHasher, rows: NDArray[Any]) -> None:
+    """Raise the error of a method that refuses these vectors or this code length."""
+    try:
+        clone(hasher).fit(rows[:_CHECKED_ROWS])
+    except ValueError:
+        clone(hasher).fit(rows)  # perhaps the method only needs more rows

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from antipodal.evaluation.advice import Advice
 from antipodal.evaluation.audit import Audit
 from antipodal.evaluation.charts import line_chart, log2_axis, method_looks, recall_axis
 from antipodal.evaluation.html import provenance, shown_item, write_page
 from antipodal.evaluation.recall import Setting
 from antipodal.evaluation.report import Describe
-from antipodal.index.scan import load_faiss
+from antipodal.io.faiss import load_faiss
 
 _WORST = 10  # queries shown
 _CHARTS = {  # search and oversampling factor of each chart of recall
@@ -27,7 +28,7 @@ def write_audit_report(
     path: str | os.PathLike[str],
     audit: Audit,
     *,
-    keep: float = 0.95,
+    advice: Advice | None = None,
     about: Mapping[str, str] | None = None,
     describe: Describe | None = None,
 ) -> None:
@@ -39,14 +40,15 @@ def write_audit_report(
         Path of the report.
     audit : Audit
         Result of `antipodal.audit`.
-    keep : float
-        Recall that the recommended setting must reach.
+    advice : Advice, optional
+        Recommended setting; by default `audit.advice()`.
     about : mapping, optional
         Further rows for the table at the top, such as the command.
     describe : callable, optional
         Called with row numbers; returns the metadata of each row. `title` and `thumbnail` are
         shown.
     """
+    advice = advice or audit.advice()
     facts = [
         *(about or {}).items(),
         ("rows", f"{audit.survey.rows:,} of {audit.survey.features:,} dimensions"),
@@ -60,15 +62,15 @@ def write_audit_report(
         path,
         "audit",
         title="Audit of binary codes",
-        advice=audit.advice(keep),
-        remarks=audit.survey.remarks(),
+        advice=advice,
+        remarks=audit.remarks(),
         facts=[*facts, *provenance(Faiss=load_faiss().__version__)],
         k=audit.k,
         recall_charts=_recall_charts(audit),
         headings=headings,
         rows=rows,
         distance_charts=_distance_charts(audit),
-        worst=_worst(audit, keep, describe),
+        worst=_worst(audit, advice, describe),
     )
 
 
@@ -120,10 +122,12 @@ def _distance_charts(audit: Audit) -> list[tuple[str, Markup]]:
     return charts
 
 
-def _worst(audit: Audit, keep: float, describe: Describe | None) -> dict[str, Any] | None:
+def _worst(audit: Audit, advice: Advice | None, describe: Describe | None) -> dict[str, Any] | None:
     """Return the queries of the lowest recall in the recommended setting."""
-    chosen = audit.cheapest(keep, rescored=True)
-    setting = chosen[0] if chosen else max(audit.settings, key=lambda s: s.recall)
+    if not audit.settings:
+        return None
+    best = max(audit.settings, key=lambda setting: setting.recall)
+    setting = best if advice is None else advice.setting
     if setting.found is None or audit.truth is None or audit.rows is None:
         return None
     order = np.argsort(setting.by_query, kind="stable")[:_WORST]
@@ -132,7 +136,10 @@ def _worst(audit: Audit, keep: float, describe: Describe | None) -> dict[str, An
     shown = {row for ids in (own, *truth, *found) for row in ids if row is not None}
     metadata = {} if describe is None else describe(shown)
     queries = []
-    for query, row, true, near in zip(order.tolist(), own, truth, found, strict=True):
+    correct = setting.correct[order].tolist()
+    for query, row, true, near, hits in zip(
+        order.tolist(), own, truth, found, correct, strict=True
+    ):
         title = f"query {query}" if row is None else f"row {row}"
         queries.append(
             {
@@ -141,9 +148,9 @@ def _worst(audit: Audit, keep: float, describe: Describe | None) -> dict[str, An
                 "pairs": [
                     (
                         (shown_item(metadata.get(a), f"row {a}"), a in near),
-                        (shown_item(metadata.get(b), f"row {b}"), b in true),
+                        (shown_item(metadata.get(b), f"row {b}"), hit),
                     )
-                    for a, b in zip(true, near, strict=True)
+                    for a, b, hit in zip(true, near, hits, strict=True)
                 ],
             }
         )

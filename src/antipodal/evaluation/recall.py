@@ -1,14 +1,13 @@
 """Recall: exact neighbours, relevance judgements, and the results of one code and search."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
-from antipodal.hashers.rows import unit_rows
+from antipodal.hashers.operations import unit_rows
 from antipodal.index.rerank import best_first, query_blocks, vector_scores
 from antipodal.validation import Ids
 
@@ -17,6 +16,7 @@ Rows = NDArray[Any]
 
 METRICS: tuple[str, ...] = get_args(Metric)
 _SPARE = 8  # candidates beyond k that are rescored in double precision
+_TIE = 1e-6  # relative difference of equal scores, due to rounding of the vectors
 _SCORES_AT_ONCE = 2**23
 
 
@@ -25,9 +25,54 @@ def prepared(rows: Rows, metric: Metric) -> NDArray[np.float32]:
     floats = np.ascontiguousarray(rows, dtype=np.float32)
     if metric != "cosine":
         return floats
-    return unit_rows(
-        torch.tensor(floats)
-    ).numpy()  # copied, since torch warns about read-only arrays
+    return unit_rows(floats)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """True neighbours of queries. Rows that tie with the k-th neighbour are correct results too.
+
+    Attributes
+    ----------
+    ids : (q, k)
+        The k nearest rows of each query, ordered by score, then by row.
+    scores : (q, k)
+        Their scores.
+    tied : (q,)
+        Whether further rows have the score of the last.
+    """
+
+    ids: Ids
+    scores: NDArray[np.float64]
+    tied: NDArray[np.bool_]
+    X: Rows
+    queries: Rows
+    metric: Metric
+
+    def hits(self, found: Ids) -> NDArray[np.bool_]:
+        """Return which results (q, m) are true neighbours or tie with the last of them."""
+        correct = np.zeros(found.shape, bool)
+        for ids in self.ids.T:
+            correct |= found == ids[:, None]
+        if self.tied.any():  # only here do candidates have to be scored
+            scores = candidate_scores(
+                self.X, self.queries[self.tied], found[self.tied], self.metric
+            )
+            correct[self.tied] |= scores >= _tying(self.scores[self.tied, -1:])
+        return correct & (found >= 0)  # Faiss fills missing results with -1
+
+    def nearest(self, k: int) -> "Truth":
+        """Return the k nearest of the neighbours."""
+        if k == self.ids.shape[1]:
+            return self
+        tied = self.scores[:, k] >= _tying(self.scores[:, k - 1])
+        return replace(self, ids=self.ids[:, :k], scores=self.scores[:, :k], tied=tied)
+
+    def recall(self, found: Ids) -> NDArray[np.float64]:
+        """Return recall@k of each query for results (q, m), of which at most k count."""
+        k = self.ids.shape[1]
+        shares: NDArray[np.float64] = np.minimum(self.hits(found).sum(axis=1), k) / k
+        return shares
 
 
 def true_neighbours(
@@ -38,10 +83,10 @@ def true_neighbours(
     *,
     query_rows: Ids | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Ids:
-    """Return the k rows of X nearest to each query, (q, k), ordered by score, then by row.
+) -> Truth:
+    """Find the k rows of X nearest to each query.
 
-    Scores are the cosine, the inner product, or minus the squared Euclidean distance.
+    Scores are the cosine, the inner product, or minus the Euclidean distance.
 
     Parameters
     ----------
@@ -66,7 +111,17 @@ def true_neighbours(
             np.concatenate([best, scores], axis=1), np.concatenate([ids, numbers], axis=1), n_kept
         )
         progress(start + len(rows), len(X))
-    return _in_order(X, queries, ids, metric)[:, :k]
+    exact = candidate_scores(X, queries, ids, metric)  # in double precision
+    order = best_first(exact, ids, ids.shape[1])
+    ids = np.take_along_axis(ids, order, axis=1)
+    exact = np.take_along_axis(exact, order, axis=1)
+    tied: NDArray[np.bool_] = np.any(exact[:, k:] >= _tying(exact[:, k - 1 : k]), axis=1)
+    return Truth(ids[:, :k], exact[:, :k], tied, X, queries, metric)
+
+
+def _tying(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the least scores that count as equal to these."""
+    return scores - _TIE * np.abs(scores)
 
 
 def _products(Q: Rows, rows: Rows, metric: Metric) -> NDArray[np.float32]:
@@ -84,13 +139,6 @@ def _largest(scores: NDArray[np.float32], ids: Ids, n: int) -> tuple[NDArray[np.
         return scores, ids
     place = np.argpartition(scores, -n, axis=1)[:, -n:]
     return np.take_along_axis(scores, place, axis=1), np.take_along_axis(ids, place, axis=1)
-
-
-def _in_order(X: Rows, queries: Rows, ids: Ids, metric: Metric) -> Ids:
-    """Sort the candidates of each query by score in double precision, then by row."""
-    scores = candidate_scores(X, queries, ids, metric)
-    order = best_first(scores, ids, ids.shape[1])
-    return np.take_along_axis(ids, order, axis=1)
 
 
 def candidate_scores(X: Any, queries: Rows, ids: Ids, metric: Metric) -> NDArray[np.float64]:
@@ -207,16 +255,20 @@ class Setting:
     Attributes
     ----------
     method : str
-        Hasher with its settings, or a quantiser of Faiss.
+        Hasher with its settings, or a quantiser of another library.
     bits : int
-        Code length; for quantisers of Faiss, 8 times their bytes.
+        Code length; for quantisers of other libraries, 8 times their bytes.
     search : {"hamming", "asymmetric"}
         Whether queries are binary, or float vectors.
-    by_query : (q,)
-        recall@k of every query.
+    correct : (q, k)
+        Which results of each query are true neighbours, or tie with the last of them.
     with_floats, with_int8 : dict
         recall@k by oversampling factor, after reranking by the float vectors, or by vectors of one
-        byte per feature.
+        byte per feature. `with_int8` is measured for codes of antipodal with their own scoring.
+    served : bool
+        Whether `antipodal build` and `antipodal search` reproduce this setting.
+    extrapolated : dict
+        If a sample was audited: recall@k by oversampling factor, extrapolated to all rows.
     ndcg : dict
         With relevance judgements: nDCG@k by oversampling factor, after reranking by the float
         vectors if the factor exceeds 1.
@@ -231,14 +283,22 @@ class Setting:
     method: str
     bits: int
     search: str
-    by_query: NDArray[np.float64] = field(repr=False)
+    correct: NDArray[np.bool_] = field(repr=False)
     with_floats: dict[int, float]
     with_int8: dict[int, float]
     cost: Cost
+    served: bool = False
+    extrapolated: dict[int, float] = field(default_factory=dict)
     ndcg: dict[int, float] = field(default_factory=dict)
     judged_recall: float | None = None
     distances: NDArray[np.int64] | None = field(default=None, repr=False)
     found: Ids | None = field(default=None, repr=False)
+
+    @property
+    def by_query(self) -> NDArray[np.float64]:
+        """recall@k of every query, (q,)."""
+        shares: NDArray[np.float64] = self.correct.mean(axis=1)
+        return shares
 
     @property
     def recall(self) -> float:
@@ -267,21 +327,15 @@ class Setting:
         record |= {f"bytes_{name}": n * self.cost.bytes for name, n in _SIZES.items()}
         record |= {f"recall_x{r}": value for r, value in self.with_floats.items() if r > 1}
         record |= {f"recall_int8_x{r}": value for r, value in self.with_int8.items() if r > 1}
+        record |= {
+            "recall_all_rows" if r == 1 else f"recall_all_rows_x{r}": value
+            for r, value in self.extrapolated.items()
+        }
         record |= {f"candidates_for_{target}": self.candidates_for(target) for target in TARGETS}
         if self.ndcg:
             record |= {f"ndcg_x{r}" if r > 1 else "ndcg": value for r, value in self.ndcg.items()}
             record["judged_recall"] = self.judged_recall
         return {n: round(v, 6) if isinstance(v, float) else v for n, v in record.items()}
-
-
-def ranks(found: Ids, truth: Ids) -> NDArray[np.int64]:
-    """Return the rank of each true neighbour (q, k) among the results (q, m), or m if missing."""
-    places = np.full(truth.shape, found.shape[1], np.int64)
-    for j in range(truth.shape[1]):
-        same = found == truth[:, j, None]
-        hit = same.any(axis=1)
-        places[hit, j] = same[hit].argmax(axis=1)
-    return places
 
 
 def drop_query_rows(found: Ids, query_rows: Ids | None, m: int) -> Ids:

@@ -7,14 +7,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
-from antipodal.threads import one_torch_thread
+from antipodal.threads import one_blas_thread, usable_cores
 from antipodal.validation import check_whole
 
 FloatArray = NDArray[np.float64]
+Array = NDArray[np.float32]
 
 _CUTOFF = 4  # cycles per image at which the gain of the low-pass prefilter is 1/2
 PREFILTER_BORDER = 5  # pixels
@@ -27,19 +26,19 @@ class Filter(NamedTuple):
 
     rows: slice  # of the spectrum
     columns: slice
-    gain: Tensor  # (rows, 1, columns, 1)
+    gain: Array  # (rows, 1, columns, 1)
 
 
 class FilterBank(NamedTuple):
     """The matrices of all steps, which depend on the image size only."""
 
-    lowpass: tuple[Tensor, Tensor]  # padded and low-passed, (h + 10, h) and (w + 10, w)
-    pad: tuple[Tensor, Tensor]  # indices of the pixels that the padding repeats
-    spread: tuple[Tensor, Tensor]  # low-passed and cropped, (h, h + 10) and (w, w + 10)
-    spectrum: tuple[Tensor, Tensor]  # padded and transformed, (2nᵧ, h) and (2nₓ, 2w)
+    lowpass: tuple[Array, Array]  # padded and low-passed, (h + 10, h) and (w + 10, w)
+    pad: tuple[NDArray[np.intp], NDArray[np.intp]]  # indices of the pixels that the padding repeats
+    spread: tuple[Array, Array]  # low-passed and cropped, (h, h + 10) and (w, w + 10)
+    spectrum: tuple[Array, Array]  # padded and transformed, (2nᵧ, h) and (2nₓ, 2w)
     filters: list[Filter]
-    inverse: tuple[Tensor, Tensor]  # transformed back and cropped, (2h, nᵧ, 2) and (2w, 2, nₓ)
-    cells: tuple[Tensor, Tensor]  # means over the cells, (grid, h) and (grid, w)
+    inverse: tuple[Array, Array]  # transformed back and cropped, (2h, nᵧ, 2) and (2w, 2, nₓ)
+    cells: tuple[Array, Array]  # means over the cells, (grid, h) and (grid, w)
 
 
 @lru_cache(maxsize=4)
@@ -53,9 +52,9 @@ def make_bank(
     for side in sides:
         pad = np.pad(np.arange(side), PREFILTER_BORDER, mode="symmetric")
         blur = _blur(len(pad), longest)
-        pads.append(torch.from_numpy(pad))
-        lowpasses.append(_as_tensor(blur @ np.eye(side)[pad]))
-        spreads.append(_as_tensor(blur[PREFILTER_BORDER:-PREFILTER_BORDER]))
+        pads.append(pad)
+        lowpasses.append(_as_array(blur @ np.eye(side)[pad]))
+        spreads.append(_as_array(blur[PREFILTER_BORDER:-PREFILTER_BORDER]))
 
         margin = min(side // 2, _MAX_BORDER) if border is None else border
         pad = np.pad(np.arange(side), margin, mode="symmetric")
@@ -71,8 +70,8 @@ def make_bank(
         spread=(spreads[0], spreads[1]),
         # Real and imaginary parts alternate along the first axis, and are halves of the second.
         spectrum=(
-            _as_tensor(np.stack([spectra[0].real, spectra[0].imag], axis=1)).flatten(0, 1),
-            _as_tensor(_halves(spectra[1])),
+            _as_array(np.stack([spectra[0].real, spectra[0].imag], axis=1)).reshape(-1, height),
+            _as_array(_halves(spectra[1])),
         ),
         filters=[
             _cut(_gabor(frequencies[0], frequencies[1], i, j, o))
@@ -80,13 +79,12 @@ def make_bank(
             for j in range(o)
         ],
         inverse=(
-            _as_tensor(_halves(inverses[0]))
-            .view(2, height, 2, -1)
-            .permute(1, 0, 3, 2)
-            .flatten(0, 1),
-            _as_tensor(_halves(inverses[1])).view(2 * width, 2, -1),
+            _as_array(_halves(inverses[0]).reshape(2, height, 2, -1).transpose(1, 0, 3, 2)).reshape(
+                2 * height, -1, 2
+            ),
+            _as_array(_halves(inverses[1])).reshape(2 * width, 2, -1),
         ),
-        cells=(_as_tensor(_cell_means(height, grid)), _as_tensor(_cell_means(width, grid))),
+        cells=(_as_array(_cell_means(height, grid)), _as_array(_cell_means(width, grid))),
     )
 
 
@@ -115,7 +113,7 @@ def _cut(gain: FloatArray) -> Filter:
     is_passed = gain > _NEGLIGIBLE
     rows, columns = (_extent(is_passed.max(axis=axis)) for axis in (1, 0))
     kept = np.where(is_passed, gain, 0)[rows, columns]  # denormal numbers are slow
-    return Filter(rows, columns, _as_tensor(kept)[:, None, :, None])
+    return Filter(rows, columns, _as_array(kept)[:, None, :, None])
 
 
 def _extent(mask: NDArray[np.bool_]) -> slice:
@@ -139,12 +137,11 @@ def _cell_means(side: int, grid: int) -> FloatArray:
     return overlap * grid / side
 
 
-def _as_tensor(values: FloatArray) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+def _as_array(values: FloatArray) -> Array:
+    return np.ascontiguousarray(values, dtype=np.float32)
 
 
 _BLOCK_BYTES = 16 << 20  # size of the temporaries, which should stay in the cache
-_FEWEST_COLUMNS = 8  # with fewer images, batched matrix products are slow
 
 
 def gist(
@@ -220,11 +217,10 @@ def gist(
     size = block_size or _block_size(bank, n_channels)
 
     def describe(start: int) -> None:
-        with torch.inference_mode():
-            block = _read_block(array, start, size, colour)  # (channels, h, w, m)
-            for channel, pixels in enumerate(_prefilter(block, bank)):
-                for index, cells in enumerate(_filter(pixels, bank)):
-                    descriptors[start : start + size, channel, index] = cells.T.numpy()
+        block = _read_block(array, start, size, colour)  # (channels, h, w, m)
+        for channel, pixels in enumerate(_prefilter(block, bank)):
+            for index, cells in enumerate(_filter(pixels, bank)):
+                descriptors[start : start + size, channel, index] = cells.T
 
     _run_blocks(describe, range(0, n_images, size))
     return descriptors.reshape(n_images, -1)
@@ -255,69 +251,57 @@ def mirror_permutation(
 
 
 def _run_blocks(describe: Callable[[int], None], starts: range) -> None:
-    """Run the blocks on PyTorch's number of threads, one block per thread.
+    """Run the blocks on the usable cores, one block per thread.
 
     Synchronising threads within a block is slow if other programs use the cores as well.
     """
-
-    def run_block(start: int) -> None:
-        with one_torch_thread():
-            describe(start)
-
-    pool = ThreadPoolExecutor(min(torch.get_num_threads(), len(starts)))
+    pool = ThreadPoolExecutor(min(usable_cores(), len(starts)))
     try:
-        for _ in pool.map(run_block, starts):
-            pass  # raises the error of the first block that failed
+        with one_blas_thread():
+            for _ in pool.map(describe, starts):
+                pass  # raises the error of the first block that failed
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _prefilter(images: Tensor, bank: FilterBank) -> Tensor:
+def _prefilter(images: Array, bank: FilterBank) -> Array:
     """Normalise brightness and local contrast of images (channels, h, w, m)."""
-    detail = torch.stack(
+    detail = np.stack(
         [
             channel[bank.pad[0]][:, bank.pad[1]] - _both_sides(bank.lowpass, channel)
-            for channel in images.log1p()
+            for channel in np.log1p(images)
         ]
     )
-    variance = _both_sides(bank.spread, detail.mean(dim=0).square())
+    variance = _both_sides(bank.spread, np.square(detail.mean(axis=0)))
     edge = slice(PREFILTER_BORDER, -PREFILTER_BORDER)
-    return detail[:, edge, edge] / (0.2 + variance.abs().sqrt())
+    normalised = detail[:, edge, edge] / (np.float32(0.2) + np.sqrt(np.abs(variance)))
+    return normalised.astype(np.float32, copy=False)
 
 
-def _filter(image: Tensor, bank: FilterBank) -> Iterator[Tensor]:
+def _filter(image: Array, bank: FilterBank) -> Iterator[Array]:
     """Yield the mean magnitude in each cell, (grid², m), for each filter; image: (h, w, m).
 
     Complex numbers are represented by two rows of a real matrix, real and imaginary part.
     """
     height, width, m = image.shape
-    spectrum = (bank.spectrum[0] @ image.reshape(height, -1)).view(-1, 2 * width, m)
-    spectrum = _along(bank.spectrum[1], spectrum)
+    down_columns = (bank.spectrum[0] @ image.reshape(height, -1)).reshape(-1, 2 * width, m)
+    spectrum = bank.spectrum[1] @ down_columns
     spectrum = spectrum.reshape(len(spectrum), 2, -1, m)  # (nᵧ, real or imaginary, nₓ, m)
     for gabor in bank.filters:
         passed = spectrum[gabor.rows, :, gabor.columns] * gabor.gain
         n_columns = passed.shape[2]
-        down = bank.inverse[0][:, gabor.rows].flatten(1)  # (2h, 2 rows)
-        along = bank.inverse[1][:, :, gabor.columns].flatten(1)  # (2w, 2 columns)
-        response = (down @ passed.view(-1, n_columns * m)).view(height, 2 * n_columns, m)
-        response = _along(along, response).view(height, 2, width, m)
-        magnitude = response.square().sum(dim=1).sqrt()
+        down = bank.inverse[0][:, gabor.rows].reshape(2 * height, -1)  # (2h, 2 rows)
+        along = bank.inverse[1][:, :, gabor.columns].reshape(2 * width, -1)  # (2w, 2 columns)
+        response = (down @ passed.reshape(-1, n_columns * m)).reshape(height, 2 * n_columns, m)
+        parts = (along @ response).reshape(height, 2, width, m)
+        magnitude = np.sqrt(np.square(parts).sum(axis=1))
         yield _both_sides(bank.cells, magnitude).reshape(-1, m)
 
 
-def _both_sides(matrices: tuple[Tensor, Tensor], images: Tensor) -> Tensor:
+def _both_sides(matrices: tuple[Array, Array], images: Array) -> Array:
     """A·X·Bᵀ for each image X, (h, w, m) -> (h', w', m)."""
     height, width, m = images.shape
-    return _along(matrices[1], (matrices[0] @ images.reshape(height, -1)).view(-1, width, m))
-
-
-def _along(matrix: Tensor, images: Tensor) -> Tensor:
-    """X·Bᵀ for each image X, (h, w, m) -> (h, w', m)."""
-    if images.shape[2] < _FEWEST_COLUMNS:
-        height, width, m = images.shape
-        rows = images.transpose(1, 2).reshape(-1, width)
-        return (rows @ matrix.T).view(height, m, -1).transpose(1, 2).contiguous()
-    return torch.bmm(matrix.expand(len(images), -1, -1), images)
+    return matrices[1] @ (matrices[0] @ images.reshape(height, -1)).reshape(-1, width, m)
 
 
 def _block_size(bank: FilterBank, n_channels: int) -> int:
@@ -325,10 +309,10 @@ def _block_size(bank: FilterBank, n_channels: int) -> int:
     height, width = bank.spread[0].shape[0], bank.spread[1].shape[0]
     n_y, n_x = len(bank.spectrum[0]) // 2, len(bank.spectrum[1]) // 2
     numbers = 4 * n_y * n_x + 2 * height * n_x + 3 * height * width + 2 * n_channels * n_y * n_x
-    return max(1, _BLOCK_BYTES // (4 * numbers))
+    return max(1, _BLOCK_BYTES // (4 * int(numbers)))
 
 
-def _read_block(array: NDArray[Any], start: int, size: int, colour: bool) -> Tensor:
+def _read_block(array: NDArray[Any], start: int, size: int, colour: bool) -> Array:
     """Return a block of images as float32 (channels, h, w, m), after checking their values."""
     block = array[start : start + size]
     with np.errstate(over="ignore"):  # overflow is reported below
@@ -344,8 +328,8 @@ def _read_block(array: NDArray[Any], start: int, size: int, colour: bool) -> Ten
             "or are values missing?"
         )
     if not colour:
-        block = block.mean(axis=3, keepdims=True, dtype=np.float64)
-    return torch.from_numpy(np.ascontiguousarray(block.transpose(3, 1, 2, 0), dtype=np.float32))
+        block = block.mean(axis=3, keepdims=True, dtype=np.float64).astype(np.float32)
+    return np.ascontiguousarray(block.transpose(3, 1, 2, 0), dtype=np.float32)
 
 
 def _check_images(images: ArrayLike, grid: int, colour: bool) -> NDArray[Any]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 from threadpoolctl import threadpool_limits
@@ -16,6 +15,7 @@ from threadpoolctl import threadpool_limits
 from antipodal.errors import ModelFileError
 from antipodal.features.images import ByteImage, Images, open_images, opencv, read_grey
 from antipodal.io.model_file import read_model_file, write_model_file
+from antipodal.threads import usable_cores
 from antipodal.validation import check_whole
 
 FloatArray = NDArray[np.float32]
@@ -47,7 +47,7 @@ def describe(image: ByteImage, max_keypoints: int, root: bool) -> FloatArray:
 
 
 class ImageThreads:
-    """Thread pool for a map over images, of PyTorch's number of threads, one image per thread.
+    """Thread pool for a map over images, one image per thread and usable core.
 
     Inside its `with` block, OpenCV and the numerical libraries use the calling thread only:
     synchronising threads within an image is slow if other programs use the cores as well.
@@ -57,7 +57,7 @@ class ImageThreads:
         self._cv2 = opencv()
 
     def __enter__(self) -> Self:
-        self._n_threads = torch.get_num_threads()
+        self._n_threads = usable_cores()
         self._n_opencv = self._cv2.getNumThreads()
         self._cv2.setNumThreads(1)
         self._limits = threadpool_limits(1)
@@ -229,7 +229,7 @@ def bag_of_words(
     Parameters
     ----------
     images : path, sequence of paths, or uint8 array (m, h, w) or (m, h, w, 3)
-        As for `learn_vocabulary`. Processed one image per thread, on PyTorch's number of threads.
+        As for `learn_vocabulary`. Processed one image per thread, on the usable cores.
     vocabulary : Vocabulary
         The words, and the parameters of the descriptors.
     progress : callable, optional

@@ -1,23 +1,21 @@
 """Codes of class probabilities: a kernel SVM, then random projections of its probabilities."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
-from torch import Tensor
 
-from antipodal.hashers.base import SupervisedHasher, block_rows, map_blocks
+from antipodal.hashers.base import SupervisedHasher
+from antipodal.hashers.operations import Affine, Operation, Standardise
+from antipodal.hashers.pipeline import Pipeline
 from antipodal.hashers.preprocessing import (
-    Inputs,
     Scaling,
     check_scaling,
     choose_scaling,
     learn_inputs,
-    scale_map,
     scaled,
 )
 from antipodal.hashers.pseudo_labels import SVM, fit_svm, label_table, svm_probabilities
@@ -54,8 +52,8 @@ class ClassifierHasher(SupervisedHasher):
         """Learn the code from the class probabilities of the training rows."""
 
     @abstractmethod
-    def _code(self) -> Callable[[Tensor], Tensor]:
-        """Return the function from probabilities (m, c) to values whose signs are the bits."""
+    def _code(self) -> Operation:
+        """Return the step from probabilities (m, c) to values whose signs are the bits."""
 
     @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
@@ -87,25 +85,20 @@ class ClassifierHasher(SupervisedHasher):
         `antipodal.evaluation.float_ranking.evaluate_floats` computes its metrics.
         """
         rows = self._check_rows(X)
-        probabilities = np.empty((len(rows), len(self.offsets_)), np.float32)
-        for start, values in map_blocks(self._probabilities(block_rows(len(rows))), rows):
-            probabilities[start : start + len(values)] = values
-        return probabilities
+        return Pipeline(self._probabilities()).values(rows, len(self.offsets_))
 
-    def _probabilities(self, max_rows: int) -> Callable[[Tensor], Tensor]:
+    def _probabilities(self) -> list[Operation]:
         svm = SVM(self.support_, self.weights_, self.offsets_, self.gamma_, self.multilabel_)
-        scale = scale_map(Inputs(self.root_, self.mean_, self.scale_))
-        probabilities = svm_probabilities(svm, max_rows)
-        return lambda X: probabilities(scale(X))
+        scale = Standardise(self.mean_, self.scale_, root=self.root_)
+        return [scale, *svm_probabilities(svm)]
 
     def restore_state(self, fitted: Mapping[str, Any]) -> None:
         """Set the fitted attributes; files of versions before 0.3 have no `root_`."""
         super().restore_state({"root_": False, **fitted})
 
-    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the function whose signs are the bits."""
-        probabilities, code = self._probabilities(max_rows), self._code()
-        return lambda X: code(probabilities(X))
+    def pipeline(self) -> list[Operation]:
+        """Return the steps whose signs are the bits."""
+        return [*self._probabilities(), self._code()]
 
 
 @built_in
@@ -140,7 +133,5 @@ class ClassifierLSH(ClassifierHasher):
         normals = rng.standard_normal((probabilities.shape[1], self.n_bits))
         self.hyperplanes_ = normals.astype(np.float32)
 
-    def _code(self) -> Callable[[Tensor], Tensor]:
-        mean = torch.from_numpy(self.mean_probabilities_)
-        hyperplanes = torch.from_numpy(self.hyperplanes_)
-        return lambda P: (P - mean) @ hyperplanes
+    def _code(self) -> Operation:
+        return Affine(self.hyperplanes_, mean=self.mean_probabilities_)

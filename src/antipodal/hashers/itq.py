@@ -1,16 +1,14 @@
 """Iterative quantisation (ITQ): principal components, rotated to reduce quantisation error."""
 
-from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh, svd
 from sklearn.utils import check_random_state
-from torch import Tensor
 
 from antipodal.hashers.base import BaseHasher
+from antipodal.hashers.operations import Affine, Operation
 from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import sample_rows
 from antipodal.threads import one_thread
@@ -86,7 +84,6 @@ class ITQ(BaseHasher):
         self.projection_ = np.ascontiguousarray(components @ rotation, dtype=np.float32)
         return self
 
-    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the function whose signs are the bits."""
-        mean, projection = torch.from_numpy(self.mean_), torch.from_numpy(self.projection_)
-        return lambda X: (X - mean) @ projection
+    def pipeline(self) -> list[Operation]:
+        """Return the steps whose signs are the bits."""
+        return [Affine(self.projection_, mean=self.mean_)]

@@ -1,51 +1,16 @@
 """Gaussian kernels on anchors: distances, bandwidth, kernel principal components."""
 
-from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.linalg import eigh
-from torch import Tensor
 
 from antipodal.hashers.base import FloatArray
+from antipodal.hashers.operations import Affine, GaussianKernel, Operation, SquaredDistances
+from antipodal.hashers.pipeline import Pipeline
 
-_BLOCK_ROWS = 4096
-
-
-def distance_map(
-    anchors: NDArray[np.float32], mean: NDArray[np.float32], max_rows: int
-) -> Callable[[Tensor], Tensor]:
-    """Return the function (m, n) -> (m, k) to squared distances from the anchors, float32.
-
-        ‖x - a‖² = ‖x‖² - 2xᵀa + ‖a‖²,    x and a both minus the mean
-
-    Without subtracting the mean, differences of features far from zero would lose digits. The
-    result is valid until the next call.
-    """
-    centre = torch.from_numpy(mean)
-    A = torch.from_numpy(anchors) - centre
-    anchor_norms = A.square().sum(dim=1)
-    work = torch.empty(max_rows, len(A))
-
-    def distances(X: Tensor) -> Tensor:
-        x = X - centre
-        norms = x.square().sum(dim=1)
-        squared = torch.addmm(anchor_norms, x, A.T, alpha=-2.0, out=work[: len(X)])
-        return squared.add_(norms[:, None]).clamp_(min=0.0)
-
-    return distances
-
-
-def distance_blocks(
-    rows: FloatArray, anchors: NDArray[np.float32], mean: NDArray[np.float32]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield blocks of rows as float32, and their squared distances from the anchors."""
-    distances = distance_map(anchors, mean, min(len(rows), _BLOCK_ROWS))
-    for start in range(0, len(rows), _BLOCK_ROWS):
-        block = torch.from_numpy(rows[start : start + _BLOCK_ROWS].astype(np.float32))
-        yield block, distances(block)
+Float32Array = NDArray[np.float32]
 
 
 def cluster_centres(
@@ -90,8 +55,6 @@ _MAX_ROWS = 16_384  # more rows hardly change the components
 _KERNEL_BLOCK_ROWS = 8192
 _RANK = 1e-6  # eigenvalues below this share of the largest are rounding
 
-Float32Array = NDArray[np.float32]
-
 
 class KernelFeatures(NamedTuple):
     """Kernel principal components on anchors, φ(y) = Lᵀk(y) - c, kᵢ(y) = exp(-γ‖y - aᵢ‖²)."""
@@ -115,11 +78,10 @@ def learn_kernel_features(Y: Float32Array, n_anchors: int, seed: int) -> KernelF
     anchors = np.ascontiguousarray(Y[np.sort(order[:n_anchors])])
     if len(Y) > _MAX_ROWS:
         Y = Y[np.sort(order[:_MAX_ROWS])]
-    origin = np.zeros(Y.shape[1], np.float32)
+    squared = Pipeline([SquaredDistances(anchors)])
 
     def distances(rows: Float32Array) -> NDArray[np.float64]:
-        blocks = [part.double() for _, part in distance_blocks(rows, anchors, origin)]
-        return torch.cat(blocks).numpy()
+        return squared.values(rows, len(anchors)).astype(np.float64)
 
     blocks = [
         Y[start : start + _KERNEL_BLOCK_ROWS] for start in range(0, len(Y), _KERNEL_BLOCK_ROWS)
@@ -153,19 +115,14 @@ def learn_kernel_features(Y: Float32Array, n_anchors: int, seed: int) -> KernelF
     )
 
 
-def kernel_map(features: KernelFeatures, max_rows: int) -> Callable[[Tensor], Tensor]:
-    """Return the function (r, n) -> (r, m) to k(y). Its result is valid until the next call."""
-    origin = np.zeros(features.anchors.shape[1], np.float32)
-    distances = distance_map(features.anchors, origin, max_rows)
-    return lambda Y: distances(Y).mul_(-features.gamma).exp_()
+def kernel_steps(features: KernelFeatures) -> list[Operation]:
+    """Return the steps from y to φ(y)."""
+    return [
+        GaussianKernel(features.anchors, features.gamma),
+        Affine(features.weight, -features.offset),
+    ]
 
 
-def kernel_feature_rows(features: KernelFeatures, Y: Tensor) -> Tensor:
+def kernel_feature_rows(features: KernelFeatures, Y: Float32Array) -> Float32Array:
     """Return φ(y) for each row, (l, p)."""
-    L, c = torch.from_numpy(features.weight), torch.from_numpy(features.offset)
-    kernels = kernel_map(features, min(len(Y), _KERNEL_BLOCK_ROWS))
-    phi = torch.empty(len(Y), len(c))
-    for start in range(0, len(Y), _KERNEL_BLOCK_ROWS):
-        rows = slice(start, start + _KERNEL_BLOCK_ROWS)
-        torch.mm(kernels(Y[rows]), L, out=phi[rows]).sub_(c)
-    return phi
+    return Pipeline(kernel_steps(features)).values(Y, len(features.offset))

@@ -2,24 +2,34 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
-from torch import Tensor
 
 from antipodal.codes import unpack
-from antipodal.hashers.base import BaseHasher, FloatArray, map_blocks
-from antipodal.hashers.bit_descent import fit_levels, nested_encoder
+from antipodal.hashers.base import BaseHasher, FloatArray, Scoring
+from antipodal.hashers.bit_descent import BitDescent, fit_levels
+from antipodal.hashers.operations import (
+    Affine,
+    Array,
+    Graph,
+    Operation,
+    UnitRows,
+    Workspace,
+    check_width,
+    chunks,
+    from_columns,
+    to_columns,
+    unit_rows,
+)
+from antipodal.hashers.pipeline import Pipeline
 from antipodal.hashers.registry import built_in
-from antipodal.hashers.rows import as_floats, draw_rows, row_blocks, unit_rows
-from antipodal.paper.admm import RELAXATION, relaxed_step, relaxed_weight, unfolded_weights
+from antipodal.hashers.rows import as_floats, draw_rows, row_blocks
+from antipodal.paper.admm import RELAXATION, relaxed_weight, unfolded_weights
 from antipodal.paper.dictionary import ksvd
-from antipodal.paper.neurons import clip
 from antipodal.threads import one_thread
 from antipodal.validation import check_type, check_whole
 
@@ -121,16 +131,21 @@ class LinfHash(BaseHasher):
         self.penalty = penalty
         self.random_state = random_state
 
+    @property
+    def scoring(self) -> Scoring:
+        """Asymmetric with `descent`, whose codes are poor by Hamming distance."""
+        return "asymmetric" if self.descent else "hamming"
+
     @classmethod
     def asymmetric(
         cls, n_bits: int = 64, *, nested: tuple[int, ...] = (), random_state: Any = None
     ) -> Self:
         """Return a hasher with the recommended settings for asymmetric search.
 
-        With descent, codes after three iterations of ADMM are as good as after fifty.
+        With descent, codes after one iteration of ADMM are as good as after fifty.
         """
         return cls(
-            n_bits, descent=True, nested=nested, bound=0.7, n_iter=3, random_state=random_state
+            n_bits, descent=True, nested=nested, bound=0.7, n_iter=1, random_state=random_state
         )
 
     @classmethod
@@ -163,21 +178,14 @@ class LinfHash(BaseHasher):
     def _fit_descent(self, rows: NDArray[Any], rng: np.random.RandomState) -> None:
         total = np.zeros(rows.shape[1])
         for block in row_blocks(rows):
-            total += _directions(rows[block]).sum(dim=0, dtype=torch.float64).numpy()
+            total += _directions(rows[block]).sum(axis=0, dtype=np.float64)
         self.mean_, self.scale_ = (total / len(rows)).astype(np.float32), 1.0
         Y = _directions(rows[draw_rows(len(rows), self.n_samples, rng)])
         self.levels_ = self._lengths(rows.shape[1])
         widths = np.diff([0, *self.levels_]).tolist()
         frames = [_frame(rows.shape[1], n, rng).astype(np.float32) for n in widths]
-        *inner, D = fit_levels(
-            Y,
-            torch.from_numpy(self.mean_),
-            [torch.from_numpy(frame) for frame in frames],
-            self.n_refits,
-            lambda D: self._solver(D, len(Y)),
-        )
-        self.dictionary_ = D.numpy()
-        self.inner_dictionaries_ = _concatenate([D.numpy() for D in inner], rows.shape[1])
+        *inner, self.dictionary_ = fit_levels(Y, self.mean_, frames, self.n_refits, self._solver)
+        self.inner_dictionaries_ = _concatenate(inner, rows.shape[1])
 
     def _lengths(self, n_features: int) -> list[int]:
         """Return the lengths of the levels: the requested ones, and others in between."""
@@ -222,13 +230,18 @@ class LinfHash(BaseHasher):
         ⟨q, 2b - 1⟩ = ⟨y, s·D·(2b - 1)⟩ is the inner product of y with the reconstruction of a
         row. y = row / ‖row‖ with `descent`, and y = row - μ without.
         """
+        D = self.scale_ * self.dictionary_
+        steps = [UnitRows(), Affine(D)] if self.descent else [Affine(D, mean=self.mean_)]
+        return Pipeline(steps).values(self._check_rows(X), self.n_bits)
+
+    def score_offset(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return ⟨y, μ⟩ with `descent`: added to ⟨q, 2b - 1⟩ it estimates the cosine."""
         rows = self._check_rows(X)
-        mean, D = torch.from_numpy(self.mean_), torch.from_numpy(self.scale_ * self.dictionary_)
-        values = np.empty((len(rows), self.n_bits), np.float32)
-        rotate = (lambda Y: unit_rows(Y) @ D) if self.descent else (lambda Y: (Y - mean) @ D)
-        for start, block in map_blocks(rotate, rows):
-            values[start : start + len(block)] = block
-        return values
+        if not self.descent:
+            return np.zeros(len(rows))
+        lengths = np.linalg.norm(rows, axis=1)
+        offsets = rows @ self.mean_.astype(np.float64)
+        return np.asarray(offsets / np.where(lengths > 0, lengths, 1), np.float64)
 
     def reconstruct(self, codes: ArrayLike) -> NDArray[np.float32]:
         """Return μ + s·D·(2b - 1), the rows (m, features) reconstructed from packed codes.
@@ -248,40 +261,20 @@ class LinfHash(BaseHasher):
         n_features, N = sample.shape[1], self.n_bits
         if n_features <= N:
             return _frame(n_features, N, rng)
-        Y = unit_rows(torch.from_numpy(sample.astype(np.float32))).numpy()
+        Y = unit_rows(sample.astype(np.float32))
         seed = rng.randint(2**31 - 1)
         return ksvd(Y, N, sparsity=min(self.sparsity, N), n_iter=10, random_state=seed).dictionary
 
-    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the function whose signs are the bits; with `descent` its values are ±1."""
-        mean, D = torch.from_numpy(self.mean_), torch.from_numpy(self.dictionary_)
+    def pipeline(self) -> list[Operation]:
+        """Return the steps whose signs are the bits; with `descent` their values are ±1."""
         if not self.descent:
-            solve = self._solver(D, max_rows)
-            return lambda X: solve(unit_rows(X - mean))
-        dictionaries = [*map(torch.from_numpy, self._inner()), D]
-        encode = nested_encoder(dictionaries, mean, lambda D: self._solver(D, max_rows))
-        return lambda X: encode(unit_rows(X))
+            return [UnitRows(self.mean_), self._solver(self.dictionary_)]
+        dictionaries = [*self._inner(), self.dictionary_]
+        return [UnitRows(), BitDescent(dictionaries, self.mean_, self._solver)]
 
-    def _solver(self, D: Tensor, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the function from rows y to x after n_iter iterations for Eq. 1."""
-        W, S = unfolded_weights(D, self.penalty)
+    def _solver(self, D: Array) -> "LinfIterations":
         bound = self.bound / math.sqrt(D.shape[1])
-        R = relaxed_weight(S)
-        memory = torch.empty(4, max_rows, D.shape[1])
-
-        def solve(Y: Tensor) -> Tensor:
-            # Unlike solve_linf, every row gets the same number of iterations: its bits must not
-            # depend on the other rows.
-            drive, u, z, work = memory[:, : len(Y)].unbind()
-            u = torch.mm(Y, W.T, out=u)
-            drive = torch.mul(u, RELAXATION, out=drive)
-            box = partial(clip, bound=bound, out=z)
-            z = box(u)
-            for _ in range(self.n_iter):
-                z, u = relaxed_step(drive, z, R, u, box, work)
-            return z
-
-        return solve
+        return LinfIterations(D, bound, self.penalty, self.n_iter)
 
     @classmethod
     def read_parameters(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,9 +314,70 @@ def _frame(n_features: int, n_bits: int, rng: np.random.RandomState) -> FloatArr
     return math.sqrt(n_bits / n_features) * Q.T if n_bits >= n_features else Q
 
 
-def _directions(rows: NDArray[Any]) -> Tensor:
+def _directions(rows: NDArray[Any]) -> NDArray[np.float32]:
     """Return the rows scaled to length 1."""
-    return unit_rows(torch.from_numpy(rows.astype(np.float32)))
+    return unit_rows(rows.astype(np.float32))
+
+
+class LinfIterations(Operation):
+    """Map rows y to x after n_iter iterations for Eq. 1; its form is that of `relaxed_step`.
+
+        u = z = Wy,   u ← αWy + R(2z - u) + (1 - α/2) u,   z ← clip(u, ±λ)
+
+    Unlike `solve_linf`, every row gets the same number of iterations: its bits must not depend on
+    the other rows.
+    """
+
+    def __init__(self, D: Array, bound: float, penalty: float, n_iter: int) -> None:
+        W, S = unfolded_weights(D.astype(np.float64), penalty)
+        self.W = np.ascontiguousarray(W.T, dtype=np.float32)
+        self.R = np.ascontiguousarray(relaxed_weight(S).T, dtype=np.float32)
+        self.bound, self.n_iter = np.float32(bound), n_iter
+
+    def width(self, n: int) -> int:
+        """Return the number of bits."""
+        check_width(n, len(self.W))
+        return int(self.W.shape[1])
+
+    def run(self, X: Array, memory: Workspace) -> Array:
+        """Iterate a chunk of rows at a time, which then stays in the cache."""
+        out = memory.array(self, len(X), self.W.shape[1])
+        for part in chunks(len(X)):
+            from_columns(self._iterate(to_columns(X[part])), out[part])
+        return out
+
+    def _iterate(self, Y: Array) -> Array:
+        u = np.matmul(self.W.T, Y)
+        drive = u * np.float32(RELAXATION)
+        z, work = np.empty_like(u), np.empty_like(u)
+        for _ in range(self.n_iter):
+            self._clip(u, z)
+            z *= 2
+            z -= u
+            np.matmul(self.R.T, z, out=work)
+            u *= np.float32(1 - RELAXATION / 2)
+            u += drive
+            u += work
+        return self._clip(u, z)
+
+    def _clip(self, u: Array, out: Array) -> Array:
+        np.maximum(u, -self.bound, out=out)
+        return np.minimum(out, self.bound, out=out)
+
+    def export(self, graph: Graph, x: str) -> str:
+        """Add all iterations."""
+        u = graph.node("MatMul", x, self.W)
+        drive = graph.node("Mul", u, np.float32(RELAXATION))
+
+        def clip(u: str) -> str:
+            return graph.node("Min", graph.node("Max", u, -self.bound), self.bound)
+
+        for _ in range(self.n_iter):
+            reflected = graph.node("Sub", graph.node("Mul", clip(u), np.float32(2)), u)
+            kept = graph.node("Mul", u, np.float32(1 - RELAXATION / 2))
+            kept = graph.node("Add", kept, drive)
+            u = graph.node("Add", graph.node("MatMul", reflected, self.R), kept)
+        return clip(u)
 
 
 def _concatenate(dictionaries: list[NDArray[np.float32]], n_rows: int) -> NDArray[np.float32]:

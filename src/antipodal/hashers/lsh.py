@@ -1,15 +1,13 @@
 """Locality-sensitive hashing (LSH) with random hyperplanes."""
 
-from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
-from torch import Tensor
 
 from antipodal.hashers.base import BaseHasher
+from antipodal.hashers.operations import Affine, Operation
 from antipodal.hashers.registry import built_in
 from antipodal.threads import one_thread
 
@@ -46,7 +44,6 @@ class LSH(BaseHasher):
         self.hyperplanes_ = normals.astype(np.float32)
         return self
 
-    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the function whose signs are the bits."""
-        mean, hyperplanes = torch.from_numpy(self.mean_), torch.from_numpy(self.hyperplanes_)
-        return lambda X: (X - mean) @ hyperplanes
+    def pipeline(self) -> list[Operation]:
+        """Return the steps whose signs are the bits."""
+        return [Affine(self.hyperplanes_, mean=self.mean_)]

@@ -7,56 +7,96 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, ParamSpec, Self, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
-from torch import Tensor, nn
 
-from antipodal.hashers.base import FloatArray, SupervisedHasher
+from antipodal.errors import AntipodalError, missing_extra
+from antipodal.hashers.base import FloatArray, SupervisedHasher, function_name
 from antipodal.hashers.kernel_features import (
     KernelFeatures,
     kernel_feature_rows,
+    kernel_steps,
     learn_kernel_features,
 )
-from antipodal.hashers.pipeline import Network, forward_map
+from antipodal.hashers.operations import (
+    Affine,
+    Elementwise,
+    FirstColumns,
+    Function,
+    GaussianKernel,
+    Operation,
+    Standardise,
+    Unfolding,
+)
 from antipodal.hashers.preprocessing import (
     Inputs,
     Scaling,
     check_scaling,
     choose_scaling,
     learn_inputs,
+    linear_steps,
     scaled,
 )
 from antipodal.hashers.pseudo_labels import enough_labels, label_table, pseudo_labels, sharpen
 from antipodal.hashers.rows import as_floats, draw_rows, hold_out, sample_labelled
 from antipodal.hashers.training import OPTIONS, REMOVED, RENAMED, Training
 from antipodal.io.vectors import VectorFile
-from antipodal.paper.centres import (
-    COSINE_MARGIN,
-    CentrePairs,
-    class_centres,
-    cosine_loss,
-    default_scale,
-)
-from antipodal.paper.encoders import Encoder
-from antipodal.paper.losses import PairLoss, function_name, triplet_loss
-from antipodal.paper.pair_sampling import (
-    ExpectedPairs,
-    InBatchPairs,
-    ListedPairs,
-    PairSource,
-    sample_pairs,
-)
-from antipodal.paper.training import Progress, TrainingRun, train
+from antipodal.paper.pairs import sample_pairs
 from antipodal.threads import one_thread
 from antipodal.validation import check_finite, check_pairs, check_type, check_whole
 
-_PARTS = ("hidden_", "encoder_")  # modules of the network, from input to output
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from antipodal.paper.encoders import Encoder
+    from antipodal.paper.losses import PairLoss
+    from antipodal.paper.pair_sampling import ListedPairs, PairSource
+    from antipodal.paper.training import Progress
+
 _FEATURE_MAPS = ("auto", "none", "hidden", "kernel")
+
+Weights = dict[str, NDArray[np.float32]]
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+def needs_torch(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Import PyTorch before a function is called, or raise AntipodalError with its extra."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Result:
+        try:
+            import torch  # noqa: F401
+        except ImportError as error:
+            raise AntipodalError(missing_extra("training", "torch", "train")) from error
+        return function(*args, **kwargs)
+
+    return call
+
+
+class Layers(NamedTuple):
+    """The layers of an encoder after its first product, for encoding without PyTorch.
+
+    Attributes
+    ----------
+    neuron : Elementwise
+        f₁, the neuron with threshold 1.
+    threshold : (N,), optional
+        θ: the neuron is θ·f₁(u/θ).
+    feeds_input : bool
+        Whether Wy is added in every layer.
+    readout : Elementwise, optional
+        Output of the encoder, given zᴷ/θ; then not multiplied by θ.
+    """
+
+    neuron: Elementwise
+    threshold: NDArray[np.float32] | None = None
+    feeds_input: bool = True
+    readout: Elementwise | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -64,15 +104,15 @@ class NetworkHasher(SupervisedHasher):
     """Base class of the siamese networks; `DeepLinf` documents the parameters.
 
     A custom network overrides two methods: `new_encoder`, which returns an `antipodal.Encoder`,
-    and `reach`. It may override `initial_encoder` to choose the initial weights. The dataclass
-    fields are the parameters: a subclass that adds a parameter or changes a default is a dataclass
-    too. It adds the parameters that `new_encoder` reads to `encoding_parameters`.
+    and `reach`. It may override `initial_encoder` to choose the initial weights, and `layers` to
+    encode faster, without PyTorch and to ONNX. The dataclass fields are the parameters: a
+    subclass that adds a parameter or changes a default is a dataclass too. It adds the parameters
+    that `new_encoder` reads to `encoding_parameters`.
     """
 
     encoding_parameters: ClassVar[tuple[str, ...]] = ("n_bits", "nested", "n_stages")
 
-    encoder_: Encoder = field(init=False)
-    hidden_: Encoder = field(init=False)  # with feature_map="hidden" only
+    weights_: Weights = field(init=False)  # of encoder and hidden layer, such as "encoder_.W"
     root_: bool = field(init=False)
     mean_: NDArray[np.float32] = field(init=False)
     scale_: NDArray[np.float32] = field(init=False)
@@ -92,7 +132,7 @@ class NetworkHasher(SupervisedHasher):
     feature_map: Literal["auto", "none", "hidden", "kernel"] = "auto"
     n_hidden: int = 256
     scaling: Scaling = "auto"
-    loss: Literal["contrastive", "triplet"] | PairLoss = "contrastive"
+    loss: Literal["contrastive", "triplet"] | Callable[..., Any] = "contrastive"
     training: Training | None = None
     random_state: Any = None
 
@@ -118,10 +158,10 @@ class NetworkHasher(SupervisedHasher):
         return self._options.pairs == "batch" and self._options.n_unlabelled > 0
 
     @abstractmethod
-    def new_encoder(self, n_features: int, n_bits: int, n_stages: int, seed: int = 0) -> Encoder:
+    def new_encoder(self, n_features: int, n_bits: int, n_stages: int, seed: int = 0) -> "Encoder":
         """Return an encoder with random weights, on the CPU."""
 
-    def initial_encoder(self, Y: Tensor, seed: int) -> Encoder:
+    def initial_encoder(self, Y: "Tensor", seed: int) -> "Encoder":
         """Return the encoder with its initial weights, for the mapped training rows Y."""
         return self.new_encoder(Y.shape[1], self.n_bits, self.n_stages, seed)
 
@@ -129,6 +169,19 @@ class NetworkHasher(SupervisedHasher):
     def reach(self) -> float:
         """Return half the distance between the two values of a bit, before training."""
 
+    def layers(self, weights: Weights) -> Layers | None:
+        """Describe the layers of an encoder with these weights, or return None.
+
+        Without a description the encoder is run with PyTorch.
+        """
+        return None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "new_encoder" in vars(cls) and "layers" not in vars(cls):
+            cls.layers = NetworkHasher.layers  # type: ignore[method-assign]
+
+    @needs_torch
     @one_thread()
     def fit(
         self,
@@ -136,7 +189,7 @@ class NetworkHasher(SupervisedHasher):
         y: ArrayLike | None = None,
         *,
         unlabelled: ArrayLike | None = None,
-        progress: Progress | None = None,
+        progress: "Progress | None" = None,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Learn from labels: rows are similar if they share a label.
@@ -173,7 +226,6 @@ class NetworkHasher(SupervisedHasher):
         if others is not None and not enough_labels(labels[train_rows]):
             others = None
         inputs = self._learn_inputs(_some(rows, train_rows), labels[train_rows], others, seed)
-        device = options.torch_device()
         # Training rows first, then the held-out rows.
         parts = [_some(rows, train_rows), *(() if others is None else (others,)), rows[held_out]]
         Y = np.concatenate([scaled(part, inputs) for part in parts])
@@ -186,25 +238,44 @@ class NetworkHasher(SupervisedHasher):
             random = np.random.RandomState(seed)
             p = pseudo_labels(Y[:n], labels[train_rows], Y[n:n_train], random)
             p = sharpen(p, options.pseudo_label_power, exclusive=labels.ndim == 1)
-            probabilities = torch.from_numpy(p).to(device)
-            pairs = self._expected_pairs(probabilities, seed, exclusive=labels.ndim == 1)
-        mapped = self._learn_feature_map(Y, n_train, seed, has_unlabelled=others is not None)
+            pairs = self._expected_pairs(p, seed, exclusive=labels.ndim == 1)
+        mapped, hidden = self._learn_feature_map(
+            Y, n_train, seed, has_unlabelled=others is not None
+        )
         validation = None
         if len(held_out):
             n_held_out_pairs = max(2, round(options.n_pairs * options.validation_fraction))
             held_out_pairs = self._label_pairs(labels[held_out], n_held_out_pairs, seed)
-            validation = (mapped[n_train:].to(device), held_out_pairs)
-        self._train(mapped[:n_train], pairs, validation, seed, progress, checkpoint)
+            validation = (mapped[n_train:], held_out_pairs)
+        self._train(mapped[:n_train], hidden, pairs, validation, seed, progress, checkpoint)
         return self
 
-    def _label_pairs(self, labels: NDArray[Any], n_pairs: int, seed: int) -> PairSource:
-        device = self._options.torch_device()
-        tensor = torch.from_numpy(labels).to(device)
+    def _label_pairs(self, labels: NDArray[Any], n_pairs: int, seed: int) -> "PairSource":
         if self._options.pairs == "batch":
-            return InBatchPairs(tensor)
-        return sample_pairs(tensor, n_pairs, torch.Generator(device=device).manual_seed(seed))
+            from antipodal.paper.pair_sampling import InBatchPairs
 
-    def _expected_pairs(self, probabilities: Tensor, seed: int, *, exclusive: bool) -> PairSource:
+            return InBatchPairs(self._to_device(labels))
+        drawn = sample_pairs(labels, n_pairs, np.random.default_rng(seed))
+        return self._listed_pairs(drawn.rows, drawn.similar)
+
+    def _listed_pairs(self, listed: NDArray[np.int64], similar: NDArray[np.bool_]) -> "ListedPairs":
+        from antipodal.paper.pair_sampling import ListedPairs
+
+        return ListedPairs(self._to_device(listed), self._to_device(similar))
+
+    def _to_device(self, array: NDArray[Any]) -> "Tensor":
+        """Return a tensor on the device to train on."""
+        import torch
+
+        return torch.from_numpy(array).to(self._options.torch_device())
+
+    def _expected_pairs(
+        self, p: NDArray[np.float32], seed: int, *, exclusive: bool
+    ) -> "PairSource":
+        from antipodal.paper import centres
+        from antipodal.paper.pair_sampling import ExpectedPairs
+
+        probabilities = self._to_device(p)
         pairs = ExpectedPairs(probabilities, exclusive=exclusive)
         add_centres = self._options.centres
         if add_centres is None:
@@ -212,12 +283,12 @@ class NetworkHasher(SupervisedHasher):
         if not add_centres:
             return pairs
         n_classes = probabilities.shape[1]
-        centres = class_centres(n_classes, self.n_bits, np.random.default_rng(seed))
+        codes = centres.class_centres(n_classes, self.n_bits, np.random.default_rng(seed))
         loss = partial(
-            cosine_loss, centres=torch.from_numpy(centres).to(probabilities),
-            scale=default_scale(n_classes), margin=COSINE_MARGIN,
+            centres.cosine_loss, centres=self._to_device(codes).to(probabilities),
+            scale=centres.default_scale(n_classes), margin=centres.COSINE_MARGIN,
         )  # fmt: skip
-        return CentrePairs(pairs, probabilities, loss, add_pair_loss=True)
+        return centres.CentrePairs(pairs, probabilities, loss, add_pair_loss=True)
 
     def _check_unlabelled(self, unlabelled: ArrayLike | None) -> FloatArray | None:
         """Return a sample of up to `n_unlabelled` rows as floats, without reading a whole file."""
@@ -241,6 +312,7 @@ class NetworkHasher(SupervisedHasher):
         check_finite(drawn, "unlabelled", chosen)
         return drawn
 
+    @needs_torch
     @one_thread()
     def fit_pairs(
         self,
@@ -248,7 +320,7 @@ class NetworkHasher(SupervisedHasher):
         pairs: ArrayLike,
         similar: ArrayLike,
         *,
-        progress: Progress | None = None,
+        progress: "Progress | None" = None,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Learn from explicit pairs (P, 2) of rows of X, each similar (1) or not (0).
@@ -270,21 +342,17 @@ class NetworkHasher(SupervisedHasher):
             checked, listed = checked[named], listed.reshape(-1, 2)
         rows = as_floats(checked)
         seed = self._seed()
-        device = options.torch_device()
         train_pairs, held_out = hold_out(flags, options.validation_fraction, seed)
 
-        def source(chosen: NDArray[np.int64]) -> ListedPairs:
-            return ListedPairs(
-                torch.from_numpy(listed[chosen]).to(device),
-                torch.from_numpy(flags[chosen]).to(device),
-            )
+        def source(chosen: NDArray[np.int64]) -> "ListedPairs":
+            return self._listed_pairs(listed[chosen], flags[chosen])
 
         inputs = self._learn_inputs(rows, None, None, seed)
-        mapped = self._learn_feature_map(
+        mapped, hidden = self._learn_feature_map(
             scaled(rows, inputs), len(rows), seed, has_unlabelled=False
         )
-        validation = (mapped.to(device), source(held_out)) if len(held_out) else None
-        self._train(mapped, source(train_pairs), validation, seed, progress, checkpoint)
+        validation = (mapped, source(held_out)) if len(held_out) else None
+        self._train(mapped, hidden, source(train_pairs), validation, seed, progress, checkpoint)
         return self
 
     def _learn_inputs(
@@ -307,11 +375,11 @@ class NetworkHasher(SupervisedHasher):
 
     def _learn_feature_map(
         self, Y: NDArray[np.float32], n_train: int, seed: int, *, has_unlabelled: bool
-    ) -> Tensor:
-        """Prepare the feature map for scaled rows; return the rows as input of the training.
+    ) -> tuple[NDArray[np.float32], "Encoder | None"]:
+        """Prepare the feature map for scaled rows; return the input of the training.
 
         Kernel features are learned from the first n_train rows. A hidden layer is trained
-        together with the encoder, so the rows are returned unchanged.
+        together with the encoder: it is returned with the unchanged rows.
         """
         feature_map = self.feature_map
         if feature_map == "auto":
@@ -319,27 +387,33 @@ class NetworkHasher(SupervisedHasher):
         if feature_map == "kernel":
             learned = learn_kernel_features(Y[:n_train], self._options.n_anchors, seed)
             self.anchors_, self.gamma_, self.lift_, self.lift_offset_ = learned
-            return kernel_feature_rows(learned, torch.from_numpy(Y))
-        if feature_map == "hidden":
-            self.hidden_ = self.new_encoder(Y.shape[1], self.n_hidden, 0, seed + 1)
-            self.hidden_.add_offset()
-        return torch.from_numpy(Y)
+            return kernel_feature_rows(learned, Y), None
+        if feature_map == "none":
+            return Y, None
+        hidden = self.new_encoder(Y.shape[1], self.n_hidden, 0, seed + 1)
+        hidden.add_offset()
+        return Y, hidden
 
     def _train(
         self,
-        Y: Tensor,
-        pairs: PairSource,
-        validation: tuple[Tensor, PairSource] | None,
+        Y: NDArray[np.float32],
+        hidden: "Encoder | None",
+        pairs: "PairSource",
+        validation: "tuple[NDArray[np.float32], PairSource] | None",
         seed: int,
-        progress: Progress | None,
+        progress: "Progress | None",
         checkpoint: str | os.PathLike[str] | None,
     ) -> None:
+        import torch
+
+        from antipodal.paper.training import TrainingRun, train
+
         options = self._options
-        device = options.torch_device()
-        hidden = vars(self).get("hidden_")
+        rows = torch.from_numpy(Y)
         with torch.no_grad():
-            encoder = self.initial_encoder(Y if hidden is None else hidden(Y), seed)
-        network = (encoder if hidden is None else nn.Sequential(hidden, encoder)).to(device)
+            encoder = self.initial_encoder(rows if hidden is None else hidden(rows), seed)
+        network = encoder if hidden is None else torch.nn.Sequential(hidden, encoder)
+        network.to(options.torch_device())
         default = pairs.defaults()
         settings = TrainingRun(
             n_epochs=options.n_epochs or default.n_epochs,
@@ -354,17 +428,24 @@ class NetworkHasher(SupervisedHasher):
                 default.weight_decay if options.weight_decay is None else options.weight_decay
             ),
             dropout=default.dropout if options.dropout is None else options.dropout,
+            noise=options.noise,
             patience=options.patience,
             seed=seed,
             nested=tuple(map(int, self.nested)),
         )
         history = train(
-            network, Y.to(device), pairs, settings,
+            network, self._to_device(Y), pairs, settings,
             loss=self._custom_loss(),
-            validation=validation, progress=progress, checkpoint=checkpoint,
+            validation=validation and (self._to_device(validation[0]), validation[1]),
+            progress=progress, checkpoint=checkpoint,
         )  # fmt: skip
-        network.cpu().requires_grad_(False)
-        self.encoder_ = encoder
+        network.cpu()
+        self.weights_ = {
+            f"{part}.{name}": value.detach().numpy()
+            for part, module in (("hidden_", hidden), ("encoder_", encoder))
+            if module is not None
+            for name, value in module.state_dict().items()
+        }
         self.loss_curve_ = np.array(history.loss)
         self.validation_curve_ = np.array(history.validation_loss)
         self.best_epoch_ = history.best_epoch
@@ -383,7 +464,7 @@ class NetworkHasher(SupervisedHasher):
                 f"n_bits must be one of the lengths in nested ({allowed}): got {n_bits}"
             )
         short = copy.copy(self)
-        short.full_bits_ = len(self.encoder_.W)
+        short.full_bits_ = len(self.weights_["encoder_.W"])
         if self.training is not None:
             short.training = replace(self.training)
             if self.training.margin is not None:
@@ -392,23 +473,86 @@ class NetworkHasher(SupervisedHasher):
         short._mark_fitted()
         return short
 
-    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the function that computes the values whose signs are the bits."""
-        forward = forward_map(self._network(), max_rows)
-        if "full_bits_" not in vars(self):
-            return forward
-        return lambda X: forward(X)[:, : self.n_bits]
+    def pipeline(self) -> list[Operation]:
+        """Return the steps that compute the values whose signs are the bits."""
+        steps = self._network_steps()
+        return [*steps, FirstColumns(self.n_bits)] if "full_bits_" in vars(self) else steps
 
-    def _network(self) -> Network:
+    def _network_steps(self) -> list[Operation]:
+        inputs = Inputs(self.root_, self.mean_, self.scale_)
+        scale = Standardise(self.mean_, self.scale_, root=self.root_)
+        hidden, encoder = self._weights("hidden_"), self._weights("encoder_")
+        layers = self.layers(encoder)
         kernel = None
         if "anchors_" in vars(self):
             kernel = KernelFeatures(self.anchors_, self.gamma_, self.lift_, self.lift_offset_)
-        inputs = Inputs(self.root_, self.mean_, self.scale_)
-        return Network(inputs, vars(self).get("hidden_"), kernel, self.encoder_)
+        if layers is None:
+            features: list[Operation] = [scale]
+            if kernel is not None:
+                features += kernel_steps(kernel)
+            elif hidden:
+                features.append(Function.of_torch(self.hidden_))
+            return [*features, Function.of_torch(self.encoder_)]
+        theta = np.float32(1) if layers.threshold is None else layers.threshold[:, None]
+        W = encoder["W"] / theta
+        if kernel is not None:
+            # W(Lᵀk - c) as one product
+            product = Affine(kernel.weight @ W.T, (W @ -kernel.offset).astype(np.float32))
+            first: list[Operation] = [scale, GaussianKernel(kernel.anchors, kernel.gamma), product]
+        elif hidden:
+            first = [*self._hidden_steps(inputs, hidden), Affine(W.T)]
+        else:
+            first = linear_steps(inputs, W, np.zeros(len(W), np.float32))
+        return [*first, _unfolding(layers, encoder, self.n_stages)]
 
-    def _custom_loss(self) -> PairLoss | None:
+    def _hidden_steps(self, inputs: Inputs, weights: Weights) -> list[Operation]:
+        layers = self.layers(weights)
+        if layers is None:
+            raise ValueError(f"{type(self).__name__}.layers must describe the hidden layer too")
+        theta = np.ones(len(weights["W"]), np.float32)
+        theta = theta if layers.threshold is None else layers.threshold
+        first = linear_steps(inputs, weights["W"] / theta[:, None], weights["c"] / theta)
+        return [*first, _unfolding(layers, weights, 0)]
+
+    def _weights(self, part: str) -> Weights:
+        """Return the weights of the encoder or of the hidden layer by name, or an empty dict."""
+        prefix = f"{part}."
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self.weights_.items()
+            if name.startswith(prefix)
+        }
+
+    @property
+    def encoder_(self) -> "Encoder":
+        """Return the fitted encoder as a PyTorch module."""
+        return self._module("encoder_", self.n_stages)
+
+    @property
+    def hidden_(self) -> "Encoder":
+        """Return the fitted hidden layer as a PyTorch module, with feature_map="hidden"."""
+        return self._module("hidden_", 0)
+
+    @needs_torch
+    def _module(self, part: str, n_stages: int) -> "Encoder":
+        import torch
+
+        weights = self._weights(part) if "weights_" in vars(self) else {}
+        if not weights:
+            raise AttributeError(f"{type(self).__name__} has no fitted {part}")
+        encoder = self._empty_encoder(weights, n_stages)
+        if "c" in weights:
+            encoder.add_offset()
+        encoder.load_state_dict(
+            {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
+        )
+        return encoder.eval().requires_grad_(False)
+
+    def _custom_loss(self) -> "PairLoss | None":
         """Return the loss that replaces Eq. 12, if any."""
         if self.loss == "triplet":
+            from antipodal.paper.losses import triplet_loss
+
             return partial(triplet_loss, margin=self._margin())
         return self.loss if callable(self.loss) else None
 
@@ -455,46 +599,28 @@ class NetworkHasher(SupervisedHasher):
     def fitted_state(self) -> dict[str, Any]:
         """Return the fitted attributes, with the weights of the network by name."""
         fitted = super().fitted_state()
-        for part in _PARTS:
-            if part in fitted:
-                weights = fitted.pop(part).state_dict()
-                fitted |= {f"{part}.{k}": v.numpy() for k, v in weights.items()}
-        return fitted
+        weights: Weights = fitted.pop("weights_", {})
+        return fitted | weights
 
     def restore_state(self, fitted: Mapping[str, Any]) -> None:
         """Set the fitted attributes to the result of `fitted_state`."""
-        weights: dict[str, dict[str, Tensor]] = {part: {} for part in _PARTS}
-        others = {"root_": False}  # missing in files of versions before 0.3
+        others: dict[str, Any] = {"root_": False}  # missing in files of versions before 0.3
+        weights: Weights = {}
         for name, value in fitted.items():
-            part, dot, weight = name.partition(".")
-            if dot and part in weights:
-                weights[part][weight] = torch.from_numpy(value)
-            else:
-                others[name] = value
+            is_weight = name.startswith(("encoder_.", "hidden_."))
+            (weights if is_weight else others)[name] = value
         super().restore_state(others)
-        n_bits = len(weights["encoder_"]["W"])
+        n_bits = len(weights["encoder_.W"])
         expected = vars(self).get("full_bits_", self.n_bits)
         if n_bits != expected:  # checked before memory of that size is allocated
             raise ValueError(f"the encoder computes codes of {n_bits} bits, not {expected}")
         _check_nested(self.nested, self.n_bits)
-        self.encoder_ = self._restored_encoder(weights["encoder_"], self.n_stages)
-        if weights["hidden_"]:
-            self.hidden_ = self._restored_encoder(weights["hidden_"], 0, offset=True)
+        for name in ("encoder_.S", "encoder_.b"):
+            if len(weights[name]) == 1 and self.n_stages > 1:  # tied=True of 0.6 and earlier
+                weights[name] = np.repeat(weights[name], self.n_stages, axis=0)
+        self.weights_ = weights
 
-    def _restored_encoder(
-        self, weights: dict[str, Tensor], n_stages: int, *, offset: bool = False
-    ) -> Encoder:
-        """Return an encoder with saved weights."""
-        encoder = self._empty_encoder(weights, n_stages)
-        if offset:
-            encoder.add_offset()
-        for name in ("S", "b"):
-            if len(weights[name]) == 1 and n_stages > 1:  # tied=True of 0.6 and earlier
-                weights[name] = weights[name].expand_as(getattr(encoder, name))
-        encoder.load_state_dict(weights)
-        return encoder.eval().requires_grad_(False)
-
-    def _empty_encoder(self, weights: Mapping[str, Tensor], n_stages: int) -> Encoder:
+    def _empty_encoder(self, weights: Weights, n_stages: int) -> "Encoder":
         """Return an encoder that saved weights can be loaded into."""
         n_bits, n_features = weights["W"].shape
         return self.new_encoder(n_features, n_bits, n_stages)
@@ -520,6 +646,22 @@ class NetworkHasher(SupervisedHasher):
         if "nested" in parameters:  # JSON has lists only
             parameters["nested"] = tuple(parameters["nested"])
         return parameters
+
+
+def _unfolding(layers: Layers, weights: Weights, n_stages: int) -> Unfolding:
+    """Return the layers of an encoder, with weights divided by the thresholds of its neurons."""
+    theta = np.ones(len(weights["W"]), np.float32)
+    theta = theta if layers.threshold is None else layers.threshold
+    S, b = weights["S"], weights["b"]
+    if not len(S) == len(b) == n_stages:
+        raise ValueError(f"the encoder has {len(S)} stages, not {n_stages}")
+    return Unfolding(
+        layers.neuron,
+        layers.threshold if layers.readout is None else None,
+        [(S[k] * theta / theta[:, None], b[k] / theta) for k in range(n_stages)],
+        feeds_input=layers.feeds_input,
+        readout=layers.readout,
+    )
 
 
 def _check_nested(nested: Sequence[int], n_bits: int) -> None:

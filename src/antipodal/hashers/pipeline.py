@@ -1,79 +1,120 @@
-"""Encoding pipeline of a fitted network: scaling, feature map, encoder."""
+"""Execution of a list of operations: blocks of rows, scratch memory, threads, input checks."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from antipodal.hashers.kernel_features import KernelFeatures, kernel_feature_rows, kernel_map
-from antipodal.hashers.preprocessing import Inputs, linear_map, scale_map
-from antipodal.paper.encoders import Encoder
+from antipodal.hashers.operations import Array, Function, Operation, Workspace
+from antipodal.threads import one_blas_thread, usable_cores
+from antipodal.validation import check_finite
 
+# Rows of a block. It bounds the memory, and bits do not depend on it.
+BLOCK_ROWS = 2048
+_KEPT_ROWS = 256  # scratch memory of larger blocks is released after each call
+_MAX_KEPT = 8  # one workspace per thread that encodes at the same time
+_THREAD_BLOCKS = 2  # blocks per thread from which more threads are worth starting
 
-class Network(NamedTuple):
-    """A fitted network: scaling, feature map (hidden layer, kernel or none), encoder."""
-
-    inputs: Inputs
-    hidden: Encoder | None
-    kernel: KernelFeatures | None
-    encoder: Encoder
-
-    @property
-    def is_plain(self) -> bool:
-        """Return whether no encoder overrides `forward`, so that the fast path applies."""
-        hidden = self.hidden
-        return self.encoder.is_plain_unfolding and (hidden is None or hidden.is_plain_unfolding)
+Step = Operation | Callable[[Array], Any]
 
 
-def forward_map(network: Network, max_rows: int) -> Callable[[Tensor], Tensor]:
-    """Return the function (m, n) -> (m, N) that computes z, for up to max_rows rows."""
-    encoder = network.encoder
-    if not network.is_plain:
-        inputs = encoder_inputs(network)
-        return lambda X: encoder(inputs(X))
-    theta = encoder.threshold
-    first_layer = _first_layer(network, encoder.W / theta[:, None], max_rows)
-    stages = [(S * theta / theta[:, None], b / theta) for S, b in encoder.stages()]
-    # Allocating memory for every block would take longer than the neurons.
-    work = torch.empty(3, max_rows, len(theta))
+class Pipeline:
+    """Operations from rows (m, n) to values (m, n'), applied to blocks of rows.
 
-    def forward(X: Tensor) -> Tensor:
-        drive, v, u = work[:, : len(X)].unbind()
-        drive = first_layer(X, drive)
-        v = encoder.layers(drive, stages, partial(encoder.unit, out=v), out=u)
-        return encoder.readout(v.mul_(theta))
+    Several threads may use a pipeline at the same time: each has its own scratch memory.
+    """
 
-    return forward
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.operations: Sequence[Operation] = [
+            step if isinstance(step, Operation) else Function(step) for step in steps
+        ]
+        self._idle: list[Workspace] = []
+
+    def width(self, n_features: int) -> int:
+        """Return the number of values per row; raise ValueError if the arrays do not fit."""
+        width = n_features
+        for operation in self.operations:
+            width = operation.width(width)
+        return width
+
+    def values(self, rows: NDArray[Any], width: int) -> Array:
+        """Return the values of all rows, (m, width)."""
+        values = np.empty((len(rows), width), np.float32)
+
+        def write(start: int, block: Array) -> None:
+            values[start : start + len(block)] = block
+
+        self.each_block(rows, write)
+        return values
+
+    def each_block(
+        self, rows: NDArray[Any], receive: Callable[[int, Array], None], first: int = 0
+    ) -> None:
+        """Call receive(number of the first row, values) for each block, in any order.
+
+        Many rows are shared among the usable cores. Threads take one block after another and do
+        not wait for each other, so that busy cores cost no more than their share.
+
+        `first` is the number of the first row, if the rows are part of a larger table. Rows and
+        values must be finite.
+        """
+        starts = range(0, len(rows), BLOCK_ROWS)
+        n_threads = min(usable_cores(), len(starts) // _THREAD_BLOCKS)
+        idle = self._idle if len(rows) <= _KEPT_ROWS else []
+
+        def run(start: int) -> None:
+            try:
+                memory = idle.pop()
+            except IndexError:
+                memory = Workspace()
+            block = rows[start : start + BLOCK_ROWS]
+            receive(start, self._run(block, memory, first + start))
+            if len(idle) < _MAX_KEPT:
+                idle.append(memory)
+
+        with one_blas_thread():
+            if n_threads < 2:
+                for start in starts:
+                    run(start)
+                return
+            pool = ThreadPoolExecutor(n_threads)
+            try:
+                for _ in pool.map(run, starts):
+                    pass  # raises the error of the first block that failed
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _run(self, rows: NDArray[Any], memory: Workspace, first: int) -> Array:
+        """Apply the operations to a block of rows."""
+        if rows.dtype == np.float32 and rows.flags.c_contiguous and rows.flags.aligned:
+            X: Array = rows
+        else:
+            X = memory.array(self, *rows.shape)
+            with np.errstate(over="ignore"):  # an overflow to infinity is reported below
+                X[:] = rows
+        if _first_not_finite(X) is not None:
+            check_finite(rows, row_numbers=first + np.arange(len(rows)))  # raises
+        with np.errstate(all="ignore"):  # reported below
+            for operation in self.operations:
+                X = operation.run(X, memory)
+        if (bad := _first_not_finite(X)) is not None:
+            raise ValueError(
+                f"the projection of row {first + bad} of X is not finite: its features are too "
+                "large for float32"
+            )
+        return X
 
 
-def encoder_inputs(network: Network) -> Callable[[Tensor], Tensor]:
-    """Return the function that computes the input of the encoder: scaling and feature map."""
-    scale, hidden, kernel = scale_map(network.inputs), network.hidden, network.kernel
-    if kernel is not None:
-        return lambda X: kernel_feature_rows(kernel, scale(X))
-    return scale if hidden is None else lambda X: hidden(scale(X))
+def _first_not_finite(values: Array) -> int | None:
+    """Return the first row with an entry that is not finite, or None.
 
-
-def _first_layer(network: Network, W: Tensor, max_rows: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function that writes Wy to a given tensor, y the input of the encoder."""
-    inputs, hidden, kernel, _ = network
-    if kernel is not None:
-        scale, kernels = scale_map(inputs), kernel_map(kernel, max_rows)
-        weights = torch.from_numpy(kernel.weight) @ W.T  # W(Lᵀk - c) as one product
-        shift = -(W @ torch.from_numpy(kernel.offset))
-        return lambda X, out: torch.addmm(shift, kernels(scale(X)), weights, out=out)
-    if hidden is None:
-        return linear_map(inputs, W, torch.zeros(len(W)))
-    theta = hidden.threshold
-    c = torch.zeros_like(theta) if hidden.c is None else hidden.c
-    below = linear_map(inputs, hidden.W / theta[:, None], c / theta)
-    work = torch.empty(2, max_rows, len(theta))
-
-    def write(X: Tensor, out: Tensor) -> Tensor:
-        u, v = work[:, : len(X)].unbind()
-        h = hidden.readout(hidden.unit(below(X, u), out=v).mul_(theta))
-        return torch.mm(h, W.T, out=out)
-
-    return write
+    The sum is one fast pass. It may overflow, so the entries are checked before the answer.
+    """
+    with np.errstate(all="ignore"):
+        if math.isfinite(values.sum()):
+            return None
+    bad = ~np.isfinite(values).all(axis=1)
+    return int(bad.argmax()) if bad.any() else None

@@ -3,15 +3,13 @@
 y = (r(x) - μ) / σ,    r(x) = x or sign(x)·√|x|
 """
 
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dpotrf, dpotri
-from torch import Tensor
 
+from antipodal.hashers.operations import Affine, Operation, Root
 from antipodal.hashers.rows import feature_moments, feature_scale, row_blocks
 
 Floats = NDArray[np.floating[Any]]
@@ -109,35 +107,19 @@ def scaled(rows: NDArray[Any], inputs: Inputs) -> NDArray[np.float32]:
     return Y
 
 
-def scale_map(inputs: Inputs) -> Callable[[Tensor], Tensor]:
-    """Return the function (m, n) -> (m, n) from x to y."""
-    mean, scale = torch.from_numpy(inputs.mean), torch.from_numpy(inputs.scale)
-    root = root_map(inputs)
-    return lambda X: (root(X) - mean) / scale
-
-
-def root_map(inputs: Inputs) -> Callable[[Tensor], Tensor]:
-    """Return r, the identity or sign(x)·√|x|."""
-    if not inputs.root:
-        return lambda X: X
-    return lambda X: X.abs().sqrt_().copysign_(X)
-
-
-def linear_map(
-    inputs: Inputs, weight: Tensor, offset: Tensor
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function that writes Wy + c of rows (m, n) to a given tensor, in one product.
+def linear_steps(
+    inputs: Inputs, weight: NDArray[np.float32], offset: NDArray[np.float32]
+) -> list[Operation]:
+    """Return the steps from x to Wy + c, with one product: W (N, n) and c (N,).
 
     W(r(x) - μ)/σ + c = (W/σ)·r(x) + c - (W/σ)·μ.
     """
-    mean, scale = torch.from_numpy(inputs.mean), torch.from_numpy(inputs.scale)
-    root = root_map(inputs)
-    weight = weight / scale
-    if (mean.abs() > _FAR * scale).any():
+    roots: list[Operation] = [Root()] if inputs.root else []
+    weight = weight / inputs.scale
+    if (np.abs(inputs.mean) > _FAR * inputs.scale).any():
         # The product would lose digits of features far from zero: subtract their mean first.
-        return lambda X, out: torch.addmm(offset, root(X) - mean, weight.T, out=out)
-    shift = offset - weight @ mean
-    return lambda X, out: torch.addmm(shift, root(X), weight.T, out=out)
+        return [*roots, Affine(weight.T, offset, inputs.mean)]
+    return [*roots, Affine(weight.T, offset - weight @ inputs.mean)]
 
 
 def choose_scaling(

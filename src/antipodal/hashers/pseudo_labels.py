@@ -9,19 +9,14 @@ vectors s, and probabilities calibrated with one slope t and one offset o per cl
 """
 
 import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import faiss
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from scipy.special import expit, log_softmax, softmax
-from sklearn.svm import SVC
-from torch import Tensor
 
-from antipodal.hashers.base import block_rows, map_blocks
+from antipodal.hashers.operations import Affine, Each, GaussianKernel, Operation, Softmax
+from antipodal.hashers.pipeline import Pipeline
 from antipodal.hashers.preprocessing import gaussian_kernel
 from antipodal.hashers.rows import draw_rows
 
@@ -80,22 +75,13 @@ def fit_svm(
     )
 
 
-def svm_probabilities(svm: SVM, max_rows: int) -> Callable[[Tensor], Tensor]:
-    """Return the function (m, n) -> (m, c) from up to max_rows scaled rows to probabilities."""
-    S, weights, offsets = (torch.from_numpy(array) for array in svm[:3])
-    gamma = svm.gamma
-    # -γ‖z - s‖² = 2γ z·s - γ‖s‖² - γ‖z‖²
-    doubled, lengths = 2 * gamma * S.T, -gamma * S.square().sum(dim=1)
-    work = torch.empty(max_rows, len(S))
-
-    def probabilities(Z: Tensor) -> Tensor:
-        length = Z.square().sum(dim=1, keepdim=True)
-        K = torch.addmm(lengths, Z, doubled, out=work[: len(Z)])
-        K.sub_(gamma * length).clamp_(max=0).exp_()
-        f = torch.addmm(offsets, K, weights)
-        return f.sigmoid() if svm.multilabel else f.softmax(dim=1)
-
-    return probabilities
+def svm_probabilities(svm: SVM) -> list[Operation]:
+    """Return the steps from scaled rows (m, n) to probabilities (m, c)."""
+    return [
+        GaussianKernel(svm.support, svm.gamma),
+        Affine(svm.weights, svm.offsets),
+        Each("Sigmoid") if svm.multilabel else Softmax(),
+    ]
 
 
 def label_table(labels: NDArray[Any]) -> NDArray[np.bool_]:
@@ -108,6 +94,8 @@ def label_table(labels: NDArray[Any]) -> NDArray[np.bool_]:
 
 def _machines(K: Floats, Y: NDArray[np.bool_], C: float) -> tuple[Floats, Floats]:
     """Return dual coefficients a (m, c) and intercepts b (c,), one SVM per column of Y."""
+    from sklearn.svm import SVC  # lazy: encoding does not need it
+
     a, b = np.zeros(Y.shape), np.empty(Y.shape[1])
     for c, y in enumerate(Y.T):
         if y.all() or not y.any():
@@ -133,6 +121,8 @@ def _calibrate(F: Floats, Y: NDArray[np.bool_], *, multilabel: bool) -> tuple[fl
 
     The second term determines the offset of a class that no row, or every row, belongs to.
     """
+    from scipy.optimize import minimize  # lazy: encoding does not need it
+
     n, c = Y.shape
 
     def loss(parameters: Floats) -> tuple[float, Floats]:
@@ -188,9 +178,8 @@ def pseudo_labels(
     svm = fit_svm(labelled[chosen], labels[chosen], _PENALTY, None, rng)
     predicted = np.empty((len(unlabelled), known.shape[1]), np.float32)
     predicted[:, len(svm.offsets) :] = 0.0  # classes without a chosen row
-    probabilities = svm_probabilities(svm, block_rows(len(unlabelled)))
-    for start, values in map_blocks(probabilities, unlabelled):
-        predicted[start : start + len(values), : values.shape[1]] = values
+    n_known = len(svm.offsets)
+    predicted[:, :n_known] = Pipeline(svm_probabilities(svm)).values(unlabelled, n_known)
     means = _mean_of_nearest(
         unlabelled,
         np.concatenate([unlabelled, labelled[chosen]]),
@@ -222,6 +211,8 @@ def _mean_of_nearest(
 
     The queries are the first rows; a query is not its own neighbour.
     """
+    import faiss  # lazy: encoding does not need it
+
     index = faiss.IndexFlatL2(rows.shape[1])
     index.add(rows)
     n_nearest = min(_N_NEAREST, len(rows) - 1)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from antipodal.errors import AntipodalError, ModelFileError
 from antipodal.hashers.base import BaseHasher, is_built_in
 from antipodal.hashers.network import NetworkHasher
 from antipodal.hashers.training import OPTIONS, RENAMED
-from antipodal.io.model_file import read_model_file
+from antipodal.io.model_file import ModelFile, open_model_file, parse_model_file
 from antipodal.validation import check_type
 
 PLUG_INS = "antipodal.hashers"
@@ -53,6 +54,15 @@ def built_in_hashers() -> dict[str, type[BaseHasher]]:
     return {
         name: _built_in[name] for name in sorted(_built_in, key=lambda n: (n not in recommended, n))
     }
+
+
+def _find_built_in(name: str) -> type[BaseHasher] | None:
+    """Import the module named after a hasher of this library, and no other; return the hasher."""
+    for package in ("antipodal.hashers", "antipodal.baselines"):
+        module = f"{package}.{name.lower()}"
+        if name.isidentifier() and find_spec(module) is not None:
+            import_module(module)
+    return _built_in.get(name)
 
 
 def register(kind: Hasher) -> Hasher:
@@ -101,7 +111,8 @@ def register(kind: Hasher) -> Hasher:
 def find_hasher(name: str) -> type[BaseHasher] | None:
     """Return the built-in, registered or plug-in hasher of that name, or import "module:Class"."""
     if ":" in name:
-        return _import_hasher(name)
+        kind: type[BaseHasher] = register(import_object(name))
+        return kind
     return built_in_hashers().get(name) or _find_custom(name)
 
 
@@ -216,9 +227,30 @@ def load(path: str | os.PathLike[str]) -> BaseHasher:
 
     The class of a custom hasher must be registered or installed as a plug-in.
     """
-    header, arrays = read_model_file(path, "hasher")
+    return load_with_identity(path)[0]
+
+
+def load_with_identity(path: str | os.PathLike[str]) -> tuple[BaseHasher, str]:
+    """Load a hasher, and return it with its `model_identity`.
+
+    The file is read once: a file that is replaced meanwhile cannot give the identity of another
+    model.
+    """
+    found = open_model_file(path, "hasher")
+    return _restore(found, path), found.identity
+
+
+def load_bytes(data: bytes, name: str) -> tuple[BaseHasher, str]:
+    """Load a hasher from the bytes of its file; `name` names them in error messages."""
+    found = parse_model_file(data, name)
+    return _restore(found, name), found.identity
+
+
+def _restore(found: ModelFile, path: str | os.PathLike[str]) -> BaseHasher:
+    found.check_kind(path, "hasher")
+    header, arrays = found.header, found.arrays
     name = str(header.get("class"))
-    kind = _find_custom(name) if "module" in header else built_in_hashers().get(name)
+    kind = _find_custom(name) if "module" in header else _find_built_in(name)
     if kind is None:
         raise ModelFileError(f"{path} contains a {name!r} hasher, {_unknown_class(name, header)}")
     try:
@@ -278,8 +310,8 @@ def _load_plug_in(point: EntryPoint) -> type[BaseHasher]:
     return kind
 
 
-def _import_hasher(address: str) -> type[BaseHasher]:
-    """Import, register and return the class "module:Class"."""
+def import_object(address: str) -> Any:
+    """Import and return "module:name", from the working directory or the installed packages."""
     module, _, name = address.partition(":")
     here = os.getcwd()
     if here not in sys.path:  # an installed command does not search the working directory
@@ -293,8 +325,7 @@ def _import_hasher(address: str) -> type[BaseHasher]:
         ) from error
     if not hasattr(found, name):
         raise ValueError(f"{address}: the module {module} has no {name!r}")
-    kind: type[BaseHasher] = getattr(found, name)
-    return register(kind)
+    return getattr(found, name)
 
 
 def _address(kind: type) -> str:

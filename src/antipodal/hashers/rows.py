@@ -1,12 +1,10 @@
-"""Row sampling, hold-out sets, feature moments and row normalisation."""
+"""Row sampling, hold-out sets, feature moments."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from antipodal.hashers.base import FloatArray
 from antipodal.validation import check_labels, check_whole
@@ -106,11 +104,3 @@ def feature_scale(mean: NDArray[Any], deviation: NDArray[Any]) -> NDArray[Any]:
     varies = deviation > 1e-6 * np.abs(mean).clip(min=np.finfo(np.float32).tiny)
     scale: NDArray[Any] = np.where(varies, deviation, 1.0)
     return scale
-
-
-def unit_rows(X: Tensor) -> Tensor:
-    """Return rows scaled to length 1, in two steps since squares may overflow; zero stays zero."""
-    tiny = torch.finfo(X.dtype).tiny
-    scaled = X / X.abs().amax(dim=1, keepdim=True).clamp(min=tiny)
-    length: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
-    return scaled / length.clamp(min=tiny)

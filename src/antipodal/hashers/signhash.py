@@ -1,15 +1,13 @@
 """Binary quantisation, as in vector databases: the sign of every feature."""
 
-from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
-from torch import Tensor
 
 from antipodal.hashers.base import BaseHasher
+from antipodal.hashers.operations import Affine, Operation
 from antipodal.hashers.registry import built_in
 from antipodal.threads import one_thread
 
@@ -78,7 +76,6 @@ class SignHash(BaseHasher):
         self.rotation_ = rotation.astype(np.float32)
         return self
 
-    def projector(self, max_rows: int) -> Callable[[Tensor], Tensor]:
-        """Return the function whose signs are the bits."""
-        mean, rotation = torch.from_numpy(self.mean_), torch.from_numpy(self.rotation_)
-        return lambda X: (X - mean) @ rotation
+    def pipeline(self) -> list[Operation]:
+        """Return the steps whose signs are the bits."""
+        return [Affine(self.rotation_, mean=self.mean_)]

@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
 
-import torch
 from sklearn.base import BaseEstimator
 
 from antipodal.validation import check_type, check_whole
+
+if TYPE_CHECKING:
+    import torch
 
 # Settings of 0.6 and earlier: new names, and the values at which removed settings had no effect.
 RENAMED = {"front": "feature_map", "belief_power": "pseudo_label_power"}
@@ -55,6 +57,10 @@ class Training(BaseEstimator):  # type: ignore[misc]
     dropout : float, optional
         Fraction of the input features set to zero at random in each step. By default 0.2, and
         0.3 with unlabelled rows.
+    noise : float
+        Standard deviation of the Gaussian noise added to the input in each step, relative to the
+        standard deviation of each feature (or kernel component). With few labelled rows it
+        prevents overfitting: see `DeepLinf.reproduced`.
     margin : float, optional
         m of Eq. 12: dissimilar pairs at this distance or further apart have no loss. In the
         triplet loss, the difference required between the two distances. By default 0.95·√(2N)·λ,
@@ -109,6 +115,7 @@ class Training(BaseEstimator):  # type: ignore[misc]
     schedule: Literal["constant", "cosine"] = "cosine"
     weight_decay: float | None = None
     dropout: float | None = None
+    noise: float = 0.0
     margin: float | None = None
     similar_weight: float | None = None
     pseudo_label_power: float = 1.0
@@ -122,6 +129,37 @@ class Training(BaseEstimator):  # type: ignore[misc]
     n_anchors: int = 2000
     sparsity: int = 8
     device: str = "auto"
+
+    @classmethod
+    def paper(cls, n_epochs: int = 10) -> Self:
+        """Return the training of the paper: see `DeepLinf.paper`."""
+        return cls(
+            n_epochs=n_epochs,
+            batch_size=128,
+            optimizer="sgd",
+            learning_rate=0.01,
+            schedule="constant",
+            weight_decay=0.0,
+            dropout=0.0,
+            margin=5.0,
+            similar_weight=1.0,
+            pairs="sampled",
+            n_pairs=100_000,
+        )
+
+    @classmethod
+    def regularized(cls, n_epochs: int = 1000) -> Self:
+        """Return training from few labels without overfitting: see `DeepLinf.reproduced`."""
+        return cls(
+            n_epochs=n_epochs,
+            batch_size=256,
+            learning_rate=0.016,
+            weight_decay=2.0,
+            dropout=0.0,
+            noise=1.0,
+            similar_weight=0.2,
+            n_unlabelled=0,
+        )
 
     def validate(self) -> None:
         """Raise `TypeError` or `ValueError` if an option has the wrong type or value."""
@@ -142,22 +180,28 @@ class Training(BaseEstimator):  # type: ignore[misc]
                 raise ValueError(f"{name} must be positive and finite, or None: got {value}")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1): got {self.dropout}")
-        if self.weight_decay is not None and not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay must not be negative: got {self.weight_decay}")
+        for name in ("weight_decay", "noise"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and not negative: got {value}")
         if not 0 <= self.validation_fraction <= 0.5:
             raise ValueError(
                 f"validation_fraction must be in [0, 0.5]: got {self.validation_fraction}"
             )
         self._check_device()
 
-    def torch_device(self) -> torch.device:
+    def torch_device(self) -> "torch.device":
         """Return the device to train on."""
+        import torch
+
         name = self.device
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
         return torch.device(name)
 
     def _check_device(self) -> None:
+        import torch
+
         try:
             torch.zeros(1, device=self.torch_device()).item()
         except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -2,25 +2,33 @@
 
     score(z, b) = Σᵢ zᵢ·bᵢ            z the values of the query, b = ±1 the signs of a code
 
-The contribution of one byte of a code to the score is one of 256 values, which are tabulated once
-per query, so a score takes one table lookup per byte. This is a product quantiser whose centroids
-are the corners of a cube. Faiss scans these tables in single precision. The rows it finds are then
-scored in double precision, so that the order by (score, row) is exact.
+A scan finds candidates with approximate scores. They are then scored in double precision, so that
+the order by (score, row) is exact. The scan here tabulates the contribution of each byte of a code
+to the score, one of 256 values, in single precision. `fastscan` is faster, but needs a second copy
+of the codes.
 """
 
 import functools
-from typing import Any
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from antipodal.codes import Codes
-from antipodal.index.items import RowNumbers
-from antipodal.index.scan import load_faiss, threads_for
+from antipodal.index.items import RowNumbers, take_rows
+from antipodal.index.scan import threads_for
+from antipodal.index.segments import is_member
+from antipodal.io.faiss import load_faiss
 
 Floats = NDArray[np.float64]
 
-_SPARE = 16  # rows found in addition to k, since rounding may misplace the last ones
+# Candidates are 2·k + 64 at first, then eight times as many, and then all rows. Scoring all rows is
+# also faster than finding more than an eighth of them.
+_SPARE = 64
+_GROWTH = _MAX_GROWTH = 8
+_MIN_SHARE = 8
 _QUERIES_AT_ONCE = 64  # whose tables are in memory at the same time
 _VALUES_AT_ONCE = 2**22
 _SIGNS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 1.0, -1.0)
@@ -46,6 +54,12 @@ def check_values(
             f"{name} must have {n_bits} values per row, one per bit: got shape {z.shape}. Use the "
             "result of `hasher.query`"
         )
+    with np.errstate(over="ignore"):
+        if not np.isfinite(np.abs(z).sum(axis=1)).all():
+            raise ValueError(
+                f"{name} must have finite scores: the sum of the absolute values of a row exceeds "
+                f"the largest float64, {np.finfo(np.float64).max:.2e}. Scale the row down"
+            )
     return z
 
 
@@ -79,34 +93,94 @@ def sign_scores(z: Floats, codes: Codes) -> Floats:
     return scores
 
 
-def best_rows(z: Floats, rows: Codes, k: int) -> tuple[RowNumbers, Floats]:
+def best_rows(
+    z: Floats,
+    rows: Codes,
+    k: int,
+    *,
+    scan: "Scan | None" = None,
+    allowed: RowNumbers | None = None,
+) -> tuple[RowNumbers, Floats]:
     """Return the k first rows of each query by (score, row), best first, and their scores.
 
-    `rows` are padded codes (`items.to_rows`), C-contiguous; k is at most their number.
+    `scan` finds candidates with approximate scores, whose exact scores are then computed. The
+    number of candidates is increased until all other rows are known to score lower. If that takes
+    too many, for instance because many rows tie, all rows are scored.
+
+    Parameters
+    ----------
+    z : (n_queries, n_bits)
+        Float queries whose sums Σ|zᵢ| are finite.
+    rows : uint8 (n, row_width)
+        Padded codes (`items.to_rows`), C-contiguous.
+    k : int
+        At most the number of rows, or of allowed rows.
+    scan : Scan, optional
+        By default a scan of byte tables.
+    allowed : int64, increasing, optional
+        Rows to choose from.
     """
+    n_allowed = len(rows) if allowed is None else len(allowed)
     found = np.empty((len(z), k), dtype=np.int64)
-    scores = np.empty((len(z), k))
+    scores = np.zeros((len(z), k))
+    largest = np.abs(z).max(axis=1, initial=0.0)
+    found[largest == 0] = np.arange(k) if allowed is None else allowed[:k]  # all scores tie
+    candidates = scan or scan_byte_tables
     if not k:
         return found, scores
-    # Scaling a query does not change its order; with a maximum of 1 no sum over- or underflows.
-    largest = np.abs(z).max(axis=1, initial=0.0)[:, None]
-    scaled = z / np.where(largest > 0, largest, 1.0)
-    for start in range(0, len(z), _QUERIES_AT_ONCE):
-        left = np.arange(start, min(start + _QUERIES_AT_ONCE, len(z)))
-        n_near = min(k + _SPARE, len(rows))
-        while len(left):
-            near, rough = _nearest_in_float32(scaled[left], rows, n_near)
-            # Rows that the scan omitted score at most its last score + error, and the exact k-th
-            # score is at least the rough k-th score - error.
-            error = _error_bound(rows.shape[1]) * np.abs(scaled[left]).sum(axis=1)
-            sure = (rough[:, -1] + error < rough[:, k - 1] - error) | (n_near == len(rows))
-            done = left[sure]
-            exact = sign_scores(z[done], rows[near[sure]])
-            best = np.lexsort((near[sure], -exact), axis=1)[:, :k]
-            found[done] = np.take_along_axis(near[sure], best, axis=1)
-            scores[done] = np.take_along_axis(exact, best, axis=1)
-            left, n_near = left[~sure], min(2 * n_near, len(rows))
+    fewest = math.ceil((2 * k + _SPARE) * len(rows) / n_allowed)
+    for left in _split(np.flatnonzero(largest), _QUERIES_AT_ONCE):
+        n_near = fewest
+        while len(left) and n_near <= min(_MAX_GROWTH * fewest, len(rows) // _MIN_SHARE):
+            # Scaling a query does not change its order. With a maximum of 1, nothing overflows.
+            scaled = z[left] / largest[left, None]
+            near, rough, highest_omitted, error = candidates(scaled, rows, n_near)
+            exact = sign_scores(z[left], rows[near])
+            off = np.where(near < 0, 0, np.abs(exact / largest[left, None] - rough))
+            exact[near < 0 if allowed is None else ~is_member(near, allowed)] = -np.inf
+            best = np.lexsort((near, -exact), axis=1)[:, :k]
+            kth = np.take_along_axis(exact, best[:, -1:], axis=1)[:, 0] / largest[left]
+            # An error beyond its bound would be a fault of Faiss. Its candidates are not used then.
+            sure = (kth > highest_omitted + error) & (off <= error[:, None]).all(axis=1)
+            found[left[sure]] = np.take_along_axis(near, best, axis=1)[sure]
+            scores[left[sure]] = np.take_along_axis(exact, best, axis=1)[sure]
+            left, n_near = left[~sure], _GROWTH * n_near
+        for i in left:
+            found[i], scores[i] = _best_of_all(z[i], rows, k, allowed)
     return found, scores
+
+
+# A function of float queries with largest absolute value 1, codes and n, at most the number of
+# codes. It returns the row numbers of n or more candidates, -1 for none, and their approximate
+# scores, both with one row per query; for each query a number that the approximate scores of other
+# rows do not exceed, and a bound on the error of its approximate scores.
+Scan: TypeAlias = Callable[[Floats, Codes, int], tuple[RowNumbers, Floats, Floats, Floats]]
+
+
+def scan_byte_tables(z: Floats, rows: Codes, n: int) -> tuple[RowNumbers, Floats, Floats, Floats]:
+    """Find candidates with tables of 256 values per byte, in single precision."""
+    found, scores = _nearest_in_float32(z, rows, n)
+    error = float(np.finfo(np.float32).eps) * (rows.shape[1] + 16) * np.abs(z).sum(axis=1)
+    return found, scores.astype(np.float64), scores[:, -1].astype(np.float64), error
+
+
+def _best_of_all(
+    z: Floats, rows: Codes, k: int, allowed: RowNumbers | None
+) -> tuple[RowNumbers, Floats]:
+    """Return the k first rows of one query by (score, row) from the exact scores of all."""
+    numbers = np.arange(len(rows)) if allowed is None else allowed
+    found, scores = numbers[:0], np.empty(0)
+    for some in _split(numbers, max(k, _VALUES_AT_ONCE // rows.shape[1])):
+        more = sign_scores(z[None], take_rows(rows, some)[None])[0]
+        kept = np.flatnonzero(more >= scores[-1]) if len(scores) == k else slice(None)
+        found, scores = np.append(found, some[kept]), np.append(scores, more[kept])
+        best = np.lexsort((found, -scores))[:k]
+        found, scores = found[best], scores[best]
+    return found, scores
+
+
+def _split(numbers: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:
+    return (numbers[start : start + size] for start in range(0, len(numbers), size))
 
 
 def _nearest_in_float32(z: Floats, rows: Codes, k: int) -> tuple[RowNumbers, NDArray[np.float32]]:
@@ -142,8 +216,3 @@ def _by_bytes(z: Floats, width: int) -> Floats:
     padded = np.zeros((len(z), 8 * width))
     padded[:, : z.shape[1]] = z
     return padded.reshape(len(z), width, 8)
-
-
-def _error_bound(width: int) -> float:
-    """Return the largest error of a float32 score, relative to Σ|zᵢ|."""
-    return float(np.finfo(np.float32).eps) * (width + 16)

@@ -2,7 +2,7 @@
 
 import operator
 import os
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +12,7 @@ from antipodal.errors import IndexFileError
 from antipodal.index import scan
 from antipodal.index.approximate import ENGINES, ApproximateEngine
 from antipodal.index.asymmetric import Floats, best_rows, check_codes_or_vectors, check_values
+from antipodal.index.fastscan import PackedCodes
 from antipodal.index.index_file import IndexDescription, read_index_file, write_index_file
 from antipodal.index.items import MAX_ITEMS, IndexedItems, RowNumbers, row_width, take_rows, to_rows
 from antipodal.index.radius_tables import TableCache
@@ -37,9 +38,10 @@ class HammingIndex:
         Code length in bits. Codes are packed as by `antipodal.pack`.
     engine : "flat", "ivf" or "hnsw"
         "flat" compares a query with every code. The others are approximate and meant for tens of
-        millions of codes: an unfiltered `search` by codes may miss items (see `recall`). "ivf"
-        clusters the codes and scans the nearest clusters. "hnsw" follows a graph, which takes
-        long to build. All other methods are exact with every engine.
+        millions of codes: an unfiltered `search` may miss items (see `recall`). "ivf" clusters
+        the codes and scans the nearest clusters, for queries by codes or vectors. "hnsw" follows a
+        graph, which takes long to build, for queries by codes. All other methods are exact with
+        every engine.
     model : str, optional
         Identity of the model that made the codes, such as the SHA-256 of its file. It is saved
         with the index, and `load` can require it.
@@ -48,8 +50,10 @@ class HammingIndex:
     -----
     Memory: each code is padded to 4, 8, 16, 32 or a multiple of 8 bytes, for which Faiss has fast
     kernels. Consecutive ids take no memory, others 8 bytes each. The tables for small radii
-    (`prepare`) take 4 to 12 bytes per item and band; radius 2 needs 3 bands. An approximate engine
-    stores a second copy of the codes, with 8 bytes ("ivf") or about 150 bytes ("hnsw") per item.
+    (`prepare`) take 4 to 12 bytes per item and band; radius 2 needs 3 bands. Asymmetric search of
+    16,384 items or more makes a second copy of the codes, rearranged for Faiss, after the first few
+    queries. An approximate engine stores a copy of the codes, with 8 bytes ("ivf") or about 150
+    bytes ("hnsw") per item, and "ivf" another one for asymmetric search.
 
     Adding ids larger than all others takes time proportional to the added items. Other additions
     go to a small second segment, and removed items are only marked: such a change copies up to
@@ -76,6 +80,7 @@ class HammingIndex:
         self.engine, self.model = engine, model
         self._segments = Segments.of(IndexedItems.none(self.n_bits), self.n_bits)
         self._tables = TableCache(self.n_bits)
+        self._packed = PackedCodes()
         self._is_padded = row_width(self.n_bits) > code_width(self.n_bits)
         self._approximate = None if engine == "flat" else ApproximateEngine(engine)
 
@@ -92,8 +97,8 @@ class HammingIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, ids and radius tables, including memory-mapped ones."""
-        return self._segments.nbytes + self._tables.nbytes
+        """Bytes of codes, ids, radius tables and packed codes, including memory-mapped ones."""
+        return self._segments.nbytes + self._tables.nbytes + self._packed.nbytes
 
     def codes(self, ids: ArrayLike) -> Codes:
         """Return the packed codes of ids, in the order given."""
@@ -194,8 +199,8 @@ class HammingIndex:
             Number of neighbours, at least 1. All items are returned if there are fewer.
         vectors : (n_queries, n_bits), in place of codes
             Float queries for asymmetric search, ``hasher.query(queries)``. Every item is scored
-            by Σ zᵢ·bᵢ with the signs b = ±1 of its bits, by a scan with any engine. The order is
-            then (score, id), best first; `distances` are those to the signs of z.
+            by Σ zᵢ·bᵢ with the signs b = ±1 of its bits. The order is then (score, id), best
+            first; `distances` are those to the signs of z. Σ|zᵢ| must not overflow.
         allowed : integers, optional
             Ids to search among, in any order. Ids that are not in the index are ignored.
         rescore : Vectors or array (n_queries, n_bits), optional
@@ -260,19 +265,29 @@ class HammingIndex:
             parts.append(found.with_ids(delta.ids_of(found.ids)))
         return SearchResult.merge(parts)
 
-    def recall(self, codes: ArrayLike, k: int) -> float:
-        """Return the recall@k of `search`, compared with an exact scan.
+    def recall(
+        self, codes: ArrayLike | None = None, k: int = 10, *, vectors: ArrayLike | None = None
+    ) -> float:
+        """Return the recall@k of `search` by codes or by vectors, compared with an exact scan.
 
-        An item counts as found if it is no farther than the k-th nearest, so that the choice
-        among ties does not matter.
+        An item counts as found if it is no farther than the k-th nearest, or scores no lower, so
+        that the choice among ties does not matter.
         """
-        segments, queries = self._segments, self._queries(codes)
+        segments = self._segments
+        check_codes_or_vectors(codes, vectors)
         check_whole(k, "k", 1)
+        queries: NDArray[Any] = (
+            check_values(vectors, "vectors", self.n_bits) if codes is None else self._queries(codes)
+        )
         if not len(segments) or not len(queries):
             raise ValueError("recall needs at least one item in the index and one query")
-        exact = search_segments(scan.nearest, queries, k, segments)[1]
-        found = self._nearest(queries, segments, None, k).distances
-        return float(np.mean(found <= exact[:, -1:]))
+        if codes is not None:
+            exact = search_segments(scan.nearest, queries, k, segments)[1]
+            found = self._nearest(queries, segments, None, k).distances
+            return float(np.mean(found <= exact[:, -1:]))
+        exact = self._scored(queries, segments, None, k, exact=True)[1]
+        costs = self._scored(queries, segments, None, k, exact=self.engine != "ivf")[1]
+        return float(np.mean(costs <= exact[:, -1:]))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index to a file with a checksum, replacing an existing file atomically.
@@ -328,6 +343,7 @@ class HammingIndex:
     def _replace_segments(self, segments: Segments) -> None:
         self._segments = segments
         self._tables.update(segments.main)
+        self._packed.update(segments.main)
 
     def _queries(self, codes: ArrayLike) -> Codes:
         checked = check_codes(codes, self.n_bits, "query codes")
@@ -353,15 +369,32 @@ class HammingIndex:
     def _asymmetric(
         self, values: Floats, segments: Segments, rows: RowNumbers | None, k: int
     ) -> SearchResult:
-        def search(part: Floats, codes: Codes, n: int) -> tuple[RowNumbers, Floats]:
-            found, scores = best_rows(part, codes, n)
-            return found, -scores  # smaller is better, as for distances
-
-        ids, costs = search_segments(search, values, k, segments, rows)
+        ids, costs = self._scored(values, segments, rows, k, exact=self.engine != "ivf")
         signs = to_rows(np.packbits(values > 0, axis=1), self.n_bits)
         codes = _codes_of(segments, ids)
         distances = np.bitwise_count(codes ^ signs[:, None]).sum(axis=2, dtype=np.int32)
         return SearchResult(ids, distances, -costs)
+
+    def _scored(
+        self, values: Floats, segments: Segments, rows: RowNumbers | None, k: int, *, exact: bool
+    ) -> tuple[Ids, Floats]:
+        """Return the ids of the k best items and their negated scores: smaller is better."""
+        main, packed = segments.main, self._packed
+        approximate = None if exact else self._approximate
+        best_in_main = packed.best_rows if approximate is None else approximate.best_rows
+
+        def negate(found: tuple[RowNumbers, Floats]) -> tuple[RowNumbers, Floats]:
+            return found[0], -found[1]
+
+        return search_segments(
+            lambda part, codes, n: negate(best_rows(part, codes, n)),
+            values,
+            k,
+            segments,
+            rows,
+            search_main=lambda part, _, n: negate(best_in_main(part, main, n)),
+            search_among=lambda part, some, n: negate(packed.best_rows(part, main, n, some)),
+        )
 
 
 def _allowed_rows(segments: Segments, allowed: ArrayLike) -> RowNumbers:

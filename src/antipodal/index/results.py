@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.validation import Ids
-
 Distances = NDArray[np.int32]
 Scores = NDArray[np.float64]
 Offsets = NDArray[np.int64]
@@ -24,7 +22,7 @@ class SearchResult:
 
     Attributes
     ----------
-    ids : int64, (n_queries, min(k, n_items)) or (n_found,)
+    ids : int64 or strings, (n_queries, min(k, n_items)) or (n_found,)
         Ids of the items, ordered by (distance, id) within a query, or by (score, id).
     distances : int32, same shape
         Hamming distances.
@@ -32,12 +30,15 @@ class SearchResult:
         Scores of a reranked or asymmetric search, larger for nearer.
     offsets : int64 (n_queries + 1,), or None
         Start of each query's items in the flat arrays of a radius search.
+    metadata : list of lists of dict, or None
+        Metadata of the items of each query, if requested from a collection.
     """
 
-    ids: Ids
+    ids: NDArray[Any]
     distances: Distances
     scores: Scores | None = None
     offsets: Offsets | None = None
+    metadata: list[list[dict[str, Any]]] | None = None
 
     @classmethod
     def empty(cls, n_queries: int) -> "SearchResult":
@@ -54,7 +55,8 @@ class SearchResult:
         shape = (len(queries), len(queries[0].ids) if queries else 0)
         ids = np.array([query.ids for query in queries], np.int64).reshape(shape)
         distances = np.array([query.distances for query in queries], np.int32).reshape(shape)
-        return cls(ids, distances)
+        scores = [query.scores for query in queries if query.scores is not None]
+        return cls(ids, distances, np.array(scores).reshape(shape) if scores else None)
 
     @classmethod
     def concatenate(cls, parts: "Sequence[SearchResult]") -> "SearchResult":
@@ -136,12 +138,17 @@ class SearchResult:
         order = np.lexsort((self.ids, self.distances))[:k]
         return SearchResult(self.ids[order], self.distances[order])
 
+    def first(self, k: int) -> "SearchResult":
+        """Return the first k items of a single query."""
+        scores = None if self.scores is None else self.scores[:k]
+        return SearchResult(self.ids[:k], self.distances[:k], scores)
+
     def select(self, is_kept: NDArray[np.bool_]) -> "SearchResult":
         """Return a radius result with some of its items."""
         n_kept = np.concatenate([[0], np.cumsum(is_kept)])
         return self._take(is_kept, n_kept[self.offsets])
 
-    def with_ids(self, ids: Ids) -> "SearchResult":
+    def with_ids(self, ids: NDArray[Any]) -> "SearchResult":
         """Return the same result with other ids in the place of row numbers."""
         if ids is self.ids:
             return self

@@ -4,8 +4,6 @@ All functions take padded codes (`items.to_rows`), C-contiguous, and return row 
 """
 
 import functools
-import importlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,31 +14,13 @@ from numpy.typing import NDArray
 from antipodal.codes import Codes
 from antipodal.index.items import MAX_ITEMS, RowNumbers, as_words
 from antipodal.index.results import Distances, SearchResult
+from antipodal.io.faiss import load_faiss
 
 _HEAP_MAX_K = 1024  # beyond it, counting distances is faster than Faiss's heap
 _MIN_PARALLEL_BYTES = 2**23  # scanning them takes about a millisecond
 QUERIES_AT_ONCE = 2**10  # `sort_hits` has 11 bits for the number of a query
 _RADIUS_QUERIES_AT_ONCE = 16  # each may match every row
 MAX_BITS = 2**20 - 1  # `sort_hits` has 20 bits for a distance
-
-
-@functools.cache
-def load_faiss() -> Any:
-    """Import Faiss with OpenMP threads that sleep while idle.
-
-    OpenMP threads spin by default, which makes a single query many times slower on a machine that
-    runs other programs. OpenMP reads the policy once, when it is loaded. A policy that the user
-    has set is kept.
-    """
-    name = "OMP_WAIT_POLICY"
-    unset = name not in os.environ
-    if unset:
-        os.environ[name] = "passive"
-    try:
-        return importlib.import_module("faiss")
-    finally:
-        if unset:
-            del os.environ[name]
 
 
 @contextmanager

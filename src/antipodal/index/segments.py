@@ -163,16 +163,23 @@ def search_segments(
     rows: RowNumbers | None = None,
     *,
     search_main: Search | None = None,
+    search_among: Callable[[Any, RowNumbers, int], tuple[RowNumbers, Any]] | None = None,
 ) -> tuple[Ids, Any]:
     """Return the first min(k, n_items) items by (value, id), of all items or of some rows.
 
-    `search_main`, if given, replaces `search` for the whole main segment.
+    `search_main`, if given, replaces `search` for the whole main segment, and `search_among` for
+    some rows of it.
     """
     if rows is not None:
         parts = []
         for items, some in segments.by_segment(rows):
-            found, values = search(queries, take_rows(items.rows, some), min(k, len(some)))
-            parts.append((items.ids_of(some[found]), values))
+            n = min(k, len(some))
+            if items is segments.main and search_among is not None:
+                found, values = search_among(queries, some, n)
+            else:
+                found, values = search(queries, take_rows(items.rows, some), n)
+                found = some[found]
+            parts.append((items.ids_of(found), values))
         return _merge(parts, k)
     main, delta, removed = segments.main, segments.delta, segments.removed_rows
     in_main = search if search_main is None else search_main

@@ -119,7 +119,7 @@ def locked_files(folder: Path, prefix: str, suffix: str) -> list[Path]:
     On Windows there are no locks: nothing is returned or removed.
     """
     locked: list[Path] = []
-    if fcntl is None:
+    if fcntl is None or not folder.is_dir():
         return locked
     for name in os.listdir(folder):
         if name.startswith(prefix) and name.endswith(suffix):

@@ -6,6 +6,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.errors import AntipodalError
@@ -60,6 +61,15 @@ class Table(ABC):
 
         They must have `width` dimensions, by default those of the first row.
         """
+
+    def blocks_with(
+        self, rows: NDArray[np.int64], names: Sequence[str], max_rows: int, width: int
+    ) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield the blocks that contain these rows, each with the number of its first row."""
+        first = 0
+        for block in self.blocks(names, max_rows, width):
+            yield first, block
+            first += len(block)
 
     def first_row(self, names: Sequence[str]) -> NDArray[Any]:
         """Return the first vector in these columns, (1, n_features)."""

@@ -101,7 +101,7 @@ def split_column(source: str) -> tuple[str, str | None]:
     path, colon, column = source.rpartition(":")
     if not colon or os.path.lexists(source):
         return source, None
-    if os.path.lexists(path) or glob.has_magic(path) or _format_of_name(path) is not None:
+    if os.path.lexists(path) or glob.has_magic(path) or format_of_name(path) is not None:
         return path, column
     return source, None
 
@@ -139,7 +139,8 @@ def _is_data(file: Path, folder: Path) -> bool:
     return not is_skipped and file.is_file()
 
 
-def _format_of_name(path: str) -> FileFormat | None:
+def format_of_name(path: str) -> FileFormat | None:
+    """Return the format that the suffix of a file name stands for, if any."""
     name = path.lower()
     return next((known for known in FORMATS if name.endswith(known.suffixes)), None)
 
@@ -153,7 +154,7 @@ def find_format(path: str) -> DataFile:
             start = file.read(8)
     except OSError as error:
         raise AntipodalError(f"cannot read {path}: {error.strerror or error}") from error
-    by_name = _format_of_name(path)
+    by_name = format_of_name(path)
     if by_name is not None:
         named = DataFile(path, by_name, "because of its name")
         with named.naming_errors():

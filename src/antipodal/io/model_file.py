@@ -29,14 +29,25 @@ class ModelFile(NamedTuple):
     header: dict[str, Any]
     arrays: Arrays
 
+    def check_kind(self, path: str | os.PathLike[str], kind: str) -> None:
+        """Raise ModelFileError if the file is of another kind."""
+        if self.kind != kind:
+            raise ModelFileError(f"{path} contains a {self.kind}, not a {kind}")
+
 
 def write_model_file(
     path: str | os.PathLike[str], kind: str, header: Mapping[str, Any], arrays: Mapping[str, Any]
 ) -> None:
     """Write arrays and a JSON-serialisable header; `kind` is their type, such as "hasher"."""
-    metadata, tensors = _with_metadata(kind, header, arrays)
+    data = model_file_bytes(kind, header, arrays)
     with replacing(path) as file:
-        file.write(save(tensors, metadata))
+        file.write(data)
+
+
+def model_file_bytes(kind: str, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> bytes:
+    """Return the contents of the file that `write_model_file` writes."""
+    metadata, tensors = _with_metadata(kind, header, arrays)
+    return save(tensors, metadata)
 
 
 def contents_identity(kind: str, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> str:
@@ -62,14 +73,17 @@ def _with_metadata(
 def read_model_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], Arrays]:
     """Read a file of `write_model_file`; raise ModelFileError if it is damaged or foreign."""
     found = open_model_file(path, kind)
-    if found.kind != kind:
-        raise ModelFileError(f"{path} contains a {found.kind}, not a {kind}")
+    found.check_kind(path, kind)
     return found.header, found.arrays
 
 
 def open_model_file(path: str | os.PathLike[str], expected: str = "model") -> ModelFile:
     """Read a model file of any kind; `expected` is the kind named in error messages."""
-    data = _read(path, expected)
+    return parse_model_file(read_model_bytes(path, expected), path)
+
+
+def parse_model_file(data: bytes, path: str | os.PathLike[str]) -> ModelFile:
+    """Read the bytes of a model file; `path` names them in error messages."""
     metadata = _metadata(path, data)
     if metadata.get("format") != "antipodal":
         raise ModelFileError(f"{path} is a safetensors file, but was not written by antipodal")
@@ -99,19 +113,21 @@ def model_identity(path: str | os.PathLike[str]) -> str:
 
     Equal models have equal identities, although the order of the arrays in their files may differ.
     """
-    return _metadata(path, _read(path, "hasher")).get("sha256", "")
+    return _metadata(path, read_model_bytes(path)).get("sha256", "")
 
 
-def model_bits(path: str | os.PathLike[str]) -> int:
-    """Return the code length of a saved hasher, without creating the hasher."""
-    header, _ = read_model_file(path, "hasher")
+def model_bits(path: str | os.PathLike[str]) -> tuple[int, str]:
+    """Return the code length and the identity of a saved hasher, without creating the hasher."""
+    found = open_model_file(path, "hasher")
+    found.check_kind(path, "hasher")
     try:
-        return operator.index(header["parameters"]["n_bits"])
+        return operator.index(found.header["parameters"]["n_bits"]), found.identity
     except (KeyError, TypeError):
         raise ModelFileError(f"{path} does not contain the length of its codes, n_bits") from None
 
 
-def _read(path: str | os.PathLike[str], kind: str) -> bytes:
+def read_model_bytes(path: str | os.PathLike[str], kind: str = "hasher") -> bytes:
+    """Return the bytes of a model file; `kind` is the kind named in error messages."""
     expected = f"Expected a {kind} file written by antipodal"
     try:
         data = Path(path).read_bytes()

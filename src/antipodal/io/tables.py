@@ -245,6 +245,23 @@ class ParquetTable(BatchTable):
             for batch in file.iter_batches(max_rows, columns=list(names)):
                 yield batch.select(list(names))  # "a" also reads a column named "a.b"
 
+    def blocks_with(
+        self, rows: NDArray[np.int64], names: Sequence[str], max_rows: int, width: int
+    ) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield the blocks of the row groups that contain these rows."""
+        with self.file.naming_errors(), self._opened() as file:
+            metadata = file.metadata
+            sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+            ends = np.cumsum(sizes)
+            for group in np.unique(np.searchsorted(ends, rows, side="right")).tolist():
+                first = int(ends[group]) - sizes[group]
+                for batch in file.iter_batches(max_rows, [group], columns=list(names)):
+                    yield (
+                        first,
+                        combine_columns({name: batch.column(name) for name in names}, first, width),
+                    )
+                    first += len(batch)
+
     def record_batches(self, names: Sequence[str], max_bytes: int) -> Iterator[tuple[int, Any]]:
         """Yield batches of about max_bytes, each with the number of its first row."""
         with self.file.naming_errors():

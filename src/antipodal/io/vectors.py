@@ -81,8 +81,7 @@ class VectorFile:
         read-only.
         """
         check_whole(max_rows, "max_rows", 1)
-        row_bytes = max(1, self.n_features * self.dtype.itemsize)
-        size = max(1, min(max_rows, _BLOCK_BYTES // row_bytes))
+        size = self._block_rows(max_rows)
         for table, expected in zip(self._tables, self._counts, strict=True):
             n_rows = 0
             for block in table.blocks(self.vector_columns, size, self.n_features):
@@ -94,8 +93,16 @@ class VectorFile:
                     f"counted, {n_rows:,} when read"
                 )
 
+    def _block_rows(self, max_rows: int = _BLOCK_ROWS) -> int:
+        row_bytes = max(1, self.n_features * self.dtype.itemsize)
+        return max(1, min(max_rows, int(_BLOCK_BYTES // row_bytes)))
+
     def take(self, rows: ArrayLike) -> NDArray[Any]:
-        """Return the vectors of these rows, in ascending order; the file is read once."""
+        """Return the vectors of these rows, in ascending order.
+
+        Each file is read once, up to its last row; row groups of parquet files without any of the
+        rows are skipped.
+        """
         numbers = check_ids(rows, "rows")
         if (np.diff(numbers) < 0).any():
             raise ValueError("rows must be in ascending order")
@@ -107,13 +114,23 @@ class VectorFile:
             return np.asarray(self._map[numbers])
         taken = np.empty((len(numbers), self.n_features), self.dtype)
         first = done = 0
-        for block in self.blocks():
-            if done == len(numbers):
-                break
-            in_block = numbers[done : np.searchsorted(numbers, first + len(block))] - first
-            taken[done : done + len(in_block)] = block[in_block]
-            first, done = first + len(block), done + len(in_block)
+        for table, count in zip(self._tables, self._counts, strict=True):
+            end = int(np.searchsorted(numbers, first + count))
+            self._take(table, numbers[done:end] - first, taken[done:end])
+            first, done = first + count, end
         return taken
+
+    def _take(self, table: Table, rows: NDArray[np.int64], taken: NDArray[Any]) -> None:
+        """Copy rows of one file into `taken`."""
+        done = 0
+        blocks = table.blocks_with(rows, self.vector_columns, self._block_rows(), self.n_features)
+        while done < len(rows):
+            first, block = next(blocks, (0, None))
+            if block is None:
+                raise AntipodalError(f"{table.file.path} changed while it was read")
+            inside = rows[done : np.searchsorted(rows, first + len(block))] - first
+            taken[done : done + len(inside)] = block[inside]
+            done += len(inside)
 
     def column(self, name: str) -> NDArray[Any]:
         """Return another column, such as labels or ids, in the order of the vectors.

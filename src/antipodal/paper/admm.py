@@ -8,35 +8,34 @@
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from antipodal.paper.neurons import clip
+from array_api_compat import array_namespace, device
 
 RELAXATION = 1.6  # α of `relaxed_step`, which converges for any α in (0, 2)
+
+Array = Any  # a NumPy array or a PyTorch tensor
 
 
 class Trace(NamedTuple):
     """Codes (m, N) after n_iter iterations, and multipliers (n_iter, m, N) after each of them."""
 
-    codes: Tensor
-    multipliers: Tensor
+    codes: Array
+    multipliers: Array
 
 
-def unfolded_weights(D: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+def unfolded_weights(D: Array, penalty: float) -> tuple[Array, Array]:
     """Return the weights of the unfolded iteration, W (N, n) and S (N, N).
 
     W = (DᵀD + βI)⁻¹Dᵀ,  S = β(DᵀD + βI)⁻¹                                  [Wang2016, Eq. 11]
     """
-    identity = torch.eye(D.shape[1], dtype=D.dtype, device=D.device)
-    factor = torch.linalg.cholesky(D.T @ D + penalty * identity)
-    return torch.cholesky_solve(D.T, factor), penalty * torch.cholesky_solve(identity, factor)
+    xp = array_namespace(D)
+    identity = _identity(D.shape[1], D)
+    gram = D.T @ D + penalty * identity
+    return xp.linalg.solve(gram, D.T), penalty * xp.linalg.solve(gram, identity)
 
 
-def unfolded_bias(multiplier: Tensor, S: Tensor, penalty: float) -> Tensor:
+def unfolded_bias(multiplier: Array, S: Array, penalty: float) -> Array:
     """Return the bias of a multiplier p (…, N).
 
     b = [(DᵀD + βI)⁻¹ - I/β] p = (S - I) p/β                                 [Wang2016, Eq. 11]
@@ -45,30 +44,21 @@ def unfolded_bias(multiplier: Tensor, S: Tensor, penalty: float) -> Tensor:
 
 
 def admm_step(
-    drive: Tensor,
-    z: Tensor,
-    S: Tensor,
-    b: Tensor,
-    neuron: Callable[[Tensor], Tensor],
-    *,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    drive: Array, z: Array, S: Array, b: Array, neuron: Callable[[Array], Array]
+) -> tuple[Array, Array]:
     """Return z ← B_λ(u) and u = Wy + Sz + b, one iteration of ADMM. [Wang2016, Eq. 11]
 
     The x of Eq. 7 is u + p/β, so that the multiplier update of Eq. 6, p ← p + β(z - x), becomes
-    p ← β(z - u).
-
-    `drive` is Wy. Without gradients u can be written to `out`, which may be `b`: allocating memory
-    in every iteration takes time.
+    p ← β(z - u). `drive` is Wy.
     """
-    u = drive + z @ S.T + b if out is None else torch.add(drive, b, out=out).addmm_(z, S.T)
+    u = drive + z @ S.T + b
     return neuron(u), u
 
 
 def relaxed_step(
-    drive: Tensor, z: Tensor, R: Tensor, u: Tensor, neuron: Callable[[Tensor], Tensor], work: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return z and u after one iteration of Eq. 7-8 with over-relaxation; u is overwritten.
+    drive: Array, z: Array, R: Array, u: Array, neuron: Callable[[Array], Array]
+) -> tuple[Array, Array]:
+    """Return z and u after one iteration of Eq. 7-8 with over-relaxation; both are overwritten.
 
     With u = x - p/β the iteration needs no other state:
 
@@ -80,29 +70,38 @@ def relaxed_step(
 
         u ← αWy + R(2z - u) + (1 - α/2) u,    R = αS - (α/2)I
 
-    `drive` is αWy, `R` is the result of `relaxed_weight`, `work` is scratch memory like u.
+    `drive` is αWy, `R` is the result of `relaxed_weight`.
     """
-    reflected = torch.lerp(u, z, 2.0, out=work)
-    return admm_step(drive, reflected, R, u.mul_(1 - RELAXATION / 2), neuron, out=u)
+    z *= 2
+    z -= u
+    u *= 1 - RELAXATION / 2
+    u += drive
+    u += z @ R.T
+    return neuron(u), u
 
 
-def relaxed_weight(S: Tensor) -> Tensor:
+def relaxed_weight(S: Array) -> Array:
     """Return R = αS - (α/2)I of `relaxed_step`."""
-    identity = torch.eye(len(S), dtype=S.dtype, device=S.device)
-    return RELAXATION * S - (RELAXATION / 2) * identity
+    return RELAXATION * S - (RELAXATION / 2) * _identity(len(S), S)
 
 
 def admm_iterations(
-    Y: Tensor, D: Tensor, bound: float, *, penalty: float = 0.6, n_iter: int = 2
+    Y: Array, D: Array, bound: float, *, penalty: float = 0.6, n_iter: int = 2
 ) -> Trace:
     """Iterate Eq. 7-8 from z = 0, p = 0 as printed, and record p after each iteration."""
+    xp = array_namespace(Y, D)
     W, S = unfolded_weights(D, penalty)
     drive = Y @ W.T
-    z = p = torch.zeros_like(drive)
+    z = p = xp.zeros_like(drive)
     multipliers = []
     for _ in range(n_iter):
         b = unfolded_bias(p, S, penalty)
-        z, u = admm_step(drive, z, S, b, partial(clip, bound=bound))
+        z, u = admm_step(drive, z, S, b, lambda u: xp.clip(u, -bound, bound))
         p = penalty * (z - u)
         multipliers.append(p)
-    return Trace(z, torch.stack(multipliers) if multipliers else drive.new_empty(0, *drive.shape))
+    none = xp.zeros((0, *drive.shape), dtype=drive.dtype, device=device(drive))
+    return Trace(z, xp.stack(multipliers) if multipliers else none)
+
+
+def _identity(n: int, like: Array) -> Array:
+    return array_namespace(like).eye(n, dtype=like.dtype, device=device(like))

@@ -1,16 +1,18 @@
 """Dictionary learning: K-SVD with orthogonal matching pursuit."""
 
 from collections.abc import Iterable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-import torch
+from array_api_compat import is_torch_array
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_array, check_random_state
-from torch import Tensor
 
 from antipodal.threads import one_thread
 from antipodal.validation import check_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.intp]
@@ -70,7 +72,7 @@ def decode(codes: SparseCodes, D: FloatArray) -> FloatArray:
     return X @ D.T
 
 
-Array = TypeVar("Array", Tensor, NDArray[Any])
+Array = TypeVar("Array", "Tensor", NDArray[Any])
 
 _DUPLICATE = 0.99  # |cosine| above which two atoms count as duplicates
 _BLOCK = 2**18  # entries of a temporary array, which bounds the memory and fits the cache
@@ -132,7 +134,9 @@ def ksvd(
     >>> abs(learned.dictionary).sum(axis=1)
     array([1., 1.])
     """
-    if isinstance(Y, Tensor):
+    if is_torch_array(Y):
+        import torch
+
         dtype = Y.dtype if Y.dtype.is_floating_point else torch.get_default_dtype()
         array = Y.detach().cpu().to(torch.promote_types(dtype, torch.float32)).numpy()
         learned = ksvd(array, n_atoms, sparsity=sparsity, n_iter=n_iter, random_state=random_state)

@@ -7,7 +7,6 @@ and in whether the input reaches every layer:
 """
 
 import math
-from collections.abc import Callable, Iterable
 from typing import Self
 
 import torch
@@ -21,9 +20,7 @@ class Encoder(nn.Module):
     """First layer and K unfolded iterations; subclasses define the neuron.
 
     A custom encoder defines `neuron`, or returns a `ScaledNeuron` from `activation`. It may also
-    define `threshold` and `unit` to compute the neuron faster when encoding, `readout`, and the
-    class attributes below. If it overrides `forward` or `layers`, encoding calls `forward`, which
-    is slower.
+    define `readout` and the class attributes below, or override `forward`.
 
     Parameters
     ----------
@@ -85,14 +82,6 @@ class Encoder(nn.Module):
         z: Tensor = self.activation(u)
         return z
 
-    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
-        """Apply f₁(v) = f(θv)/θ, the neuron with threshold 1; `out` receives the result."""
-        if self.activation is not None:
-            return self.activation.unit(v, out)
-        theta = self.threshold
-        result = self.neuron(v * theta) / theta
-        return result if out is None else out.copy_(result)
-
     @property
     def threshold(self) -> Tensor:
         """Return θ (N,), ones for a neuron without thresholds."""
@@ -104,40 +93,15 @@ class Encoder(nn.Module):
         """Return the output of the encoder, given zᴷ: by default zᴷ itself."""
         return z
 
-    @property
-    def is_plain_unfolding(self) -> bool:
-        """Return whether the layers are those of this class, which encoding can compute faster."""
-        own = type(self)
-        return all(getattr(own, name) is getattr(Encoder, name) for name in ("forward", "layers"))
-
     def forward(self, y: Tensor) -> Tensor:  # (m, n) -> (m, N)
         """Encode each row of y."""
         drive = y @ self.W.T
         drive = drive if self.c is None else drive + self.c
-        return self.readout(self.layers(drive, self.stages(), self.neuron))
-
-    def layers(
-        self,
-        drive: Tensor,
-        stages: Iterable[tuple[Tensor, Tensor]],
-        neuron: Callable[[Tensor], Tensor],
-        *,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """Return zᴷ, given Wy, all (S_k, b_k) and f; `out` is scratch memory for the input of f."""
-        z = neuron(drive)
-        feed = (
-            drive
-            if self.feeds_input_to_every_stage
-            else torch.zeros_like(drive[:1]).expand_as(drive)
-        )
-        for S, b in stages:
-            z, _ = admm_step(feed, z, S, b, neuron, out=out)
-        return z
-
-    def stages(self) -> list[tuple[Tensor, Tensor]]:
-        """Return S_k and b_k for k = 1 … K."""
-        return [(self.S[k], self.b[k]) for k in range(self.n_stages)]
+        z = self.neuron(drive)
+        feed = drive if self.feeds_input_to_every_stage else torch.zeros_like(drive)
+        for k in range(self.n_stages):
+            z, _ = admm_step(feed, z, self.S[k], self.b[k], self.neuron)
+        return self.readout(z)
 
 
 class LinfEncoder(Encoder):
@@ -250,10 +214,6 @@ class SparseBitEncoder(ListaEncoder):
         """Apply the one- or two-sided soft threshold θ."""
         return rectify(u, self.threshold) if self.nonnegative else super().neuron(u)
 
-    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
-        """Apply the one- or two-sided soft threshold 1."""
-        return rectify(v, 1.0, out) if self.nonnegative else super().unit(v, out)
-
     def readout(self, z: Tensor) -> Tensor:
         """Return tanh(max(z, 0)/θ)."""
         return (z.clamp(min=0.0) / self.threshold).tanh()
@@ -267,8 +227,4 @@ class PlainEncoder(Encoder):
 
     def neuron(self, u: Tensor) -> Tensor:
         """Apply tanh, which has no threshold."""
-        return self.unit(u)
-
-    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
-        """Apply tanh."""
-        return torch.tanh(v, out=out)
+        return torch.tanh(u)

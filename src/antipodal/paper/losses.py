@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -115,15 +114,6 @@ def similarity_probabilities(probabilities: Tensor, *, exclusive: bool) -> Tenso
     for p in probabilities.T:
         none.addcmul_(none, torch.outer(p, p), value=-1.0)
     return 1.0 - none
-
-
-def function_name(function: Callable[..., Any]) -> str:
-    """Return the qualified name of a function, with the arguments of a `functools.partial`."""
-    if isinstance(function, partial):
-        bound = [*map(repr, function.args), *(f"{k}={v!r}" for k, v in function.keywords.items())]
-        return f"{function_name(function.func)}({', '.join(bound)})"
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
 
 
 _SHIFTS = 4  # candidates for the dissimilar row of each similar pair

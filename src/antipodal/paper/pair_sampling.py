@@ -18,7 +18,6 @@ from antipodal.paper.losses import (
     similarity_probabilities,
 )
 
-_MAX_DRAWS = 1000  # attempts to find dissimilar pairs
 _MAX_BATCH, _ROWS_PER_CLASS = 1024, 12
 _EXPECTED_BATCH, _EXPECTED_STEPS = 512, 1000  # batch size and steps with unlabelled rows
 _SIMILAR_WEIGHT = 0.27
@@ -263,56 +262,3 @@ class ListedPairs:
         order = torch.randperm(len(self.pairs), generator=generator, device=generator.device)
         for chosen in order.split(batch_size):  # type: ignore[no-untyped-call]
             yield ListedBatch(self.pairs[chosen].T.reshape(-1), self.similar[chosen])
-
-
-def sample_pairs(labels: Tensor, n_pairs: int, generator: torch.Generator) -> ListedPairs:
-    """Draw pairs of rows, half of them similar, as in the paper.
-
-    A similar pair is a random row with one of its labels and another row with that label; a
-    dissimilar pair is any two rows without a shared label.
-    """
-    device = generator.device
-    member, label = _memberships(labels)
-    counts = torch.bincount(label)
-    starts = counts.cumsum(0) - counts
-    shared = (counts[label] > 1).nonzero()[:, 0]  # memberships of labels with several rows
-    if len(shared) == 0:
-        raise ValueError(
-            f"labels must give similar pairs: no two of the {len(labels)} rows share a label"
-        )
-    n_similar = n_pairs // 2
-    first = shared[torch.randint(len(shared), (n_similar,), generator=generator, device=device)]
-    size, start = counts[label[first]], starts[label[first]]
-    # In single precision, a random number below 1 times the size could round up to the size.
-    share = torch.rand(n_similar, dtype=torch.float64, generator=generator, device=device)
-    step = 1 + (share * (size - 1)).long()
-    second = start + (first - start + step) % size  # any other row with the label
-    similar_pairs = torch.stack([member[first], member[second]], dim=1)
-
-    dissimilar_pairs: list[Tensor] = []
-    missing = n_pairs - n_similar
-    for _ in range(_MAX_DRAWS):
-        if missing == 0:
-            break
-        drawn = torch.randint(len(labels), (2 * missing, 2), generator=generator, device=device)
-        left, right = labels[drawn[:, 0]], labels[drawn[:, 1]]
-        same = left == right if labels.ndim == 1 else (left & right).any(dim=1)
-        kept = drawn[~same & (drawn[:, 0] != drawn[:, 1])][:missing]
-        dissimilar_pairs.append(kept)
-        missing -= len(kept)
-    if missing:
-        raise ValueError(
-            f"found only {n_pairs - n_similar - missing} dissimilar pairs in {_MAX_DRAWS} draws: "
-            f"almost all of the {len(labels)} rows share a label. Remove the most frequent label"
-        )
-    similar = torch.arange(n_pairs, device=device) < n_similar
-    return ListedPairs(torch.cat([similar_pairs, *dissimilar_pairs]), similar)
-
-
-def _memberships(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return pairs of a row and one of its labels as two tensors, grouped by label."""
-    if labels.ndim == 1:
-        member = torch.argsort(labels, stable=True)
-        return member, labels[member]
-    label, member = labels.T.nonzero(as_tuple=True)
-    return member, label

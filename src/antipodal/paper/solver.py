@@ -6,16 +6,16 @@ Internally z is x in the units of `conditioning`: atoms have length 1, and squar
 nor underflow. The penalty and the tolerance then do not depend on the units of y and D.
 """
 
+import math
 import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-import torch
+from array_api_compat import array_namespace, device, is_torch_array
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
-from torch import Tensor
 
 from antipodal.paper.admm import RELAXATION, relaxed_step, relaxed_weight
 from antipodal.paper.conditioning import (
@@ -26,10 +26,12 @@ from antipodal.paper.conditioning import (
     projected_newton,
     scale_by_power_of_two,
 )
-from antipodal.paper.neurons import clip
-from antipodal.threads import one_thread_if_small
+from antipodal.threads import one_blas_thread, one_thread
 
-Array = TypeVar("Array", Tensor, NDArray[Any])
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array = TypeVar("Array", "Tensor", NDArray[Any])
 
 _MAX_IMBALANCE = 3.0  # ratio of primal and dual residual at which β changes
 _CHECK_EVERY = 8
@@ -37,6 +39,7 @@ _FIRST_NEWTON = 96  # iterations before the first Newton steps; then after each 
 _N_FLOAT32 = 16  # first iterations, in single precision; a multiple of _CHECK_EVERY
 _BLOCK_BYTES = 2**20  # a block of rows of this size stays in the cache during an iteration
 _MIN_PENALTY, _MAX_PENALTY = 1e-9, 1e9
+_MIN_PARALLEL = 2**26  # multiplications per step from which more threads are faster
 
 
 @dataclass(frozen=True)
@@ -117,29 +120,19 @@ def solve_linf(
     >>> solve_linf(np.array([[3.0, -0.25]]), D, bound=1.0).codes
     array([[ 1.  , -0.25]])
     """
-    if isinstance(Y, np.ndarray):
-        solution = solve_linf(
-            _to_tensor(Y),
-            _to_tensor(D),
-            bound,
-            penalty=penalty,
-            max_iter=max_iter,
-            tol=tol,
-            start=None if start is None else _to_tensor(start),
-        )
-        return LinfSolution(
-            solution.codes.numpy(), solution.n_iter, solution.residual, solution.converged
-        )
     _check_problem(Y, D, bound, penalty, max_iter, start)
+    xp: Any = array_namespace(Y)
+    single = Y.dtype == xp.float32
     if tol is None:
-        tol = 1e-9 if Y.dtype == torch.float64 else 1e-5
+        tol = 1e-5 if single else 1e-9
     if len(Y) == 0:
         return LinfSolution(Y @ D, 0, 0.0, converged=True)
     n, N = D.shape
-    rows = max(1, _BLOCK_BYTES // (N * D.element_size()))
-    codes = Y.new_empty(len(Y), N)
+    rows = max(1, _BLOCK_BYTES // (N * D.itemsize))
+    codes = xp.empty((len(Y), N), dtype=Y.dtype, device=device(Y))
     n_iter, residuals, too_small = 0, [], False
-    with torch.no_grad(), one_thread_if_small(rows * N * max(n, N)):
+    small = rows * N * max(n, N) < _MIN_PARALLEL
+    with _settings(Y, small=small):
         solver = _Solver(D, bound, penalty, max_iter, tol)
         for exponent, block in magnitude_blocks(Y, rows):
             part = solver.solve(Y[block], exponent, None if start is None else start[block])
@@ -153,7 +146,7 @@ def solve_linf(
             advice = f"Some codes are too small for {Y.dtype}: scale D down, or Y and bound up"
         else:
             advice = "Increase max_iter or tol"
-            if Y.dtype == torch.float32:
+            if single:
                 advice += "; float32 cannot reach residuals much below 1e-6"
         warnings.warn(
             f"solve_linf stopped after {n_iter} iterations with residual {residual:.1e}, above "
@@ -165,7 +158,7 @@ def solve_linf(
 
 
 class _BlockSolution(NamedTuple):
-    codes: Tensor
+    codes: Any
     n_iter: int
     residual: float
     too_small: bool  # whether the residual exceeds the tolerance because codes were rounded
@@ -174,25 +167,31 @@ class _BlockSolution(NamedTuple):
 class _Solver:
     """A factored dictionary and the iteration for blocks of right-hand sides."""
 
-    def __init__(self, D: Tensor, bound: float, penalty: float, max_iter: int, tol: float) -> None:
+    def __init__(self, D: Any, bound: float, penalty: float, max_iter: int, tol: float) -> None:
         self.scaling = Scaling(D, bound)
         self.atoms = self.scaling.atoms
+        self.xp: Any = array_namespace(D)
         self.gram = self.atoms.T @ self.atoms
-        self.eigenvalues, self.basis = torch.linalg.eigh(self.gram)
+        self.eigenvalues, self.basis = self.xp.linalg.eigh(self.gram)
         self.penalty = min(max(penalty, _MIN_PENALTY), _MAX_PENALTY)
         self.max_iter, self.tol = max_iter, tol
 
-    def solve(self, Y: Tensor, exponent: int, start: Tensor | None) -> _BlockSolution:
+    def solve(self, Y: Any, exponent: int, start: Any | None) -> _BlockSolution:
         """Solve for a block of rows in units of 2^exponent, dropping rows as they converge."""
+        xp = self.xp
         Y = scale_by_power_of_two(Y, -exponent)
         units = self.scaling.units(exponent)
-        box, neuron = units.box, partial(clip, bound=units.box)
+        box = units.box
         Dty = all_Dty = Y @ self.atoms
-        norm = torch.linalg.vector_norm(Y, dim=1, keepdim=True)
-        norm = all_norm = torch.where(norm > 0, norm, torch.ones_like(norm))
-        solved = torch.empty_like(Dty)
-        residuals = Dty.new_empty(len(Y))
-        active = torch.arange(len(Y), device=Y.device)  # rows that have not converged yet
+        norm = xp.linalg.vector_norm(Y, axis=1, keepdims=True)
+        norm = all_norm = xp.where(norm > 0, norm, xp.ones_like(norm))
+        solved = xp.empty_like(Dty)
+        residuals = xp.empty_like(Dty[:, 0])
+        active = xp.arange(len(Y), device=device(Y))  # rows that have not converged yet
+
+        def neuron(u: Any) -> Any:
+            return xp.clip(u, -box, box)
+
         beta = self.penalty
         R, drive = self.weights(Dty, beta)
         first_iter = 0
@@ -202,7 +201,7 @@ class _Solver:
             u, first_iter = self.iterate_float32(Dty, R, drive, box, beta), _N_FLOAT32
         else:
             u = Dty / beta  # `restart` from z = 0
-        z, work = neuron(u), torch.empty_like(u)
+        z = neuron(u)
         u_old, z_old = u, z
         n_iter, next_newton = first_iter, _FIRST_NEWTON
         while len(active):
@@ -215,20 +214,19 @@ class _Solver:
                     factor = _balance(z, z_old, u, u_old)
                     if not 1 / _MAX_IMBALANCE < factor < _MAX_IMBALANCE:
                         new_beta = min(max(beta * factor, _MIN_PENALTY), _MAX_PENALTY)
-                        u = torch.lerp(z, u, beta / new_beta)  # keeps the multiplier β(z - u)
+                        u = z + (beta / new_beta) * (u - z)  # keeps the multiplier β(z - u)
                         beta = new_beta
                         R, drive = self.weights(Dty, beta)
                 violation = self.violation(z, Dty, box, norm)
                 done = (violation <= self.tol) | (n_iter == self.max_iter)
                 solved[active[done]], residuals[active[done]] = z[done], violation[done]
-                if done.any():
+                if xp.any(done):
                     active, Dty, norm, drive, z, u = (
                         rows[~done] for rows in (active, Dty, norm, drive, z, u)
                     )
-                    work = work[: len(active)]
             elif (n_iter + 1) % _CHECK_EVERY == 0:
-                u_old, z_old = u.clone(), z.clone()
-            z, u = relaxed_step(drive, z, R, u, partial(neuron, out=z), work)
+                u_old, z_old = xp.asarray(u, copy=True), xp.asarray(z, copy=True)
+            z, u = relaxed_step(drive, z, R, u, neuron)
             n_iter += 1
         codes = units.to_x(solved)
         residual, too_small = float(residuals.max()), False
@@ -238,77 +236,94 @@ class _Solver:
             residual = max(residual, rounded)
         return _BlockSolution(codes, n_iter - 1, residual, too_small)
 
-    def iterate_float32(
-        self, Dty: Tensor, R: Tensor, drive: Tensor, box: Tensor, beta: float
-    ) -> Tensor:
+    def iterate_float32(self, Dty: Any, R: Any, drive: Any, box: Any, beta: float) -> Any:
         """Return u after the first iterations, in float32: as good, in half the time of float64."""
-        u, R, drive, box = (Dty / beta).float(), R.float(), drive.float(), box.float()
-        z, work = clip(u, box), torch.empty_like(u)
-        for _ in range(_N_FLOAT32):
-            z, u = relaxed_step(drive, z, R, u, partial(clip, bound=box, out=z), work)
-        return u.to(Dty.dtype)
+        xp = self.xp
+        u, R, drive, box = (xp.astype(X, xp.float32) for X in (Dty / beta, R, drive, box))
 
-    def weights(self, Dty: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+        def neuron(u: Any) -> Any:
+            return xp.clip(u, -box, box)
+
+        z = neuron(u)
+        for _ in range(_N_FLOAT32):
+            z, u = relaxed_step(drive, z, R, u, neuron)
+        return xp.astype(u, Dty.dtype)
+
+    def weights(self, Dty: Any, beta: float) -> tuple[Any, Any]:
         """Return R and αWy of `relaxed_step`, from the eigenvectors of DᵀD."""
-        shrink = 1 / (self.eigenvalues.clamp(min=0) + beta)
+        shrink = 1 / (self.xp.clip(self.eigenvalues, 0, None) + beta)
         inverse = (self.basis * shrink) @ self.basis.T
         return relaxed_weight(beta * inverse), Dty @ (RELAXATION * inverse)
 
-    def restart(self, z: Tensor, Dty: Tensor, beta: float) -> Tensor:
+    def restart(self, z: Any, Dty: Any, beta: float) -> Any:
         """Return u = z - p/β for given z, with p the gradient, as at a solution."""
         return z - (z @ self.gram - Dty) / beta
 
-    def violation(self, z: Tensor, Dty: Tensor, box: Tensor, norm: Tensor) -> Tensor:
+    def violation(self, z: Any, Dty: Any, box: Any, norm: Any) -> Any:
         """Return the largest violation of optimality of each row, relative to ‖y‖."""
-        return kkt_violation(z, z @ self.gram - Dty, box).amax(dim=1) / norm[:, 0]
+        return self.xp.max(kkt_violation(z, z @ self.gram - Dty, box), axis=1) / norm[:, 0]
 
 
-def _balance(z: Tensor, z_old: Tensor, u: Tensor, u_old: Tensor) -> float:
+def _balance(z: Any, z_old: Any, u: Any, u_old: Any) -> float:
     """Return the factor for β that balances the primal residual x - z and the dual β(z - z_old).
 
     Each is relative to its own scale, ‖z‖ and ‖p‖ = β‖z - u‖; x - z is proportional to u - u_old.
     """
-    tiny = torch.finfo(z.dtype).tiny
-    primal = (u - u_old).norm() / z.norm().clamp(min=tiny)
-    dual = (z - z_old).norm() / (z - u).norm().clamp(min=tiny)
-    return float((primal / dual.clamp(min=tiny)).sqrt().clamp(1e-3, 1e3))
+    xp: Any = array_namespace(z)
+    tiny = float(xp.finfo(z.dtype).smallest_normal)
+
+    def length(X: Any) -> float:
+        return float(xp.linalg.vector_norm(X))
+
+    primal = length(u - u_old) / max(length(z), tiny)
+    dual = length(z - z_old) / max(length(z - u), tiny)
+    return min(max(math.sqrt(primal / max(dual, tiny)), 1e-3), 1e3)
 
 
-def _to_tensor(array: NDArray[Any]) -> Tensor:
-    """Return a tensor that shares the memory of an array, or a copy of a read-only array."""
-    contiguous = np.ascontiguousarray(array)
-    return torch.from_numpy(contiguous if contiguous.flags.writeable else contiguous.copy())
+def _settings(Y: Any, *, small: bool) -> ExitStack:
+    """Enter the contexts of the iteration: no gradients, and one thread for small steps.
+
+    More threads do not speed up a small step. On a busy machine, synchronising them after every
+    step makes it many times slower.
+    """
+    stack = ExitStack()
+    stack.enter_context(np.errstate(all="ignore"))  # infinite boxes are clipped
+    if is_torch_array(Y):
+        import torch
+
+        stack.enter_context(torch.no_grad())
+    if small:
+        stack.enter_context(one_thread() if is_torch_array(Y) else one_blas_thread())
+    return stack
 
 
-def _check_problem(
-    Y: Tensor, D: Tensor, bound: float, penalty: float, max_iter: int, start: Tensor | None
-) -> None:
+def _check_problem(Y: Any, D: Any, bound: float, penalty: float, max_iter: int, start: Any) -> None:
     for name, value in (("Y", Y), ("D", D)):
-        if not isinstance(value, Tensor):
+        if type(value) is not type(Y) or not (isinstance(Y, np.ndarray) or is_torch_array(Y)):
             raise TypeError(f"Y and D must both be arrays or both tensors: {name} is {type(value)}")
-        if value.dtype not in (torch.float32, torch.float64):
+        xp: Any = array_namespace(value)
+        if value.dtype not in (xp.float32, xp.float64):
             raise TypeError(f"{name} must be float32 or float64: got {value.dtype}")
         if value.ndim != 2:
             raise ValueError(
                 f"{name} must be a matrix: got shape {tuple(value.shape)}. "
                 "A single right-hand side is a matrix with one row: y[None]"
             )
-        # The sum is one fast pass. It may overflow, so check the entries before raising.
-        if not torch.isfinite(value.sum()) and not torch.isfinite(value).all():
+        if not xp.all(xp.isfinite(value)):
             raise ValueError(f"{name} contains NaN or infinity")
-    if Y.dtype != D.dtype or Y.device != D.device:
+    if Y.dtype != D.dtype or device(Y) != device(D):
         raise TypeError(
-            f"Y and D must have one dtype and device: got {Y.dtype} on {Y.device} "
-            f"and {D.dtype} on {D.device}"
+            f"Y and D must have one dtype and device: got {Y.dtype} on {device(Y)} "
+            f"and {D.dtype} on {device(D)}"
         )
     if Y.shape[1] != D.shape[0]:
         raise ValueError(
             f"D must have one row per feature: Y has {Y.shape[1]} features, "
             f"D has shape {tuple(D.shape)}. Is D transposed?"
         )
-    if D.numel() == 0:
+    if 0 in D.shape:
         raise ValueError(f"D must have at least one row and one column: got {tuple(D.shape)}")
-    if not 0 < torch.tensor(bound, dtype=Y.dtype) < float("inf"):
+    if not 0 < _rounded(bound, Y) < float("inf"):
         raise ValueError(f"bound must be positive and finite: got {bound} for {Y.dtype}")
     if not 0 < penalty < float("inf"):
         raise ValueError(f"penalty must be positive and finite: got {penalty}")
@@ -319,5 +334,11 @@ def _check_problem(
             f"start must have the shape {Y.shape[0]} × {D.shape[1]} and dtype {Y.dtype}: "
             f"got {tuple(start.shape)} of {start.dtype}"
         )
-    if start is not None and not torch.isfinite(start).all():
+    if start is not None and not xp.all(xp.isfinite(start)):
         raise ValueError("start contains NaN or infinity")
+
+
+def _rounded(value: float, Y: Any) -> float:
+    """Return a number in the precision of Y, infinity if it is too large."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value)) if Y.itemsize == 4 else value

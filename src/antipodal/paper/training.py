@@ -163,6 +163,7 @@ class TrainingRun:
     schedule: Literal["constant", "cosine"]
     weight_decay: float
     dropout: float
+    noise: float  # in standard deviations of each input feature
     patience: int
     seed: int
     nested: tuple[int, ...] = ()  # lengths of the prefixes that are trained as codes
@@ -233,13 +234,14 @@ def train(
             losses, best = restore_checkpoint(checkpoint, run, encoder, optimizer)
             history = History(**losses)
     generator = torch.Generator(device=X.device)
+    noise = settings.noise * X.std(dim=0, correction=0) if settings.noise else None
     with one_thread():
         for epoch in range(len(history.loss), settings.n_epochs):
             if validation is not None and epoch - history.best_epoch > settings.patience:
                 break
             # One seed per epoch: a resumed run draws the same numbers as an uninterrupted one.
             generator.manual_seed(settings.seed * 1_000_003 + epoch)
-            mean = _epoch(encoder, X, pairs, settings, loss, optimizer, epoch, generator)
+            mean = _epoch(encoder, X, noise, pairs, settings, loss, optimizer, epoch, generator)
             if not math.isfinite(mean):
                 hint = "" if loss is None else f", or check {settings.loss} for divisions by zero"
                 raise FloatingPointError(
@@ -268,6 +270,7 @@ def train(
 def _epoch(
     encoder: nn.Module,
     X: Tensor,
+    noise: Tensor | None,
     pairs: PairSource,
     settings: TrainingRun,
     custom: PairLoss | None,
@@ -286,6 +289,8 @@ def _epoch(
             for group in optimizer.param_groups:
                 group["lr"] = rate
         y = X[batch.rows]
+        if noise is not None:
+            y = y + noise * torch.randn(y.shape, generator=generator, device=y.device)
         if settings.dropout:
             kept = torch.rand(y.shape, generator=generator, device=y.device) >= settings.dropout
             y = y * kept / (1 - settings.dropout)

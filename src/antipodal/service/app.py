@@ -7,8 +7,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
+import numpy as np
 from fastapi import Depends, FastAPI, Query, Request, params
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import FileResponse, Response
@@ -47,12 +52,19 @@ _HEADERS = {
 for _suffix, _type in ((".js", "text/javascript"), (".css", "text/css"), (".svg", "image/svg+xml")):
     mimetypes.add_type(_type, _suffix)  # the tables of the system may differ
 
-BinaryHandler = Callable[[str, bytes], Awaitable[Response]]
+BinaryHandler = Callable[[Request, str, bytes], Awaitable[Response]]
+Engines = Callable[[], Mapping[str, Engine]]  # the current engines by the names of their mounts
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 P = ParamSpec("P")
 
 _ALWAYS = problems(401, 503)
 _WITH_BODY = _ALWAYS | problems(400, 408, 413, 422)
+_OPTIONS = {
+    "name": "options",
+    "in": "query",
+    "description": "With a binary body: SearchRequest without its query, as a JSON object.",
+    "schema": {"type": "string", "contentMediaType": "application/json"},
+}
 
 
 class ServiceRoute(APIRoute):
@@ -80,7 +92,7 @@ class ServiceRoute(APIRoute):
                 limit = limits.body if handle_binary is None else limits.binary_body
                 body = await read_body(request, limit, limits.seconds)
                 if handle_binary is not None:
-                    return await handle_binary(kind, body)
+                    return await handle_binary(request, kind, body)
                 request = JsonRequest(request.scope, body)
             response: Response = await handle(request)
             return response
@@ -128,18 +140,8 @@ def create_app(
 
     app = base_app(engine.limits, lifespan, outer_layers(metrics, engine.limits, hosts))
     add_model(app, engine, pools, keys, page)
-    add_metrics(app, metrics, pools, keys, lambda: {"": engine.store.count()})
-
-    @app.get(
-        "/v1/mounts",
-        response_model=schemas.MountList,
-        responses=problems(401),
-        dependencies=[Depends(Guard("read", keys))],
-    )
-    async def mounts() -> Response:
-        """List the mounts of the service: none, because it has a single model."""
-        return json_response({"mounts": []})
-
+    add_metrics(app, metrics, pools, keys, lambda: {"": engine})
+    add_mount_list(app, keys, dict)
     return app
 
 
@@ -189,7 +191,7 @@ def add_model(
     _add_browsing(app, engine, pools, reading)
     if not engine.is_read_only:
         _add_writing(app, engine, pools, writing)
-    add_probes(app, pools, engine.check)
+    add_probes(app, pools, lambda: {"": engine})
     add_page(app, page)
 
 
@@ -198,18 +200,24 @@ def _add_searching(
 ) -> None:
     batcher = MicroBatcher(engine, pools.reads)
 
-    async def encode_vectors(kind: str, body: bytes) -> Response:
-        def encode_body() -> Response:  # in a thread: parsing must not block the event loop
-            rows = read_rows(kind, body, engine.hasher.n_features_in_, engine.limits)
-            return codes_response(engine.encode_rows(rows), kind)
+    def with_rows(function: Callable[[Request, str, NDArray[np.float32]], Response]) -> Any:
+        """Return handlers of binary vectors that call a function of them."""
 
-        return await pools.reads.run(encode_body)
+        async def handle(request: Request, kind: str, body: bytes) -> Response:
+            def handle_body() -> Response:  # in a thread: parsing must not block the event loop
+                rows = read_rows(kind, body, engine.hasher.n_features_in_, engine.limits)
+                return function(request, kind, rows)
 
-    async def encode_image(kind: str, body: bytes) -> Response:
+            return await pools.reads.run(handle_body)
+
+        return dict.fromkeys(vector_types(), handle)
+
+    async def encode_image(request: Request, kind: str, body: bytes) -> Response:
         return await answer(pools.images, engine.encode_image, body)
 
     binary_file = {"schema": {"type": "string", "format": "binary"}}
-    vectors = dict.fromkeys(vector_types(), encode_vectors)
+    vectors = with_rows(lambda _, kind, rows: codes_response(engine.encode_rows(rows), kind))
+    vector_body = {"requestBody": {"content": dict.fromkeys(vectors, binary_file)}}
 
     @app.post(
         "/v1/encode",
@@ -229,11 +237,18 @@ def _add_searching(
     @app.post(
         "/v1/search",
         response_model=schemas.SearchResponse | schemas.SearchesResponse,
-        responses=_WITH_BODY | problems(404),
+        responses=_WITH_BODY | problems(404, 502),
         dependencies=reading,
+        openapi_extra=vector_body | {"parameters": [_OPTIONS]},
+    )
+    @accepts_binary(
+        with_rows(lambda sent, _, rows: json_response(engine.search_rows(rows, _options(sent))))
     )
     async def search(request: schemas.SearchRequest) -> Response:
-        """Return the nearest items of a query, or all items within a radius."""
+        """Return the nearest items of a query, or all items within a radius.
+
+        Vectors in a binary body are several queries, with the options in the query string.
+        """
         if not request.is_single:
             return await answer(pools.reads, engine.search, request)
         if request.image is not None:
@@ -242,6 +257,30 @@ def _add_searching(
         if results is None:
             raise HTTPException(404, f"the query does not exist: no item {request.id}")
         return json_response(results)
+
+    @app.post(
+        "/v1/check",
+        response_model=schemas.DriftReport,
+        responses=_WITH_BODY,
+        dependencies=reading,
+        openapi_extra=vector_body,
+    )
+    @accepts_binary(with_rows(lambda _, kind, rows: json_response(engine.check_drift(rows))))
+    async def check(request: schemas.CheckRequest) -> Response:
+        """Compare new vectors with those that the model was fitted to: have they drifted?"""
+        return await answer(pools.reads, engine.check_drift, request)
+
+
+def _options(request: Request) -> schemas.SearchOptions:
+    """Return the search options in the query string of a request with a binary body."""
+    try:
+        options = from_json(request.query_params.get("options", "{}"), allow_inf_nan=False)
+        return schemas.SearchOptions.model_validate(options)
+    except ValidationError as error:
+        places = ({**one, "loc": ("query", "options", *one["loc"])} for one in error.errors())
+        raise RequestValidationError(list(places)) from None
+    except ValueError as error:
+        raise ValueError(f"options must be a JSON object: {error}") from None
 
 
 def _add_reading(
@@ -283,12 +322,12 @@ def _add_reading(
         return await answer(pools.reads, engine.about)
 
     @app.get(
-        "/v1/items/{id}",
+        "/v1/items/{id:path}",
         response_model=schemas.Item,
         responses=_ALWAYS | problems(404, 422),
         dependencies=reading,
     )
-    async def item(id: schemas.Id) -> Response:
+    async def item(id: str) -> Response:
         """Return one item."""
         found = await pools.reads.run(engine.item, id)
         if found is None:
@@ -347,7 +386,7 @@ def _add_writing(
         """Store items durably: all of them or none."""
         of_images = None
         if any(item.image is not None for item in request.items):
-            of_images = await pools.images.run(engine.image_codes, request)
+            of_images = await pools.images.run(engine.image_rows, request)
         return await answer(pools.writes, engine.upsert, request, of_images)
 
     @app.delete(
@@ -361,15 +400,22 @@ def _add_writing(
         return await answer(pools.writes, engine.delete, request)
 
 
-def add_probes(app: FastAPI, pools: Pools, check: Callable[[], None]) -> None:
-    """Add the routes for health probes. `check` raises StoreError."""
+def add_probes(app: FastAPI, pools: Pools, engines: Engines) -> None:
+    """Add the routes for health probes."""
+
+    def check() -> None:
+        for engine in engines().values():
+            engine.check()
+
     shared = Shared(pools.probes, check)
 
+    @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", response_model=schemas.Status)
     async def healthz() -> Response:
         """Return 200 while the process is alive."""
         return json_response({"status": "alive"})
 
+    @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", response_model=schemas.Status, responses=problems(503))
     async def readyz() -> Response:
         """Return 200 if the store answers, otherwise 503."""
@@ -386,9 +432,12 @@ def add_metrics(
     metrics: Metrics,
     pools: Pools,
     keys: Keys | None,
-    n_items: Callable[[], dict[str, int]],
+    engines: Engines,
 ) -> None:
-    """Add the route for Prometheus. `n_items` counts the items of each mount."""
+    """Add the route for Prometheus."""
+
+    def n_items() -> dict[str, int]:
+        return {name: engine.store.count() for name, engine in engines().items()}
 
     @app.get(
         "/metrics",
@@ -400,6 +449,24 @@ def add_metrics(
         """Return the metrics of all workers in the format of Prometheus."""
         text = metrics.text(await pools.metrics.run(n_items))
         return Response(text, media_type="text/plain; version=0.0.4")
+
+
+def add_mount_list(app: FastAPI, keys: Keys | None, engines: Engines) -> None:
+    """Add the route that lists the mounts: none if the service has a single model."""
+
+    @app.get(
+        "/v1/mounts",
+        response_model=schemas.MountList,
+        responses=problems(401),
+        dependencies=[Depends(Guard("read", keys))],
+    )
+    async def mounts() -> Response:
+        """List the mounts of the service."""
+        found = [
+            {"name": name, "n_bits": one.store.n_bits, "method": type(one.hasher).__name__}
+            for name, one in engines().items()
+        ]
+        return json_response({"mounts": found})
 
 
 def add_page(app: FastAPI, page: Path = _PAGE, first: str = "index.html") -> None:

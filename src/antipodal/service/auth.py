@@ -38,6 +38,7 @@ _HEADER = APIKeyHeader(
     name="X-API-Key", scheme_name="header", description="An API key.", auto_error=False
 )
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
+INVALID_KEY = {"WWW-Authenticate": 'Bearer error="invalid_token"'}  # RFC 6750
 
 
 class Keys:
@@ -120,7 +121,10 @@ class Guard:
         """Raise 401 without a valid key, 403 if its role does not suffice."""
         if self._keys is None:
             return
-        role = self._keys.role(_key(bearer, header))
+        key = _key(bearer, header)
+        role = self._keys.role(key)
+        if role is None and key:
+            raise HTTPException(401, "this API key is not valid: it is unknown here", INVALID_KEY)
         if role is None:
             raise HTTPException(
                 401,
@@ -133,11 +137,6 @@ class Guard:
     async def check(self, request: Request) -> None:
         """Check a request whose body has not been read."""
         await self(await _BEARER(request), await _HEADER(request))
-
-
-async def sent_key(request: Request) -> bytes:
-    """Return the key of a request; empty if it has none."""
-    return _key(await _BEARER(request), await _HEADER(request))
 
 
 class AllowedHosts:

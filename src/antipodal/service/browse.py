@@ -6,6 +6,7 @@ from typing import Any
 
 from antipodal.service.engine import Engine
 from antipodal.service.schemas import FindRequest
+from antipodal.service.search import named_items
 from antipodal.stores.filters import kind
 from antipodal.stores.text_search import find_words
 
@@ -27,7 +28,8 @@ def find_items(engine: Engine, request: FindRequest) -> dict[str, Any]:
     """Return items whose metadata contains all words of a text."""
     with engine.store.snapshot() as now:
         found = find_words(now, request.text, request.limit, MAX_SCANNED)
-        items, total = now.get(found.ids), now.count()
+        items, total = now._items_of(found.ids), now.count()
+    items = named_items(items, engine.store.id_type)
     return {"items": engine.described(items), "looked_at": found.n_scanned, "total": total}
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from antipodal.codes import Codes, code_width
+from antipodal.embedding import load_embedder
 from antipodal.hashers.base import BaseHasher
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -24,7 +25,11 @@ class InputEncoder:
 
     def __init__(self, hasher: BaseHasher, images: str | None, max_pixels: int) -> None:
         self.hasher = hasher
-        self._images = None if images is None else ImageFeatures(images, max_pixels)
+        self._images: ImageFeatures | EmbeddedImages | None = None
+        if images is not None and _is_function(images):
+            self._images = EmbeddedImages(images, hasher.n_features_in_, max_pixels)
+        elif images is not None:
+            self._images = ImageFeatures(images, max_pixels)
         if self._images is not None and self._images.n_features != hasher.n_features_in_:
             raise ValueError(
                 f"{images} computes {self._images.n_features} features, but the model was fitted "
@@ -87,7 +92,8 @@ class ImageFeatures:
             self.n_features = self._size[0] * self._size[1]
         else:
             raise ValueError(
-                f"image features must be gist, pixels:HxW or pixels:HxW:TOP: got {kind!r}"
+                "image features must be gist, pixels:HxW, pixels:HxW:TOP or module:function: got "
+                f"{kind!r}"
             )
 
     def __call__(self, file: bytes) -> NDArray[np.float32]:
@@ -103,6 +109,26 @@ class ImageFeatures:
         height, width = self._size
         levels = np.asarray(grey.resize((width, height), Image.Resampling.BOX), np.float32)
         return levels.reshape(1, -1) * np.float32(self._top / 255)
+
+
+class EmbeddedImages:
+    """The vectors of image files by a Python function, `module:function`.
+
+    The function maps a list of the bytes of image files to an array with one row for each.
+    """
+
+    def __init__(self, spec: str, n_features: int, max_pixels: int) -> None:
+        self.n_features, self._max_pixels = n_features, max_pixels
+        self._embedder = load_embedder(spec)
+
+    def __call__(self, file: bytes) -> NDArray[np.float32]:
+        """Return the vector of one image, after checking that it is an image."""
+        _decode(file, self._max_pixels)
+        return self._embedder.images([file], self.n_features)
+
+
+def _is_function(images: str) -> bool:
+    return ":" in images and not images.startswith("pixels:")
 
 
 def decode_base64(text: str) -> bytes:

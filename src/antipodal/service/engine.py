@@ -1,44 +1,45 @@
-"""Engine of the service: a model and its store, without HTTP. It is thread-safe."""
+"""Engine of the service: a collection, without HTTP. It is thread-safe."""
 
 import os
+import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.codes import Codes, code_width, from_hex, to_hex
+from antipodal.collection import Collection
+from antipodal.errors import AntipodalError
 from antipodal.evaluation.metrics import bit_health
 from antipodal.hashers.base import BaseHasher
-from antipodal.hashers.registry import load
-from antipodal.io.model_file import model_identity
 from antipodal.service.encoding import InputEncoder
 from antipodal.service.limits import Limits
 from antipodal.service.schemas import (
+    CheckRequest,
     CountRequest,
     EncodeRequest,
     IdsRequest,
+    SearchOptions,
     SearchRequest,
     UpsertRequest,
 )
-from antipodal.service.search import Search, check_where, described
-from antipodal.stores import Items, Store, open_store
-from antipodal.validation import Ids
+from antipodal.service.search import Search, check_where, described, named_items
+from antipodal.stores import Items, Store
+from antipodal.stores.ids import check_unique_ids
+from antipodal.stores.vectors import pack_vectors
 
 _HEALTH_SAMPLE = 1_000
 
 
 class Engine:
-    """A fitted hasher and the store of its codes.
+    """A collection, with the limits and image features of a service.
 
     Parameters
     ----------
-    hasher : BaseHasher
-        Fitted.
-    store : Store
-        A store of codes of the same length.
-    identity : str
-        SHA-256 of the model file, for the model card.
+    collection : Collection
+        It is closed with the engine.
     images : str, optional
         Features of images: see `ImageFeatures`. Without it, images are refused.
     scores : mapping, optional
@@ -49,65 +50,66 @@ class Engine:
 
     def __init__(
         self,
-        hasher: BaseHasher,
-        store: Store,
+        collection: Collection,
         *,
-        identity: str = "",
         images: str | None = None,
         scores: Mapping[str, Any] | None = None,
         limits: Limits | None = None,
         is_read_only: bool = False,
     ) -> None:
-        if hasher.n_bits != store.n_bits:
-            raise ValueError(
-                f"the model has codes of {hasher.n_bits} bits, the store of {store.n_bits} bits"
-            )
-        self.hasher, self.store, self.limits = hasher, store, limits or Limits()
+        self.collection, self.limits = collection, limits or Limits()
         self.is_read_only = is_read_only
-        self._identity, self._scores = identity, scores
-        self._encoder = InputEncoder(hasher, images, self.limits.pixels)
+        self._scores = scores
+        self._encoder = InputEncoder(self.hasher, images, self.limits.pixels)
+
+    @property
+    def hasher(self) -> BaseHasher:
+        """The model."""
+        return self.collection.model
+
+    @property
+    def store(self) -> Store:
+        """The store of the codes."""
+        return self.collection.store
 
     @classmethod
     def open(
         cls,
-        model: str | os.PathLike[str],
-        url: str,
+        place: str | os.PathLike[str],
+        model: str | os.PathLike[str] | None = None,
         *,
         images: str | None = None,
         scores: Mapping[str, Any] | None = None,
+        embed: str | None = None,
         limits: Limits | None = None,
         read_only: bool = False,
     ) -> Self:
-        """Open a model file and its store. A missing store is created unless `read_only`."""
-        hasher, identity = load(model), model_identity(model)
-        store = open_store(url, n_bits=hasher.n_bits, model=identity, read_only=read_only)
+        """Open a collection, or a store of codes with the model file that made them.
+
+        With a model, a missing store is created unless `read_only`.
+        """
+        collection = Collection.open_with(place, model, embed=embed, read_only=read_only)
         try:
             return cls(
-                hasher,
-                store,
-                identity=identity,
-                images=images,
-                scores=scores,
-                limits=limits,
-                is_read_only=read_only,
+                collection, images=images, scores=scores, limits=limits, is_read_only=read_only
             )
         except BaseException:
-            store.close()
+            collection.close()
             raise
 
     def close(self) -> None:
-        """Close the store."""
-        self.store.close()
+        """Close the collection."""
+        self.collection.close()
 
     def check(self) -> None:
         """Raise StoreError if the store does not answer. No index in memory is used."""
-        self.store.get([0])
+        self.store.get([0] if self.store.id_type == "int64" else ["0"])
 
     def warm_up(self, radius: int | None = None) -> None:
         """Load the index into memory, and prepare the store for a search radius, if given."""
-        width = code_width(self.store.n_bits)
-        self.store.search(np.zeros((1, width), np.uint8), 1)
-        self.hasher.encode(np.zeros((1, self.hasher.n_features_in_), np.float32))
+        row = np.ones((1, self.hasher.n_features_in_), np.float32)
+        self.collection.search(row, 1)
+        self.hasher.encode(row)
         if radius is not None:
             self.store.prepare(radius)
 
@@ -130,46 +132,72 @@ class Engine:
 
     def search(self, request: SearchRequest) -> dict[str, Any] | None:
         """Return the results of one query or many; None if the query is an unknown id."""
-        return Search(self._encoder, self.store, self.limits, request).answer()
+        return Search(self.collection, self._encoder, self.limits, request).answer()
 
-    def image_codes(self, request: UpsertRequest) -> Codes:
-        """Return the codes of the items that are images."""
+    def search_rows(self, rows: NDArray[np.float32], options: SearchOptions) -> dict[str, Any]:
+        """Return the results of query vectors."""
+        if options.histogram:
+            raise ValueError("histogram needs a single query, in a JSON body")
+        answer = Search(self.collection, self._encoder, self.limits, options, rows).answer()
+        assert answer is not None
+        return answer
+
+    def check_drift(self, request: CheckRequest | NDArray[np.float32]) -> dict[str, Any]:
+        """Compare the codes of new vectors with those of the vectors at fit time."""
+        given = request.vectors if isinstance(request, CheckRequest) else request
+        self.limits.check_batch(len(given), "vectors")
+        rows = given if isinstance(given, np.ndarray) else self._encoder.rows(given)
+        try:
+            drift = self.collection.check(rows)
+        except AntipodalError as error:  # a collection without a record of its vectors
+            raise ValueError(str(error)) from None
+        return asdict(drift) | {"has_drifted": drift.has_drifted, "message": str(drift)}
+
+    def image_rows(self, request: UpsertRequest) -> NDArray[np.float32]:
+        """Return the features of the items that are images."""
         images = [item.image for item in request.items if item.image is not None]
-        return np.concatenate(
-            [self._encoder.encode(self._encoder.image_features(image)) for image in images]
-        )
+        return np.concatenate([self._encoder.image_features(image) for image in images])
 
-    def upsert(self, request: UpsertRequest, of_images: Codes | None = None) -> dict[str, int]:
+    def upsert(
+        self, request: UpsertRequest, of_images: NDArray[np.float32] | None = None
+    ) -> dict[str, int]:
         """Store all items, or none if one of them is not valid."""
-        items = request.items
+        items, kind = request.items, self.collection.keep_vectors
         self.limits.check_batch(len(items), "items")
-        codes = np.empty((len(items), code_width(self.store.n_bits)), np.uint8)
-        by_vector = [i for i, item in enumerate(items) if item.vector is not None]
-        by_image = [i for i, item in enumerate(items) if item.image is not None]
+        ids = check_unique_ids([item.id for item in items], self.store.id_type)
         by_code = [i for i, item in enumerate(items) if item.code is not None]
-        codes[by_vector] = self._encoder.encode(
-            self._encoder.rows([items[i].vector or [] for i in by_vector])
-        )
+        by_image = [i for i, item in enumerate(items) if item.image is not None]
+        by_vector = [i for i, item in enumerate(items) if item.vector is not None]
+        if by_code and kind is not None:
+            raise ValueError("this collection keeps vectors for reranking: send vectors, not codes")
+        rows = np.empty((len(items), self.hasher.n_features_in_), np.float32)
+        rows[by_vector] = self._encoder.rows([items[i].vector or [] for i in by_vector])
         if by_image:
-            codes[by_image] = self.image_codes(request) if of_images is None else of_images
+            rows[by_image] = self.image_rows(request) if of_images is None else of_images
+        codes = np.empty((len(items), code_width(self.store.n_bits)), np.uint8)
+        with_rows = sorted(by_vector + by_image)
+        codes[with_rows] = self._encoder.encode(rows[with_rows])
         codes[by_code] = from_hex((items[i].code or "" for i in by_code), self.store.n_bits)
-        done = self.store.load(
-            np.array([item.id for item in items], np.int64),
-            codes,
-            None if request.keep_metadata else [item.metadata for item in items],
-            replace=request.replace,
-            keep_metadata=request.keep_metadata,
-            batch_size=self.limits.batch,  # a single transaction
-        )
-        return {"upserted": len(items), "replaced": done.replaced}
+        vectors = None if kind is None else pack_vectors(rows, kind)
+        metadata = None if request.keep_metadata else [item.metadata for item in items]
+        if request.replace:
+            replaced = self.store.upsert(
+                ids, codes, metadata, vectors=vectors, keep_metadata=request.keep_metadata
+            )
+        else:
+            replaced = 0
+            self.store.add(codes, ids, metadata, vectors=vectors)
+        return {"upserted": len(items), "replaced": replaced}
 
     def delete(self, request: IdsRequest) -> dict[str, int]:
         """Delete items."""
-        return {"deleted": self.store.delete(np.unique(self._ids(request)))}
+        self.limits.check_batch(len(request.ids), "ids")
+        return {"deleted": self.store.delete(list(dict.fromkeys(request.ids)))}
 
     def items(self, request: IdsRequest) -> list[dict[str, Any]]:
         """Return the items with the given ids, in their order. Unknown ids are omitted."""
-        return self.described(self.store.get(self._ids(request)))
+        self.limits.check_batch(len(request.ids), "ids")
+        return self.described(self.store.get(request.ids))
 
     def count(self, request: CountRequest) -> dict[str, int]:
         """Count the items, or those that match a filter."""
@@ -179,18 +207,29 @@ class Engine:
 
     def about(self) -> dict[str, Any]:
         """Return the properties of the store and the limits that `Client` needs."""
-        limits = self.limits
+        limits, collection = self.limits, self.collection
         return {
             "n_bits": self.store.n_bits,
-            "model": self._identity,
+            "n_features": collection.n_features,
+            "model": collection.identity,
+            "scoring": self.hasher.scoring,
+            "id_type": collection.id_type,
+            "keep_vectors": collection.keep_vectors,
+            "texts": collection.accepts_texts,
             "next_id": self.store.next_id(),
             "limits": {
-                name: getattr(limits, name) for name in ("body", "batch", "k", "results", "found")
+                name: getattr(limits, name)
+                for name in ("body", "binary_body", "batch", "k", "results", "found")
             },
         }
 
-    def item(self, number: int) -> dict[str, Any] | None:
-        """Return one item, or None."""
+    def item(self, text: str) -> dict[str, Any] | None:
+        """Return the item with an id, given as text, or None."""
+        number: str | int = text
+        if self.store.id_type == "int64":
+            if not re.fullmatch(r"-?[0-9]{1,19}", text) or not -(2**63) <= int(text) < 2**63:
+                raise ValueError(f"ids of this collection are integers of 64 bits: got {text!r}")
+            number = int(text)
         found = self.described(self.store.get([number]))
         return found[0] if found else None
 
@@ -217,7 +256,11 @@ class Engine:
             "n_bits": self.store.n_bits,
             "n_features": int(self.hasher.n_features_in_),
             "parameters": self.hasher.get_params(deep=False),
-            "identity": self._identity,
+            "identity": self.collection.identity,
+            "scoring": self.hasher.scoring,
+            "id_type": self.collection.id_type,
+            "keep_vectors": self.collection.keep_vectors,
+            "texts": self.collection.accepts_texts,
             "items": self.store.count(),
             "images": self._encoder.accepts_images,
             "scores": self._scores,
@@ -226,18 +269,17 @@ class Engine:
 
     def draw(self, limit: int, seed: int) -> Items:
         """Draw a uniform sample; in a very large store, the items nearest to random codes."""
-        rng, store = np.random.default_rng(seed), self.store
-        n_items = store.count()
-        width, padding = code_width(store.n_bits), -store.n_bits % 8
-        n_codes = 1 if n_items <= self.limits.histogram else limit
-        codes = rng.integers(0, 256, (n_codes, width), np.uint8)
-        codes[:, -1] &= (0xFF << padding) & 0xFF
-        if n_codes == 1:
-            every = store.radius(codes, store.n_bits).ids
-            ids = rng.choice(np.sort(every), min(limit, len(every)), replace=False)
-        else:
-            ids = np.unique(store.search(codes, 1).ids)
-        return store.get(ids)
+        rng, n_bits = np.random.default_rng(seed), self.store.n_bits
+        with self.store.snapshot() as now:
+            n_codes = 1 if now.count() <= self.limits.histogram else limit
+            codes = rng.integers(0, 256, (n_codes, code_width(n_bits)), np.uint8)
+            codes[:, -1] &= (0xFF << -n_bits % 8) & 0xFF
+            if n_codes == 1:
+                every = now._radius(codes, n_bits, None).ids
+                ids = rng.choice(np.sort(every), min(limit, len(every)), replace=False)
+            else:
+                ids = np.unique(now._search(codes, 1, None).ids)
+            return named_items(now._items_of(ids), self.store.id_type)
 
     def described(self, items: Items) -> list[dict[str, Any]]:
         """Return items in the form of a response."""
@@ -245,7 +287,3 @@ class Engine:
 
     def _encoded(self, codes: Codes) -> dict[str, Any]:
         return {"n_bits": self.store.n_bits, "codes": to_hex(codes, self.store.n_bits)}
-
-    def _ids(self, request: IdsRequest) -> Ids:
-        self.limits.check_batch(len(request.ids), "ids")
-        return np.array(request.ids, np.int64)

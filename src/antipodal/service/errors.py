@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from antipodal.errors import IdsTakenError, StoreError
+from antipodal.errors import EmbeddingError, IdsTakenError, StoreError
 from antipodal.service.schemas import Problem
 
 _MAX_DETAIL = 2_000  # characters
@@ -52,6 +52,7 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(RequestValidationError, _of_validation)
     app.add_exception_handler(StoreError, _of_unavailable)
+    app.add_exception_handler(EmbeddingError, _of_embedder)
     app.add_exception_handler(UnavailableError, _of_unavailable)
     app.add_exception_handler(IdsTakenError, _of_taken_ids)
     app.add_exception_handler(ValueError, _of_value)
@@ -78,6 +79,10 @@ def _describe(error: Mapping[str, Any]) -> str:
 
 async def _of_unavailable(request: Request, error: Exception) -> Response:
     return problem(503, str(error), RETRY)
+
+
+async def _of_embedder(request: Request, error: Exception) -> Response:
+    return problem(502, str(error))
 
 
 async def _of_taken_ids(request: Request, error: Exception) -> Response:

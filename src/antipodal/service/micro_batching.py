@@ -18,7 +18,7 @@ from antipodal.service.limits import Pool
 from antipodal.service.schemas import SearchRequest
 
 _MAX_BATCH = 32
-_QUERIES = ("vector", "code")
+_QUERIES = ("vector", "code")  # one text that the embedder refuses would fail the others
 
 Answer = dict[str, Any] | None
 
@@ -60,9 +60,10 @@ class MicroBatcher:
     def _key(self, request: SearchRequest) -> Hashable:
         """Return what searches of one batch have in common; None if a search is not batched."""
         limits = self._engine.limits
-        if request.radius is not None or request.histogram or request.rescore is not None:
+        if request.radius is not None or request.histogram:
             return None
-        if limits.batch < _MAX_BATCH or _MAX_BATCH * (request.k or 10) > limits.found:
+        n_candidates = (request.k or 10) * (request.rerank or 1)
+        if limits.batch < _MAX_BATCH or _MAX_BATCH * n_candidates > limits.found:
             return None
         for name in _QUERIES:
             if getattr(request, name) is not None:

@@ -12,7 +12,6 @@ from threadpoolctl import threadpool_limits
 from antipodal.codes import Codes, unpack
 from antipodal.evaluation.metrics import hamming_distances
 from antipodal.service.engine import Engine
-from antipodal.validation import Ids
 
 MAX_ITEMS = 2_000
 _MIN_CODES = 12  # fewer codes have no neighbourhoods to preserve
@@ -30,7 +29,7 @@ Places = NDArray[np.float64]  # (n, 2), from -1 to 1
 class Map(NamedTuple):
     """Items of a sample, their positions, and the number of distinct codes."""
 
-    ids: Ids
+    ids: NDArray[Any]
     places: Places
     distinct: int
 

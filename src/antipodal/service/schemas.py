@@ -4,7 +4,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Id = Annotated[int, Field(ge=-(2**63), lt=2**63, examples=[7])]
+Id = Annotated[
+    Annotated[int, Field(ge=-(2**63), lt=2**63)]
+    | Annotated[str, Field(min_length=1, max_length=512)],
+    Field(examples=[7]),
+]
+Text = Annotated[str, Field(min_length=1, max_length=10_000)]
 Vector = Annotated[list[float], Field(min_length=1)]
 Image = Annotated[
     str, Field(min_length=1, description="A PNG, JPEG, WEBP, GIF or BMP file in base64.")
@@ -50,16 +55,13 @@ class EncodeRequest(_Request):
 _MANY = "Several queries, answered in their order. At most --max-batch, 1,000 by default."
 
 
-class SearchRequest(_Request):
-    """One query (exactly one of vector, image, code, id), or several (vectors or codes)."""
+class SearchOptions(_Request):
+    """How to search. Codes are compared as the model prescribes, unless `scoring` says otherwise.
 
-    model_config = _example(vector=[0.1, -2.5, 3.0], k=5, where={"label": 3})
-    vector: Vector | None = None
-    image: Image | None = None
-    code: Code | None = None
-    id: Id | None = None
-    vectors: Annotated[list[Vector], Field(min_length=1, description=_MANY)] | None = None
-    codes: Annotated[list[Code], Field(min_length=1, description=_MANY)] | None = None
+    With vectors in a binary body, these options are a JSON object in the query parameter `options`.
+    """
+
+    model_config = _example(k=5, where={"label": 3})
     k: Annotated[int, Field(ge=1, description="Number of neighbours. Default: 10.")] | None = None
     radius: (
         Annotated[
@@ -68,7 +70,25 @@ class SearchRequest(_Request):
         | None
     ) = None
     where: Annotated[Metadata, Field(description="Metadata filter.")] | None = None
-    rescore: Literal["project"] | None = None
+    rerank: (
+        Annotated[
+            int,
+            Field(
+                ge=1,
+                le=100,
+                description="Oversampling factor: rerank this many candidates per result by the "
+                "kept vectors.",
+            ),
+        ]
+        | None
+    ) = None
+    scoring: (
+        Annotated[
+            Literal["hamming", "asymmetric"],
+            Field(description="Default: that of the model."),
+        ]
+        | None
+    ) = None
     prefix: (
         Annotated[int, Field(ge=1, description="Compare only the first bits of the codes.")] | None
     ) = None
@@ -80,29 +100,47 @@ class SearchRequest(_Request):
         Field(description="Return codes and metadata. Without them, a search is faster."),
     ] = True
 
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        if self.k is not None and self.radius is not None:
+            raise ValueError("k and radius exclude each other")
+        if self.rerank is not None and not (self.radius is None and self.prefix is None):
+            raise ValueError("rerank cannot be combined with radius or prefix")
+        if self.rerank is not None and self.histogram:
+            raise ValueError("rerank cannot be combined with histogram")
+        return self
+
+
+class SearchRequest(SearchOptions):
+    """One query (exactly one of vector, text, image, code, id), or several (vectors, texts, codes).
+
+    The results of an id leave out the item itself.
+    """
+
+    model_config = _example(vector=[0.1, -2.5, 3.0], k=5, where={"label": 3})
+    vector: Vector | None = None
+    text: Annotated[Text, Field(description="Needs a service started with --embed.")] | None = None
+    image: Image | None = None
+    code: Code | None = None
+    id: Id | None = None
+    vectors: Annotated[list[Vector], Field(min_length=1, description=_MANY)] | None = None
+    texts: Annotated[list[Text], Field(min_length=1, description=_MANY)] | None = None
+    codes: Annotated[list[Code], Field(min_length=1, description=_MANY)] | None = None
+
     @property
     def is_single(self) -> bool:
         """Whether the request has a single query."""
-        return self.vectors is None and self.codes is None
+        return self.vectors is None and self.codes is None and self.texts is None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _one_of(self, "vector", "image", "code", "id", "vectors", "codes")
+        _one_of(self, "vector", "text", "image", "code", "id", "vectors", "texts", "codes")
         if self.histogram and not self.is_single:
             raise ValueError(
-                "histogram needs a single query: it cannot be combined with vectors or codes"
+                "histogram needs a single query: it cannot be combined with vectors, texts or codes"
             )
-        if self.k is not None and self.radius is not None:
-            raise ValueError("k and radius exclude each other")
-        if self.rescore is not None:
-            if self.radius is not None:
-                raise ValueError(
-                    "rescore reranks the k nearest items: it cannot be combined with radius"
-                )
-            if self.prefix is not None:
-                raise ValueError("rescore compares whole codes: it cannot be combined with prefix")
-            if self.vector is None and self.image is None and self.vectors is None:
-                raise ValueError("rescore needs vectors or an image: a code has no float values")
+        if self.rerank is not None and (self.code is not None or self.codes is not None):
+            raise ValueError("rerank needs vectors: a code has none")
         return self
 
 
@@ -143,6 +181,13 @@ class UpsertRequest(_Request):
         return self
 
 
+class CheckRequest(_Request):
+    """New vectors, to compare with those that the model was fitted to: at least 100."""
+
+    model_config = _example(vectors=[[0.1, -2.5, 3.0], [0.2, 0.0, 1.0]])
+    vectors: list[Vector]
+
+
 class IdsRequest(_Request):
     """Ids of items. Unknown ids are ignored."""
 
@@ -175,30 +220,30 @@ class Encoded(BaseModel):
 class Item(BaseModel):
     """A stored item."""
 
-    id: int
+    id: int | str
     code: str
     metadata: Metadata
 
 
 class Hit(BaseModel):
-    """A search result without code and metadata. Rescored searches have a `score`."""
+    """A search result without code and metadata. Hamming searches have no `score`."""
 
-    id: int
+    id: int | str
     distance: int
     score: float | None = None
 
 
 class Found(Item):
-    """A search result. Rescored searches have a `score`."""
+    """A search result. Hamming searches have no `score`."""
 
     distance: int
     score: float | None = None
 
 
 class SearchResponse(BaseModel):
-    """Results ordered by (distance, id), or by (score, id) if rescored."""
+    """Results ordered by (score, id), or by (distance, id) for Hamming scoring."""
 
-    code: Annotated[str, Field(description="Code of the query.")]
+    code: Annotated[str | None, Field(description="Code of the query, for Hamming scoring.")] = None
     results: list[Found] | list[Hit]
     total: Annotated[
         int, Field(description="Number of results before offset and limit are applied.")
@@ -237,6 +282,7 @@ class RequestLimits(BaseModel):
     """Limits of one request, from the options of `antipodal serve`."""
 
     body: int
+    binary_body: int
     batch: int
     k: int
     results: int
@@ -247,9 +293,32 @@ class AboutStore(BaseModel):
     """Properties of the store and limits of the service."""
 
     n_bits: int
+    n_features: int
     model: Annotated[str, Field(description="SHA-256 of the model file.")]
-    next_id: Annotated[int, Field(description="Largest id plus one.")]
+    scoring: Annotated[str, Field(description="How codes are compared: hamming or asymmetric.")]
+    id_type: Annotated[str, Field(description="int64 or string.")]
+    keep_vectors: Annotated[str | None, Field(description="Type of the vectors for reranking.")]
+    texts: Annotated[bool, Field(description="Whether texts are accepted as queries.")]
+    next_id: Annotated[int, Field(description="Largest integer id plus one.")]
     limits: RequestLimits
+
+
+class Quality(BaseModel):
+    """Quality of the codes of some rows: recall@10 among them, and the reconstruction error."""
+
+    rows: int
+    recall: float
+    error: float | None
+
+
+class DriftReport(BaseModel):
+    """Whether the model suits new vectors worse than those it was fitted to."""
+
+    has_drifted: bool
+    message: Annotated[str, Field(description="What was measured, and what to do.")]
+    before: Quality
+    now: Quality
+    can_refit: Annotated[bool, Field(description="Whether the collection keeps its vectors.")]
 
 
 class ItemList(BaseModel):
@@ -275,6 +344,10 @@ class ModelCard(BaseModel):
     n_features: int
     parameters: dict[str, Any]
     identity: Annotated[str, Field(description="SHA-256 of the model file.")]
+    scoring: Annotated[str, Field(description="How codes are compared: hamming or asymmetric.")]
+    id_type: Annotated[str, Field(description="int64 or string.")]
+    keep_vectors: Annotated[str | None, Field(description="Type of the vectors for reranking.")]
+    texts: Annotated[bool, Field(description="Whether texts are accepted as queries.")]
     items: int
     images: Annotated[bool, Field(description="Whether images are accepted.")]
     scores: dict[str, Any] | None
@@ -335,7 +408,7 @@ class FoundItems(BaseModel):
 class Point(BaseModel):
     """An item on the map."""
 
-    id: int
+    id: int | str
     x: float
     y: float
     name: str | None

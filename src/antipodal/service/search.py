@@ -7,14 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.codes import Codes, code_width, from_hex, to_hex
+from antipodal.collection import Collection
+from antipodal.collection.query import Query
 from antipodal.index import HammingIndex, SearchResult
-from antipodal.index.rerank import OVERSAMPLE, rerank
 from antipodal.service.encoding import InputEncoder
 from antipodal.service.errors import UnavailableError
 from antipodal.service.limits import Limits
-from antipodal.service.schemas import SearchRequest
-from antipodal.stores import Items, Snapshot, Store
+from antipodal.service.schemas import SearchOptions, SearchRequest
+from antipodal.stores import Items, Snapshot
 from antipodal.stores.filters import Where, matches, parse_where
+from antipodal.stores.ids import as_keys, take_key
 from antipodal.stores.snapshot import ItemBatch
 from antipodal.validation import Ids
 
@@ -36,110 +38,137 @@ class ResultPage(NamedTuple):
 
 
 class Search:
-    """A search request of one query or many."""
+    """A search of one query or many.
+
+    The queries are those of a `SearchRequest`, or `rows` with other options.
+    """
 
     def __init__(
-        self, encoder: InputEncoder, store: Store, limits: Limits, request: SearchRequest
+        self,
+        collection: Collection,
+        encoder: InputEncoder,
+        limits: Limits,
+        request: SearchOptions,
+        rows: NDArray[np.float32] | None = None,
     ) -> None:
-        self._encoder, self._store, self._limits = encoder, store, limits
-        self._request = request
+        self._collection, self._store = collection, collection.store
+        self._encoder, self._limits, self._request = encoder, limits, request
+        self._rows = rows
         self._k = 10 if request.k is None else request.k
+        self._where = None if request.where is None else check_where(request.where)
 
     def answer(self) -> dict[str, Any] | None:
         """Return the response; None if the query is an id that does not exist."""
         request, k = self._request, self._k
         if k > self._limits.k:
             raise ValueError(f"k must be at most {self._limits.k}: got {k}")
-        if request.where is not None:
-            check_where(request.where)
-        codes, values = self._queries()
-        if codes is None:
+        self._check_scoring()
+        try:
+            if isinstance(request, SearchRequest):
+                query, is_single = self._query_of(request), request.is_single
+            else:
+                assert self._rows is not None
+                self._limits.check_batch(len(self._rows), "vectors")
+                query = self._collection.query(self._rows, scoring=request.scoring)
+                is_single = False
+        except KeyError:  # an id that does not exist
             return None
-        if request.radius is None and len(codes) * k > self._limits.found:
+        n_queries = len(query)
+        n_candidates = k * (request.rerank or 1)
+        if request.radius is None and n_queries * n_candidates > self._limits.found:
             raise ValueError(
-                f"a request may return at most {self._limits.found:,} items: got {len(codes)} "
-                f"queries for {k} each. Split the request"
+                f"a request may return or rerank at most {self._limits.found:,} items: got "
+                f"{n_queries} queries for {n_candidates} each. Split the request"
             )
         answers: list[dict[str, Any]] = []
-        size = len(codes) if request.radius is None else _RADIUS_QUERIES
-        for start in range(0, len(codes), size):
-            part = slice(start, start + size)
-            some = None if values is None else values[part]
-            answers += self._answers(codes[part], some, len(codes))
-        return answers[0] if request.is_single else {"searches": answers}
+        size = max(1, n_queries) if request.radius is None else _RADIUS_QUERIES
+        for start in range(0, n_queries, size):
+            answers += self._answers(query.part(slice(start, start + size)), n_queries)
+        return answers[0] if is_single else {"searches": answers}
 
-    def _queries(self) -> tuple[Codes | None, NDArray[np.float32] | None]:
-        """Return the codes of the queries and, for reranking, their float values."""
-        request, encoder = self._request, self._encoder
+    def _check_scoring(self) -> None:
+        """Raise ValueError for a Hamming search of asymmetric codes that is not explicit."""
+        request = self._request
+        needs_hamming = [
+            name
+            for name in ("radius", "prefix", "histogram")
+            if getattr(request, name) not in (None, False)
+        ]
+        scoring = request.scoring or self._collection.model.scoring
+        if needs_hamming and scoring == "asymmetric":
+            raise ValueError(
+                f"{needs_hamming[0]} compares codes by Hamming distance, but the codes of this "
+                "model are made for asymmetric search. Leave it out, or pass scoring: hamming"
+            )
+
+    def _query_of(self, request: SearchRequest) -> Query:
+        collection, scoring = self._collection, request.scoring
         if request.id is not None:
-            codes = self._store.get([request.id]).codes
-            return (codes if len(codes) else None), None
+            return collection.query(ids=[request.id], scoring=scoring)
         if request.code is not None or request.codes is not None:
             given = request.codes if request.code is None else [request.code]
             self._limits.check_batch(len(given or []), "codes")
-            return from_hex(given or [], self._store.n_bits), None
+            codes = from_hex(given or [], self._store.n_bits)
+            return collection.query(codes=codes, scoring=scoring)
+        if request.text is not None or request.texts is not None:
+            texts = request.texts if request.text is None else [request.text]
+            self._limits.check_batch(len(texts or []), "texts")
+            return collection.query(texts=texts, scoring=scoring)
         if request.image is not None:
-            rows = encoder.image_features(request.image)
+            rows = self._encoder.image_features(request.image)
         else:
             vectors = request.vectors if request.vector is None else [request.vector]
             self._limits.check_batch(len(vectors or []), "vectors")
-            rows = encoder.rows(vectors or [])
-        values = None if request.rescore is None else encoder.hasher.query(rows)
-        return encoder.encode(rows), values
+            rows = self._encoder.rows(vectors or [])
+        return collection.query(rows, scoring=scoring)
 
-    def _answers(
-        self, codes: Codes, values: NDArray[np.float32] | None, n_queries: int
-    ) -> list[dict[str, Any]]:
+    def _answers(self, query: Query, n_queries: int) -> list[dict[str, Any]]:
         """Search. Without snapshots, repeat queries whose results changed before being fetched."""
         request = self._request
-        answers: list[dict[str, Any]] = [{}] * len(codes)
-        left = np.arange(len(codes))
+        answers: list[dict[str, Any]] = [{}] * len(query)
+        left = np.arange(len(query))
         for _ in range(_RETRIES):
+            some = query.part(left)
             with self._store.snapshot() as now:
                 seen = (
                     now
                     if request.prefix is None
                     else PrefixSnapshot(now, request.prefix, self._limits)
                 )
-                found = self._found(seen, codes[left], values is not None, n_queries)
-                if not request.items and values is None:
-                    return self._answered(found, None, codes)
-                items = now.get(np.unique(found.results.ids))
-            is_valid = self._unchanged(found.results, items, codes[left])
+                found = self._found(seen, some, n_queries)
+                if not request.items:
+                    return self._answered(found, now.named(found.results), None, some)
+                items = now._items_of(np.unique(found.results.ids))
+            is_valid = self._unchanged(found.results, items, some)
             done, found = left[is_valid], found.select_queries(is_valid)
-            if values is not None:
-                reranked = self._reranked(found.results, items, values[done])
-                found = found._replace(results=reranked)
-            shown = items if request.items else None
-            for i, answer in zip(done, self._answered(found, shown, codes[done]), strict=True):
+            shown = self._answered(found, found.results, items, query.part(done))
+            for i, answer in zip(done, shown, strict=True):
                 answers[i] = answer
             left = left[~is_valid]
             if not len(left):
                 return answers
         raise UnavailableError("the results are being overwritten: retry later")
 
-    def _found(
-        self, store: Snapshot, codes: Codes, is_reranked: bool, n_queries: int
-    ) -> ResultPage:
-        """Search a snapshot; return the candidates of a search that is reranked."""
-        request, k, where = self._request, self._k, self._request.where
+    def _found(self, store: Snapshot, query: Query, n_queries: int) -> ResultPage:
+        """Search a snapshot."""
+        request, k = self._request, self._k
         histogram = None
-        n_near = k * OVERSAMPLE if is_reranked else k
-        first, size = (0, n_near) if is_reranked else (request.offset, request.limit or n_near)
+        size: Any
+        first, size = request.offset, request.limit or k
         if request.histogram:
-            self._limits.check_histogram(store.count(where))
+            self._limits.check_histogram(store._count(self._where))
         elif request.radius is None:
-            near = store.search(codes, n_near, where=where)
-            totals = np.full(len(codes), min(k, near.ids.shape[1]))
+            near = self._collection.find(store, query, k, self._where, request.rerank)
+            totals = np.full(len(query), min(k, near.ids.shape[1]))
             return ResultPage(near.flatten().page(first, size), totals, None)
         # A histogram needs all distances, which also contain the results.
         reach = store.n_bits if request.histogram else request.radius or 0
-        near = store.radius(codes, reach, where=where)
+        near = query.within(store, min(reach, store.n_bits), self._where)
         if request.histogram:
             histogram = np.bincount(near.distances, minlength=store.n_bits + 1).tolist()
         n_found = totals = near.counts
         if request.radius is None:
-            n_found, totals = np.minimum(n_found, n_near), np.minimum(totals, k)
+            n_found, totals = np.minimum(n_found, k), np.minimum(totals, k)
         else:
             if request.histogram:
                 totals = np.array([np.searchsorted(near.distances, request.radius, side="right")])
@@ -148,28 +177,18 @@ class Search:
             size = min(request.limit or max_size, max_size)
         return ResultPage(near.page(first, np.clip(n_found - first, 0, size)), totals, histogram)
 
-    def _reranked(
-        self, found: SearchResult, items: Items, values: NDArray[np.float32]
-    ) -> SearchResult:
-        """Rerank the candidates, of which each query has the same number, by float queries."""
-        if not len(found.ids):
-            return found
-        table = (len(values), len(found.ids) // len(values))
-        candidates = SearchResult(found.ids.reshape(table), found.distances.reshape(table))
-        codes = items.codes[np.searchsorted(items.ids, candidates.ids)]
-        best = rerank(candidates, self._k, values, self._store.n_bits, lambda: codes)
-        return best.flatten().page(self._request.offset, self._request.limit or self._k)
-
     def _answered(
-        self, found: ResultPage, items: Items | None, codes: Codes
+        self, found: ResultPage, results: SearchResult, items: Items | None, query: Query
     ) -> list[dict[str, Any]]:
         """Return one response per query, with codes and metadata if items are given."""
-        results = found.results
-        numbers, distances = results.ids.tolist(), results.distances.tolist()
+        distances = results.distances.tolist()
         if items is None:
-            hits = [{"id": i, "distance": d} for i, d in zip(numbers, distances, strict=True)]
+            hits = [
+                {"id": i, "distance": d}
+                for i, d in zip(results.ids.tolist(), distances, strict=True)
+            ]
         else:
-            known = described(items, self._store.n_bits)
+            known = described(named_items(items, self._store.id_type), self._store.n_bits)
             positions = np.searchsorted(items.ids, results.ids).tolist()
             hits = [known[p] | {"distance": d} for p, d in zip(positions, distances, strict=True)]
         if results.scores is not None:
@@ -177,34 +196,45 @@ class Search:
                 hit["score"] = score
         ends = np.cumsum(results.counts).tolist()
         begins = [0, *ends][:-1]
-        totals, names = found.totals.tolist(), to_hex(codes, self._store.n_bits)
+        codes: list[str] | list[None] = [None] * len(query)
+        if query.codes is not None:
+            codes = to_hex(query.codes, self._store.n_bits)
         answers: list[dict[str, Any]] = [
             {"code": code, "results": hits[begin:end], "total": total}
-            for code, begin, end, total in zip(names, begins, ends, totals, strict=True)
+            for code, begin, end, total in zip(
+                codes, begins, ends, found.totals.tolist(), strict=True
+            )
         ]
         if found.histogram is not None:
             answers[0]["histogram"] = found.histogram
         return answers
 
-    def _unchanged(self, found: SearchResult, items: Items, codes: Codes) -> NDArray[np.bool_]:
+    def _unchanged(self, found: SearchResult, items: Items, some: Query) -> NDArray[np.bool_]:
         """Return for each query whether the fetched items still agree with its results."""
-        is_valid = np.ones(len(codes), np.bool_)
+        is_valid = np.ones(len(some), np.bool_)
         if not len(found.ids):
             return is_valid
-        query = np.repeat(np.arange(len(codes)), found.counts)
+        query = np.repeat(np.arange(len(some)), found.counts)
         if not len(items.ids):
             is_valid[query] = False
             return is_valid
-        where, prefix = self._request.where, self._request.prefix
-        tree = None if where is None else parse_where(where)
-        matching = [tree is None or matches(tree, metadata) for metadata in items.metadata]
+        matching = [self._where is None or matches(self._where, one) for one in items.metadata]
         positions = np.minimum(np.searchsorted(items.ids, found.ids), len(items.ids) - 1)
-        compared = prefix_mask(prefix or self._store.n_bits, codes.shape[1])
-        differing = (items.codes[positions] ^ codes[query]) & compared
-        distances = np.bitwise_count(differing).sum(axis=1)
-        same = (items.ids[positions] == found.ids) & (distances == found.distances)
-        is_valid[query[~(same & np.array(matching)[positions])]] = False
+        same = (items.ids[positions] == found.ids) & np.array(matching)[positions]
+        if some.codes is not None:
+            width = some.codes.shape[1]
+            compared = prefix_mask(self._request.prefix or self._store.n_bits, width)
+            differing = (items.codes[positions] ^ some.codes[query]) & compared
+            same &= np.bitwise_count(differing).sum(axis=1) == found.distances
+        is_valid[query[~same]] = False
         return is_valid
+
+
+def named_items(items: Items, id_type: str) -> Items:
+    """Return items with the ids of the store in the place of integer ids."""
+    if id_type == "int64":
+        return items
+    return items._replace(ids=as_keys(take_key(fields) for fields in items.metadata))
 
 
 def described(items: Items, n_bits: int) -> list[dict[str, Any]]:
@@ -217,10 +247,10 @@ def described(items: Items, n_bits: int) -> list[dict[str, Any]]:
     ]
 
 
-def check_where(where: Mapping[str, Any]) -> None:
-    """Raise ValueError, with a message that starts with `where`, if a filter is not valid."""
+def check_where(where: Mapping[str, Any]) -> Where:
+    """Return a filter; raise ValueError, with a message that starts with `where`, if invalid."""
     try:
-        parse_where(where)
+        return parse_where(where)
     except (TypeError, ValueError) as error:
         raise ValueError(f"where is not a valid filter: {error}") from None
 
@@ -242,6 +272,7 @@ class PrefixSnapshot(Snapshot):
                 f"prefix searches at most {limits.histogram:,} items: the store has {n_items:,}"
             )
         self.place, self.n_bits, self._whole = whole.place, whole.n_bits, whole
+        self.id_type = whole.id_type
         self._mask = prefix_mask(n_bits, code_width(whole.n_bits))
         ids, codes = whole.all_codes()
         self._index = HammingIndex(whole.n_bits)  # the other bits are zero in codes and queries

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 import uvicorn
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -33,7 +32,6 @@ from antipodal.service.mounts import (
     AbsolutePath,
     Mount,
     create_mounted_app,
-    keys_of,
     read_mounts,
 )
 
@@ -47,17 +45,17 @@ class Settings:
 
     Parameters
     ----------
-    mounts : dict
-        Mounts by name. A single model has the name "".
+    mount : Mount, optional
+        The model and store of a service with a single model.
     mounts_file : Path, optional
-        A file of mounts that is polled for changes, instead of `mounts`.
+        A file of mounts that is polled for changes, instead of `mount`.
     proxies : tuple of str
         Addresses or networks of proxies whose X-Forwarded-For is trusted.
     prepare : int, optional
         Radius for which stores build their tables.
     """
 
-    mounts: dict[str, Mount] = field(default_factory=dict)
+    mount: Mount | None = None
     mounts_file: AbsolutePath | None = None
     host: str = "127.0.0.1"
     port: int = 8000
@@ -70,14 +68,11 @@ class Settings:
     prepare: int | None = None
     limits: Limits = field(default_factory=Limits)
 
-    def now(self) -> dict[str, Mount]:
-        """Return the current mounts."""
-        return self.mounts if self.mounts_file is None else read_mounts(self.mounts_file)
-
-    @property
-    def is_guarded(self) -> bool:
-        """Whether there are keys. Then every mount must have some."""
-        return Keys.find(self.keys) is not None or any(one.keys for one in self.now().values())
+    def mounts(self) -> dict[str, Mount]:
+        """Return the current mounts. A single model has the name ""."""
+        if self.mounts_file is not None:
+            return read_mounts(self.mounts_file)
+        return {} if self.mount is None else {"": self.mount}
 
     def to_json(self) -> str:
         """Return the settings as JSON, with absolute paths."""
@@ -92,17 +87,14 @@ class Settings:
 def serve(settings: Settings) -> None:
     """Serve until a signal arrives, then finish the requests in progress."""
     if settings.root_path:
-        check_root_path(settings.root_path, RESERVED | settings.now().keys())
+        check_root_path(settings.root_path, RESERVED | settings.mounts().keys())
     for address in settings.proxies:
         _check_network(address)
-    if not settings.is_guarded:
+    if Keys.find(settings.keys) is None:
         check_host(settings.host, settings.allow_anyone)
     check_address(settings.host, settings.port)
-    common = Keys.find(settings.keys)
-    for name, mount in settings.now().items():
-        # Errors are reported once, before any worker starts.
-        keys_of(name, mount, common, settings.is_guarded)
-        _open(settings, mount).close()
+    for mount in settings.mounts().values():
+        _open(settings, mount).close()  # errors are reported once, before any worker starts
     # Worker processes read their settings, and the folder of shared metrics, from these.
     variables = {_VARIABLE: settings.to_json()}
     with ExitStack() as stack:
@@ -134,24 +126,21 @@ def serve(settings: Settings) -> None:
 def worker() -> ASGIApp:
     """Return the application of one worker, by the settings in the environment."""
     settings = Settings.from_json(os.environ[_VARIABLE])
-    torch.set_num_threads(1)  # requests are small and run concurrently
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)  # JSON creates many objects at once, and no cycles
     sys.setswitchinterval(5e-4)  # the event loop waits less for threads that search
     keys = Keys.find(settings.keys)
-    known = settings.is_guarded or settings.allow_anyone
+    known = keys is not None or settings.allow_anyone
     hosts = None if known else _LOCAL_NAMES | {_bracketed(settings.host)}
+    open_ready = partial(_open_ready, settings)
     app: ASGIApp
-    if settings.mounts.keys() == {""}:
-        app = create_app(_open_ready(settings, settings.mounts[""]), keys=keys, hosts=hosts)
-    else:
+    if settings.mounts_file is not None:
         app = create_mounted_app(
-            settings.mounts_file or settings.mounts,
-            partial(_open_ready, settings),
-            limits=settings.limits,
-            keys=keys,
-            hosts=hosts,
+            settings.mounts_file, open_ready, settings.limits, keys=keys, hosts=hosts
         )
+    else:
+        (mount,) = settings.mounts().values()
+        app = create_app(open_ready(mount), keys=keys, hosts=hosts)
     return _at_root_path(app, settings.root_path) if settings.root_path else app
 
 
@@ -219,9 +208,10 @@ def _at_root_path(app: ASGIApp, root: str) -> ASGIApp:
 
 def _open(settings: Settings, mount: Mount) -> Engine:
     return Engine.open(
-        mount.model,
         mount.store,
+        mount.model,
         images=mount.images,
+        embed=mount.embed,
         scores=_read_scores(mount.scores),
         limits=settings.limits,
         read_only=settings.read_only,

@@ -3,7 +3,7 @@
 import os
 import secrets
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,14 @@ from antipodal import __version__
 from antipodal.codes import Codes, check_codes
 from antipodal.errors import IdsTakenError, NoStoreError, StoreError
 from antipodal.index.scan import MAX_BITS
+from antipodal.stores.ids import (
+    IdType,
+    Keys,
+    as_keys,
+    check_id_type,
+    check_unique_ids,
+    with_keys,
+)
 from antipodal.stores.loading import (
     BATCH_SIZE,
     Loaded,
@@ -23,48 +31,58 @@ from antipodal.stores.loading import (
     batches_of_texts,
     check_items,
     check_length,
-    check_unique,
 )
 from antipodal.stores.metadata import Metadata, metadata_texts, same_metadata
-from antipodal.stores.snapshot import NO_APPROXIMATE, ItemBatch, Reader
+from antipodal.stores.snapshot import NO_APPROXIMATE, ItemBatch, Reader, with_vectors
 from antipodal.validation import MAX_ID, Ids, check_whole, some_ids
+
+MODEL, SETTINGS = "model", "collection"  # names of the attachments of a collection
 
 
 class StoreHeader(NamedTuple):
     """Properties of a store that never change.
 
     The identity is a random number drawn when a store is created: copies and backups have the
-    same. `antipodal` is the version that created the store. Both are None if not recorded.
+    same. `antipodal` is the version that created the store. Both are None if not recorded. Stores
+    of earlier versions have integer ids.
     """
 
     n_bits: int
     model: str | None
     identity: str | None = None
     antipodal: str | None = None
+    id_type: IdType = "int64"
 
     @classmethod
-    def new(cls, place: str, n_bits: int | None, model: str | None) -> Self:
+    def new(
+        cls, place: str, n_bits: int | None, model: str | None, id_type: IdType | None = None
+    ) -> Self:
         """Return the header of a store to be created."""
         if n_bits is None:
             raise NoStoreError(place)
         if n_bits > MAX_BITS:
             raise ValueError(f"n_bits must be at most {MAX_BITS}: got {n_bits}")
-        return cls(n_bits, model, secrets.token_hex(16), __version__)
+        return cls(n_bits, model, secrets.token_hex(16), __version__, id_type or "int64")
 
     @classmethod
     def from_json(cls, header: Any) -> Self:
         """Return the header in a JSON value, or raise ValueError."""
         if not isinstance(header, dict):
             raise ValueError(f"its header must be an object: got {type(header).__name__}")
-        n_bits, *texts = (header.get(name) for name in cls._fields)
+        n_bits, model, identity, version, id_type = map(header.get, cls._fields)
         if type(n_bits) is not int or not 1 <= n_bits <= MAX_BITS:
             raise ValueError(f"n_bits in its header must be an integer from 1 to {MAX_BITS}")
-        if not all(text is None or isinstance(text, str) for text in texts):
+        if not all(text is None or isinstance(text, str) for text in (model, identity, version)):
             raise ValueError("model, identity and version in its header must be strings")
-        return cls(n_bits, *texts)
+        known = check_id_type("int64" if id_type is None else id_type)
+        return cls(n_bits, model, identity, version, known)
 
-    def check(self, place: str, n_bits: int | None, model: str | None) -> None:
-        """Raise StoreError if codes of another length or model are expected."""
+    def check(
+        self, place: str, n_bits: int | None, model: str | None, id_type: IdType | None = None
+    ) -> None:
+        """Raise StoreError if codes of another length or model, or other ids, are expected."""
+        if id_type not in (None, self.id_type):
+            raise StoreError(f"{place} has ids of type {self.id_type}, expected {id_type}")
         if n_bits not in (None, self.n_bits):
             raise StoreError(
                 f"{place} has codes of {self.n_bits} bits, expected {n_bits}. Were these codes "
@@ -87,6 +105,7 @@ class Store(Reader):
 
     model: str | None
     read_only = False
+    keeps_vectors = True
 
     def own_files(self) -> list[Path]:
         """Return the paths of all files of the store, including those that may not exist yet.
@@ -112,30 +131,37 @@ class Store(Reader):
         codes: ArrayLike,
         metadata: Metadata | None = None,
         *,
+        vectors: Sequence[bytes] | None = None,
         keep_metadata: bool = False,
-    ) -> None:
-        """Store items durably, replacing those with the same ids.
+    ) -> int:
+        """Store items durably, replacing those with the same ids; return how many were replaced.
 
         Items without metadata get the object {}. With `keep_metadata`, which requires that no
-        metadata are given, replaced items keep their metadata.
+        metadata are given, replaced items keep their metadata. `vectors` are kept for reranking,
+        one byte string per item: see `antipodal.Collection`.
         """
         self._check_may_write()
-        numbers, given = check_items(ids, codes, self.n_bits)
-        packed = np.ascontiguousarray(given)
+        given, rows = check_items(ids, codes, self.n_bits, self.id_type)
+        packed = np.ascontiguousarray(rows)
         texts = metadata_texts(metadata, len(packed))
         _check_keeping(keep_metadata, metadata)
-        if len(packed) and numbers is not None:
-            self._put(numbers, packed, None if keep_metadata else texts, replace=True)
+        if not len(packed) or given is None:
+            return 0
+        kept = None if keep_metadata else texts
+        return self._write(given, packed, kept, vectors=vectors, replace=True)
 
     def add(
         self,
         codes: ArrayLike,
         ids: ArrayLike | None = None,
         metadata: Metadata | None = None,
-    ) -> Ids:
+        *,
+        vectors: Sequence[bytes] | None = None,
+    ) -> NDArray[Any]:
         """Store new items durably and return their ids.
 
-        By default, ids continue after the largest, starting at 0.
+        By default, integer ids continue after the largest, starting at 0. `vectors` are as in
+        `upsert`.
 
         Raises
         ------
@@ -143,14 +169,14 @@ class Store(Reader):
             A ValueError: some ids are already in use. Nothing is stored.
         """
         self._check_may_write()
-        numbers, given = check_items(ids, codes, self.n_bits)
-        packed = np.ascontiguousarray(given)
+        given, rows = check_items(ids, codes, self.n_bits, self.id_type)
+        packed = np.ascontiguousarray(rows)
         texts = metadata_texts(metadata, len(packed))
-        if numbers is None:
-            return self._append(packed, texts, len(packed))
+        if given is None:
+            return self._append(packed, texts, len(packed), vectors)
         if len(packed):
-            self._put(numbers, packed, texts, replace=False)
-        return numbers
+            self._write(given, packed, texts, vectors=vectors, replace=False)
+        return given
 
     def load(
         self,
@@ -171,8 +197,8 @@ class Store(Reader):
 
         Parameters
         ----------
-        ids : integers (n,) or None
-            By default, ids continue after the largest.
+        ids : integers or strings (n,), or None
+            By default, integer ids continue after the largest.
         codes : uint8 (n, ⌈n_bits / 8⌉)
         metadata : objects, optional
             One per item.
@@ -198,31 +224,31 @@ class Store(Reader):
         """
         self._check_may_write()
         check_whole(batch_size, "batch_size", 1)
-        numbers, packed = check_items(ids, codes, self.n_bits)
+        given, packed = check_items(ids, codes, self.n_bits, self.id_type)
         check_length(metadata, len(packed))
         _check_keeping(keep_metadata, metadata)
         wanted = np.ones(len(packed), np.bool_)
         if resume:
-            if numbers is None:
+            if given is None:
                 raise ValueError("resume needs ids: without ids every item is new")
             if metadata is not None and iter(metadata) is metadata:
                 raise TypeError("resume reads metadata twice: pass a list, not an iterator")
-            wanted = self._wanted(numbers, packed, metadata, replace, batch_size)
-        elif numbers is not None and not replace:
-            self._check_new(numbers, batch_size)
+            wanted = self._wanted(given, packed, metadata, replace, batch_size)
+        elif given is not None and not replace:
+            self._check_new(given, batch_size)
         added = replaced = 0
         for part, texts in batches_of_texts(metadata, len(packed), batch_size):
             chosen = wanted[part]
             batch = check_codes(packed[part][chosen], self.n_bits)
             if texts is not None:
                 texts = [text for text, is_wanted in zip(texts, chosen, strict=True) if is_wanted]
-            elif not keep_metadata:
+            elif given is None or not keep_metadata:
                 texts = ["{}"] * len(batch)
-            if numbers is None:
-                numbers = self._append(batch, texts or [], len(packed))
+            if given is None:
+                given = self._append(batch, texts or [], len(packed))
             elif len(batch):
                 try:
-                    replaced += self._put(numbers[part][chosen], batch, texts, replace=replace)
+                    replaced += self._write(given[part][chosen], batch, texts, replace=replace)
                 except IdsTakenError as error:
                     raise IdsTakenError(
                         f"{error} of this batch: another process added them during the load. "
@@ -231,8 +257,8 @@ class Store(Reader):
             added += len(batch)
             if progress is not None:
                 progress(part.stop)
-        ids_given = np.empty(0, np.int64) if numbers is None else numbers
-        return Loaded(ids_given, added - replaced, replaced, len(packed) - added)
+        all_ids = np.empty(0, np.int64) if given is None else given
+        return Loaded(all_ids, added - replaced, replaced, len(packed) - added)
 
     def prepare_approximate(self, *, memory_mb: int | None = None) -> None:
         """Build the index for ``search(…, exact=False)``, which is then kept up to date.
@@ -262,24 +288,47 @@ class Store(Reader):
         return float(np.mean(found <= exact[:, -1:]))
 
     def next_id(self) -> int:
-        """Return the id after the largest, 0 for an empty store."""
+        """Return the integer id after the largest, 0 for an empty store."""
         largest = self._largest_id()
         return 0 if largest is None else largest + 1
 
     def delete(self, ids: ArrayLike) -> int:
         """Delete the items with these ids and return how many existed."""
         self._check_may_write()
-        numbers = check_unique(ids)
-        return self._delete(numbers) if len(numbers) else 0
+        given = check_unique_ids(ids, self.id_type)
+        if not len(given):
+            return 0
+        return self._delete(given) if self.id_type == "int64" else self._delete_keyed(given)
+
+    def read_attachment(self, name: str) -> bytes | None:
+        """Return the bytes stored under a name, or None; raise StoreError if they are damaged."""
+        return None
+
+    def write_attachments(self, parts: Mapping[str, bytes], *, replace: bool = True) -> None:
+        """Store bytes under names, atomically in SQLite and PostgreSQL.
+
+        Without `replace`, raise StoreError if one of the names is in use.
+        """
+        self._check_may_write()
+        self._write_attachments(parts, replace=replace)
 
     @contextmanager
-    def item_batches(self) -> Iterator[Callable[[], Iterator[ItemBatch]]]:
+    def item_batches(self, *, vectors: bool = False) -> Iterator[Callable[[], Iterator[ItemBatch]]]:
         """Return a function that iterates over all items of a snapshot, as often as it is called.
 
-        Only one batch is in memory. Milvus has no snapshots: there, later writes are visible.
+        With `vectors`, batches contain the kept vectors. Only one batch is in memory. Milvus has no
+        snapshots: there, later writes are visible.
         """
         with self.snapshot() as now:
-            yield now.batches
+            if vectors and self.keeps_vectors:
+                yield lambda: with_vectors(now.batches(), now.kept_vectors)
+            else:
+                yield now.batches
+
+    def attachments(self) -> dict[str, bytes]:
+        """Return the attachments of a collection by name."""
+        found = {name: self.read_attachment(name) for name in (MODEL, SETTINGS)}
+        return {name: data for name, data in found.items() if data is not None}
 
     def item_count(self) -> int:
         """Return the number of items without building a search index."""
@@ -311,6 +360,15 @@ class Store(Reader):
     def close(self) -> None:
         """Close files and connections; closing twice is allowed."""
 
+    def drop(self) -> None:
+        """Delete the store with everything in it, and close it.
+
+        The file of Milvus Lite remains, since it may contain other collections.
+        """
+        self._check_may_write()
+        self._drop()
+        self.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -329,7 +387,32 @@ class Store(Reader):
         if self.read_only:
             raise StoreError(f"{self.place} is read-only: it was opened with read_only=True")
 
-    def _append(self, codes: Codes, metadata: list[str], n_ids: int) -> Ids:
+    def _write(
+        self,
+        ids: NDArray[Any],
+        codes: Codes,
+        metadata: list[str] | None,
+        *,
+        replace: bool,
+        vectors: Sequence[bytes] | None = None,
+    ) -> int:
+        """Store items under ids of either type, as `_put` does."""
+        if vectors is not None and len(vectors) != len(codes):
+            raise ValueError(
+                f"there must be one vector per item: got {len(vectors)} for {len(codes)} items"
+            )
+        if self.id_type == "int64":
+            return self._put(ids, codes, metadata, replace=replace, vectors=vectors)
+        texts = None if metadata is None else with_keys(metadata, ids)
+        return self._put_keyed(ids, codes, texts, replace=replace, vectors=vectors)
+
+    def _append(
+        self,
+        codes: Codes,
+        metadata: list[str],
+        n_ids: int,
+        vectors: Sequence[bytes] | None = None,
+    ) -> Ids:
         """Store codes under the first of n_ids new ids; return all of the new ids."""
         while True:
             first = self.next_id()
@@ -338,22 +421,30 @@ class Store(Reader):
             ids = first + np.arange(n_ids, dtype=np.int64)
             try:
                 if len(codes):
-                    self._put(ids[: len(codes)], codes, metadata, replace=False)
+                    self._write(ids[: len(codes)], codes, metadata, replace=False, vectors=vectors)
             except IdsTakenError:
                 continue  # another writer took these ids
             return ids
 
-    def _check_new(self, ids: Ids, batch_size: int) -> None:
+    def _check_new(self, ids: NDArray[Any], batch_size: int) -> None:
         """Raise IdsTakenError for ids in use."""
         largest = self._largest_id()
-        if largest is None or not len(ids) or ids.min() > largest:
+        if largest is None or not len(ids):
             return
-        known = [self._known(ids[part]) for part in batches(len(ids), batch_size)]
+        if self.id_type == "int64" and ids.min() > largest:
+            return
+        known = [self._in_use(ids[part]) for part in batches(len(ids), batch_size)]
         self._check_unused(np.concatenate(known))
+
+    def _in_use(self, ids: NDArray[Any]) -> NDArray[Any]:
+        """Return the ids in use, of either type."""
+        return (
+            self._known(ids) if self.id_type == "int64" else as_keys(self._numbers_of(ids.tolist()))
+        )
 
     def _wanted(
         self,
-        ids: Ids,
+        ids: NDArray[Any],
         codes: NDArray[Any],
         metadata: Metadata | None,
         replace: bool,
@@ -361,10 +452,10 @@ class Store(Reader):
     ) -> NDArray[np.bool_]:
         """Return which items must be written because they are not stored with the same contents."""
         wanted = np.ones(len(ids), np.bool_)
-        others = [np.empty(0, np.int64)]
+        others = [ids[:0]]
         for part, texts in batches_of_texts(metadata, len(ids), batch_size):
             found = self.get(ids[part])
-            known = np.flatnonzero(np.isin(ids[part], found.ids))  # found is in the same order
+            known = _positions(ids[part], found.ids)
             same = (codes[part][known] == found.codes).all(axis=1)
             if texts is not None:
                 given = (texts[i] for i in known.tolist())
@@ -375,7 +466,7 @@ class Store(Reader):
             self._check_unused(np.concatenate(others), " with other codes or metadata")
         return wanted
 
-    def _check_unused(self, ids: Ids, difference: str = "") -> None:
+    def _check_unused(self, ids: NDArray[Any], difference: str = "") -> None:
         """Raise IdsTakenError unless ids is empty."""
         if len(ids):
             raise IdsTakenError(
@@ -384,12 +475,44 @@ class Store(Reader):
             )
 
     @abstractmethod
-    def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
+    def _put(
+        self,
+        ids: Ids,
+        codes: Codes,
+        metadata: list[str] | None,
+        *,
+        replace: bool,
+        vectors: Sequence[bytes] | None = None,
+    ) -> int:
         """Store items and return how many were replaced.
 
-        Without metadata, replaced items keep theirs. Without `replace`, ids in use must be passed
-        to `_check_unused`.
+        Without metadata, replaced items keep theirs. Without vectors, they lose theirs. Without
+        `replace`, ids in use must be passed to `_check_unused`.
         """
+
+    def _put_keyed(
+        self,
+        keys: Keys,
+        codes: Codes,
+        metadata: list[str] | None,
+        *,
+        replace: bool,
+        vectors: Sequence[bytes] | None = None,
+    ) -> int:
+        """Store items under string ids, as `_put` does; `metadata` contains the ids."""
+        raise StoreError(f"{self.place} cannot have string ids")
+
+    def _check_names_unused(self, names: Collection[str]) -> None:
+        """Raise StoreError unless there are no names."""
+        if names:
+            raise StoreError(f"{self.place} already has the attachments {', '.join(sorted(names))}")
+
+    @abstractmethod
+    def _write_attachments(self, parts: Mapping[str, bytes], *, replace: bool) -> None:
+        """Store bytes under names; names in use must be passed to `_check_names_unused`."""
+
+    def _drop(self) -> None:
+        raise StoreError(f"{self.place} cannot be deleted")
 
     @abstractmethod
     def _known(self, ids: Ids) -> Ids:
@@ -401,9 +524,19 @@ class Store(Reader):
     @abstractmethod
     def _delete(self, ids: Ids) -> int: ...
 
+    def _delete_keyed(self, keys: Keys) -> int:
+        """Delete the items with these string ids, as `_delete` does."""
+        raise StoreError(f"{self.place} has no string ids")
+
     @abstractmethod
     def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
         """Replace all items, atomically in engines with transactions."""
+
+
+def _positions(ids: NDArray[Any], found: NDArray[Any]) -> NDArray[np.intp]:
+    """Return the positions of the ids that were found; both are in the same order."""
+    known = set(found.tolist())
+    return np.flatnonzero([number in known for number in ids.tolist()])
 
 
 def _check_keeping(keep_metadata: bool, metadata: object) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from antipodal.codes import check_codes
+from antipodal.stores.ids import IdType, check_unique_ids
 from antipodal.stores.metadata import Metadata, metadata_texts
-from antipodal.validation import Ids, check_ids
 
 BATCH_SIZE = 50_000  # items in one transaction
 
@@ -19,7 +19,7 @@ class Loaded(NamedTuple):
 
     Attributes
     ----------
-    ids : int64 (n,)
+    ids : int64 or strings (n,)
         Ids of all items given.
     added, replaced : int
         Number of new items, and of items that replaced others.
@@ -27,40 +27,30 @@ class Loaded(NamedTuple):
         Number of items that were already stored with the same contents.
     """
 
-    ids: Ids
+    ids: NDArray[Any]
     added: int
     replaced: int
     unchanged: int
 
 
 def check_items(
-    ids: ArrayLike | None, codes: ArrayLike, n_bits: int
-) -> tuple[Ids | None, NDArray[Any]]:
+    ids: ArrayLike | None, codes: ArrayLike, n_bits: int, id_type: IdType
+) -> tuple[NDArray[Any] | None, NDArray[Any]]:
     """Return valid ids and codes as arrays; codes may be memory-mapped."""
     packed = np.asanyarray(codes)
     check_codes(packed[:0] if packed.ndim == 2 else packed, n_bits)
     for part in batches(len(packed), BATCH_SIZE):
         check_codes(packed[part], n_bits)
     if ids is None:
+        if id_type == "string":
+            raise ValueError("ids are required: this store has string ids, and got none")
         return None, packed
-    numbers = check_unique(ids)
-    if len(numbers) != len(packed):
+    given = check_unique_ids(ids, id_type)
+    if len(given) != len(packed):
         raise ValueError(
-            f"there must be one id per code: got {len(numbers)} ids for {len(packed)} codes"
+            f"there must be one id per code: got {len(given)} ids for {len(packed)} codes"
         )
-    return numbers, packed
-
-
-def check_unique(ids: ArrayLike) -> Ids:
-    """Return unique ids as an int64 array of one dimension."""
-    numbers = check_ids(ids)
-    if (numbers[1:] > numbers[:-1]).all():
-        return numbers
-    ordered = np.sort(numbers)
-    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-    if len(repeated):
-        raise ValueError(f"ids must be unique: got {repeated[0]} more than once")
-    return numbers
+    return given, packed
 
 
 def batches(n: int, size: int) -> Iterator[slice]:

@@ -4,11 +4,13 @@ Milvus breaks ties at the k-th place arbitrarily, returns at most 16,384 hits pe
 filters treat missing fields and types differently from `where`. The store therefore sends further
 requests: for all items at the distance of the k-th, for halves of an id range with too many hits,
 and for the metadata of items that may match a filter. Milvus has no snapshots, so writes between
-two requests may be visible.
+two requests may be visible. It has no scores of float queries either: asymmetric search scores
+the items nearest to the signs of a query, and may miss others.
 """
 
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,19 +19,26 @@ import numpy as np
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from antipodal.codes import Codes, code_width, from_bytes, to_bytes
+from antipodal.codes import Codes, code_width, from_bytes, pack, to_bytes
 from antipodal.errors import StoreError
 from antipodal.index import SearchResult
+from antipodal.index.asymmetric import Floats, sign_scores
+from antipodal.index.rerank import best_first
 from antipodal.stores.base import Store, StoreHeader
 from antipodal.stores.filters import Where, matches, milvus_narrowing
+from antipodal.stores.ids import ID_FIELD, IdType, Keys, as_keys, take_key, with_keys
 from antipodal.stores.loading import batches
 from antipodal.stores.metadata import clean, metadata_text
+from antipodal.stores.milvus_attachments import read_attachment, write_attachments
 from antipodal.stores.snapshot import ItemBatch, Snapshot
 from antipodal.stores.url import Address
 from antipodal.validation import MAX_ID, Ids
 
 MAX_HITS = 16_384  # per query, in every version of Milvus
 _MAX_ANSWERS = 500_000  # hits of all queries of a request: responses are limited to 64 MB
+# An asymmetric search for k items scores 400 + 16 k. More hardly changes the results, and fetching
+# their codes takes most of the time: see benchmarks/asymmetric_stores.py.
+_CANDIDATES, _CANDIDATES_PER_RESULT = 400, 16
 _BATCH = 5_000  # rows per request
 _MAX_IDS = 8_000  # ids in one expression
 _MIN_ID = -(2**63)
@@ -42,25 +51,37 @@ _NO_PINGS = {"grpc.keepalive_time_ms": 2**31 - 1}
 class MilvusStore(Store, Snapshot):
     """Store in a collection of Milvus; without snapshots, each call sees the current items."""
 
-    def __init__(self, address: Address, *, n_bits: int | None, model: str | None) -> None:
+    keeps_vectors = False
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        n_bits: int | None,
+        model: str | None,
+        id_type: IdType | None = None,
+    ) -> None:
         self._collection = address.options.get("collection", "codes")
+        self._attachments = f"{self._collection}_attachments"
         self.place = f"{address.shown}, collection {self._collection}"
         self._is_server = address.scheme != "milvus"
         if not self._is_server and not address.target.endswith(".db"):
             raise ValueError(f"a file of Milvus Lite must end in .db: got {address.target!r}")
         if not self._is_server and not Path(address.target).exists():
-            StoreHeader.new(self.place, n_bits, model)  # before the client creates the file
+            StoreHeader.new(
+                self.place, n_bits, model, id_type
+            )  # before the client creates the file
         self._address = address
         self._client: MilvusClient | None = None
         with self._errors():
             self._client = connect(address)
         try:
-            header = self._open(n_bits, model)
-            header.check(self.place, n_bits, model)
+            header = self._open(n_bits, model, id_type)
+            header.check(self.place, n_bits, model, id_type)
         except BaseException:
             self.close()
             raise
-        self.n_bits, self.model = header.n_bits, header.model
+        self.n_bits, self.model, self.id_type = header.n_bits, header.model, header.id_type
 
     def own_files(self) -> list[Path]:
         """Return the file of Milvus Lite."""
@@ -72,7 +93,16 @@ class MilvusStore(Store, Snapshot):
             self._client.close()
             self._client = None
 
-    def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
+    def _put(
+        self,
+        ids: Ids,
+        codes: Codes,
+        metadata: list[str] | None,
+        *,
+        replace: bool,
+        vectors: Sequence[bytes] | None = None,
+    ) -> int:
+        self._check_no_vectors(vectors)
         if self._is_server and MAX_ID in ids:
             raise ValueError(
                 f"ids in Milvus must be less than {MAX_ID}: servers of version 2.3 cannot query "
@@ -82,28 +112,99 @@ class MilvusStore(Store, Snapshot):
         known = np.array(list(stored), np.int64) if metadata is None else self._known(ids)
         if not replace:
             self._check_unused(known)
-        numbers = ids.tolist()
         if metadata is None:
-            fields = [stored[number][1] if number in stored else {} for number in numbers]
+            fields = [stored[number][1] if number in stored else {} for number in ids.tolist()]
         else:
             fields = list(map(json.loads, metadata))
+        self._upsert(ids, codes, fields)
+        return len(known)
+
+    def _put_keyed(
+        self,
+        keys: Keys,
+        codes: Codes,
+        metadata: list[str] | None,
+        *,
+        replace: bool,
+        vectors: Sequence[bytes] | None = None,
+    ) -> int:
+        """Store items under hashes of their string ids, so that a repeated call is idempotent."""
+        self._check_no_vectors(vectors)
+        ids = _hashed(keys.tolist())
+        stored = {number: item for number, (_, item) in self._get(ids).items()}
+        known = [
+            key
+            for number, key in zip(ids.tolist(), keys.tolist(), strict=True)
+            if number in stored and self._has_key(stored[number], key)
+        ]
+        if not replace:
+            self._check_unused(as_keys(known))
+        if metadata is None:
+            texts = with_keys(["{}"] * len(keys), keys)
+            fields = [
+                stored.get(number) or json.loads(text)
+                for number, text in zip(ids.tolist(), texts, strict=True)
+            ]
+        else:
+            fields = list(map(json.loads, metadata))
+        self._upsert(ids, codes, fields)
+        return len(known)
+
+    def _has_key(self, metadata: dict[str, Any], key: str) -> bool:
+        """Return True, or raise StoreError if a stored item has another string id of this hash."""
+        other = metadata.get(ID_FIELD)
+        if other != key:
+            raise StoreError(
+                f"{self.place} cannot store the id {key!r}, which has the same hash as the stored "
+                f"id {other!r}: rename one of them"
+            )
+        return True
+
+    def _upsert(self, ids: Ids, codes: Codes, fields: list[dict[str, Any]]) -> None:
         rows = [
             {"id": number, "code": code, "metadata": item_fields}
             for number, code, item_fields in zip(
-                numbers, to_bytes(codes, self.n_bits), fields, strict=True
+                ids.tolist(), to_bytes(codes, self.n_bits), fields, strict=True
             )
         ]
         for part in batches(len(rows), _BATCH):
             with self._errors() as client:
                 client.upsert(self._collection, rows[part])
-        return len(known)
+
+    def _check_no_vectors(self, vectors: object) -> None:
+        if vectors is not None:
+            raise StoreError(f"{self.place} cannot keep vectors: use SQLite or PostgreSQL")
+
+    def read_attachment(self, name: str) -> bytes | None:
+        """Return the bytes stored under a name, or None."""
+        with self._errors() as client:
+            return read_attachment(client, self._attachments, name)
+
+    def _write_attachments(self, parts: Mapping[str, bytes], *, replace: bool) -> None:
+        if not replace:
+            known = [name for name in parts if self.read_attachment(name) is not None]
+            self._check_names_unused(known)
+        with self._errors() as client:
+            write_attachments(client, self._attachments, parts)
 
     def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
         before = {row["id"] for rows in self._pages("", ["id"]) for row in rows}
         for batch in batches:
-            self._put(batch.ids, batch.codes, batch.texts, replace=True)
-            before.difference_update(batch.ids.tolist())
+            self._check_no_vectors(batch.vectors or None)
+            ids = batch.ids
+            if self.id_type == "string":
+                keys = as_keys(take_key(json.loads(text)) for text in batch.texts)
+                ids = _hashed(keys.tolist())
+                self._put_keyed(keys, batch.codes, batch.texts, replace=True)
+            else:
+                self._put(ids, batch.codes, batch.texts, replace=True)
+            before.difference_update(ids.tolist())
         self._delete(np.array(sorted(before), np.int64))
+
+    def _drop(self) -> None:
+        with self._errors() as client:
+            client.drop_collection(self._attachments)
+            client.drop_collection(self._collection)
 
     def _known(self, ids: Ids) -> Ids:
         return np.array([row["id"] for row in self._items(ids, ["id"])], np.int64)
@@ -138,11 +239,23 @@ class MilvusStore(Store, Snapshot):
                 client.delete(self._collection, ids=present[part])
         return len(present)
 
+    def _delete_keyed(self, keys: Keys) -> int:
+        return self._delete(np.array(list(self._numbers_of(keys.tolist()).values()), np.int64))
+
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
         return {
             row["id"]: (bytes(row["code"][0]), clean(row["metadata"]))
             for row in self._items(ids, ["id", "code", "metadata"])
         }
+
+    def _numbers_of(self, keys: Sequence[str]) -> dict[str, int]:
+        numbers = dict(zip(keys, _hashed(keys).tolist(), strict=True))
+        stored = self._keys_of(np.array(sorted(numbers.values()), np.int64))
+        return {key: number for key, number in numbers.items() if stored.get(number) == key}
+
+    def _keys_of(self, ids: Ids) -> dict[int, str]:
+        rows = self._items(ids, ["id", "metadata"])
+        return {row["id"]: take_key(clean(row["metadata"])) for row in rows}
 
     def _items(self, ids: Ids, fields: list[str]) -> Iterator[dict[str, Any]]:
         for part in batches(len(ids), _BATCH):
@@ -167,6 +280,44 @@ class MilvusStore(Store, Snapshot):
         return SearchResult.stack(
             [_join([part[n] for part in parts], k) for n in range(len(codes))]
         )
+
+    def _asymmetric(self, values: Floats, k: int, where: Where | None) -> SearchResult:
+        """Score the items nearest to the signs of each query, since Milvus cannot score all."""
+        if k > MAX_HITS:
+            raise ValueError(
+                f"an asymmetric search in Milvus returns at most {MAX_HITS:,} items: got k = {k:,}"
+            )
+        n_candidates = min(MAX_HITS, _CANDIDATES + _CANDIDATES_PER_RESULT * k)
+        signs = to_bytes(pack(values > 0), self.n_bits)
+        expressions = self._expressions(where)
+        results: list[SearchResult] = []
+        for part in batches(len(values), max(1, _MAX_ANSWERS // n_candidates)):
+            found = [
+                self._request(signs[part], n_candidates, expression, {})
+                for expression in expressions
+            ]
+            z = values[part]
+            near = [_join([some[i] for some in found], n_candidates) for i in range(len(z))]
+            results += self._scored(z, near, k)
+        n_found = min((len(result.ids) for result in results), default=0)
+        return SearchResult.stack([result.first(n_found) for result in results])
+
+    def _scored(self, values: Floats, candidates: list[SearchResult], k: int) -> list[SearchResult]:
+        """Return the first k candidates of each query by (score, id)."""
+        ids = np.unique(np.concatenate([near.ids for near in candidates]))
+        rows = list(self._items(ids, ["id", "code"]))
+        stored = np.array([row["id"] for row in rows], np.int64)
+        order = np.argsort(stored)
+        stored = stored[order]
+        codes = from_bytes([bytes(rows[i]["code"][0]) for i in order], self.n_bits)
+        results = []
+        for z, near in zip(values[:, None], candidates, strict=True):
+            is_stored = np.isin(near.ids, stored)  # others were deleted since the search
+            ids, distances = near.ids[is_stored], near.distances[is_stored]
+            scores = sign_scores(z, codes[None, np.searchsorted(stored, ids)])
+            (best,) = best_first(scores, ids[None], k)
+            results.append(SearchResult(ids[best], distances[best], scores[0, best]))
+        return results
 
     def _radius(self, codes: Codes, r: int, where: Where | None) -> SearchResult:
         expressions = self._expressions(where)
@@ -296,10 +447,10 @@ class MilvusStore(Store, Snapshot):
 
     # ----------------------------------------------------------------------------- opening
 
-    def _open(self, n_bits: int | None, model: str | None) -> StoreHeader:
+    def _open(self, n_bits: int | None, model: str | None, id_type: IdType | None) -> StoreHeader:
         with self._errors() as client:
             if not client.has_collection(self._collection):
-                self._create(client, StoreHeader.new(self.place, n_bits, model))
+                self._create(client, StoreHeader.new(self.place, n_bits, model, id_type))
             description = client.describe_collection(self._collection)["description"]
             client.load_collection(self._collection)
         try:
@@ -319,6 +470,7 @@ class MilvusStore(Store, Snapshot):
         schema.add_field("metadata", DataType.JSON)
         index = client.prepare_index_params()
         index.add_index("code", index_type="BIN_FLAT", metric_type="HAMMING")
+        client.drop_collection(self._attachments)  # of a store that was dropped
         client.create_collection(
             self._collection, schema=schema, index_params=index, consistency_level="Strong"
         )
@@ -346,6 +498,19 @@ def connect(address: Address) -> MilvusClient:
         token=address.options.get("token", ""),
         grpc_options=_NO_PINGS if address.scheme == "milvus" else {},
     )
+
+
+def _hashed(keys: Sequence[str]) -> Ids:
+    """Return the integer ids of string ids; raise StoreError if two are equal."""
+    numbers: dict[int, str] = {}
+    for key in keys:
+        digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+        other = numbers.setdefault(int.from_bytes(digest) % MAX_ID, key)
+        if other != key:
+            raise StoreError(
+                f"the ids {other!r} and {key!r} have the same hash: rename one of them"
+            )
+    return np.fromiter(numbers, np.int64, len(keys))
 
 
 def _has_id(ids: Ids) -> str:

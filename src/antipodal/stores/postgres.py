@@ -1,20 +1,36 @@
 """PostgreSQL store with pgvector."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import Any, LiteralString, NamedTuple, TypeAlias
+from typing import Any, LiteralString
 
 import numpy as np
 import psycopg
-from psycopg import IsolationLevel, sql
+from psycopg import IsolationLevel
 
 from antipodal.codes import Codes, from_bit_strings, to_bit_strings
 from antipodal.errors import StoreError
-from antipodal.index import SearchResult
+from antipodal.index import HammingIndex, SearchResult
+from antipodal.index.asymmetric import Floats
 from antipodal.stores.base import Store, StoreHeader
 from antipodal.stores.filters import And, Where, postgres_condition
+from antipodal.stores.ids import IdType, Keys, as_keys, assign_numbers, with_keys
+from antipodal.stores.index_cache import IndexCache
 from antipodal.stores.metadata import metadata_text, parse_metadata
+from antipodal.stores.postgres_items import (
+    HAS_ID,
+    HAS_KEY,
+    ITEMS,
+    KEY,
+    MAX_NAME,
+    Cursor,
+    PostgresItems,
+    StoreTables,
+    create_later,
+    drop_later,
+)
 from antipodal.stores.snapshot import ItemBatch, Snapshot
 from antipodal.stores.url import Address
 from antipodal.validation import Ids, check_whole
@@ -58,60 +74,27 @@ SELECT number, id, distance FROM query CROSS JOIN LATERAL (
 WHERE distance <= %s ORDER BY number, distance, id
 """
 )
-_ITEMS: LiteralString = "SELECT id, code::text, metadata::text FROM {items} "
-_HAS_HNSW: LiteralString = """
-SELECT EXISTS (
-    SELECT FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid JOIN pg_am ON pg_am.oid = relam
-    WHERE indrelid = to_regclass(%s) AND amname = 'hnsw' AND indisvalid)
-"""
 _ROWS_AT_ONCE = 20_000
+_LOCK_MILLISECONDS = 5_000  # to add triggers to a table in use
 _MAX_EFFORT = 1000  # limit of pgvector
-
-Cursor: TypeAlias = psycopg.Cursor[tuple[Any, ...]]
-
-
-class StoreTables(NamedTuple):
-    """Names of the two tables of a store, for SQL statements."""
-
-    items: sql.Identifier
-    about: sql.Identifier
-    n_bits: int = 0  # not yet known
-
-    def sql(self, text: LiteralString, condition: LiteralString = "TRUE") -> sql.Composed:
-        """Return a statement with its {names} filled in."""
-        return sql.SQL(text).format(
-            items=self.items,
-            about=self.about,
-            n_bits=sql.SQL(str(int(self.n_bits))),  # digits only
-            condition=sql.SQL(condition),
-        )
-
-    def has_hnsw(self, cursor: Cursor) -> bool:
-        """Return whether the items have an approximate index."""
-        row = cursor.execute(_HAS_HNSW, [self.items.as_string(cursor)]).fetchone()
-        return bool(row and row[0])
-
-    def items_of(self, cursor: Cursor, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
-        """Return the code and metadata of each known id."""
-        select = self.sql(_ITEMS + "WHERE id = ANY (%s::bigint[])")
-        rows = cursor.execute(select, [ids.tolist()]).fetchall()
-        codes = from_bit_strings([row[1] for row in rows], self.n_bits)
-        return {
-            number: (code.tobytes(), parse_metadata(text))
-            for (number, _, text), code in zip(rows, codes, strict=True)
-        }
 
 
 class PostgresSnapshot(Snapshot):
     """Snapshot of a store: one transaction."""
 
-    def __init__(self, place: str, tables: StoreTables, cursor: Cursor) -> None:
-        self.place, self.n_bits = place, tables.n_bits
-        self._tables, self._cursor = tables, cursor
+    def __init__(self, store: "PostgresStore", cursor: Cursor) -> None:
+        self.place, self.n_bits, self.id_type = store.place, store.n_bits, store.id_type
+        self._tables, self._cache, self._cursor = store._tables, store._cache, cursor
+        self._indexed: tuple[HammingIndex, int] | None = None
+        if self._cache.is_loaded:
+            # Now, since an index that is newer than a later search is of no use to it.
+            self._indexed = self._cache.index(cursor)
+        else:
+            cursor.execute("SELECT")  # the first statement takes the snapshot
 
     def batches(self) -> Iterator[ItemBatch]:
         """Yield all items in batches."""
-        select = self._tables.sql(_ITEMS + "ORDER BY id")
+        select = self._tables.sql(ITEMS + "ORDER BY id")
         with self._cursor.connection.cursor("batches", binary=True) as cursor:
             cursor.execute(select)
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
@@ -121,6 +104,18 @@ class PostgresSnapshot(Snapshot):
 
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
         return self._tables.items_of(self._cursor, ids)
+
+    def _numbers_of(self, keys: Sequence[str]) -> dict[str, int]:
+        return self._tables.numbers_of(self._cursor, keys)
+
+    def _keys_of(self, ids: Ids) -> dict[int, str]:
+        return self._tables.keys_of(self._cursor, ids)
+
+    def kept_vectors(self, ids: Ids) -> dict[int, bytes]:
+        """Return the stored vectors of items by integer id, without items that have none."""
+        if not self._tables.has(self._cursor, "vectors"):
+            return {}
+        return self._tables.kept_vectors(self._cursor, ids)
 
     def _search(self, codes: Codes, k: int, where: Where | None) -> SearchResult:
         limit = min(k, 2**62)
@@ -143,6 +138,14 @@ class PostgresSnapshot(Snapshot):
             for i, result in zip(short, exact, strict=True):
                 results[i] = result
         return SearchResult.stack([result.sorted() for result in results])
+
+    def _asymmetric(self, values: Floats, k: int, where: Where | None) -> SearchResult:
+        """Search the index in memory, since PostgreSQL cannot compute scores."""
+        if self._indexed is None:
+            self._indexed = self._cache.index(self._cursor, may_restart=False)
+        index, version = self._indexed
+        allowed = None if where is None else self._cache.matching(self._cursor, version, where)
+        return index.search(vectors=values, k=k, allowed=allowed)
 
     def _radius(self, codes: Codes, r: int, where: Where | None) -> SearchResult:
         if where is not None and len(codes) > 1:
@@ -194,7 +197,13 @@ _CREATE: LiteralString = """
 CREATE TABLE {items} (
     id bigint PRIMARY KEY, code bit({n_bits}) NOT NULL, metadata jsonb NOT NULL)
 """
-_CREATE_ABOUT: LiteralString = "CREATE TABLE {about} (n_bits integer NOT NULL, model text)"
+_CREATE_ABOUT: LiteralString = (
+    "CREATE TABLE {about} (n_bits integer NOT NULL, model text, id_type text NOT NULL)"
+)
+_CREATE_KEYS: tuple[LiteralString, ...] = (
+    "ALTER TABLE {items} ADD CHECK (" + KEY + " IS NOT NULL)",
+    "CREATE UNIQUE INDEX ON {items} (" + KEY + ")",
+)
 _INCOMING: LiteralString = """
 CREATE TEMPORARY TABLE IF NOT EXISTS antipodal_{n_bits} (
     id bigint, code bit({n_bits}), metadata jsonb) ON COMMIT DELETE ROWS
@@ -208,19 +217,29 @@ _UPSERT: LiteralString = (
     "WITH written AS ("
     + _INSERT
     + """
-UPDATE SET {changes} RETURNING xmax <> 0 AS is_replaced)
+UPDATE SET {assignments} RETURNING xmax <> 0 AS is_replaced)
 SELECT count(*) FILTER (WHERE is_replaced) FROM written
 """
 )
+_ATTACH: LiteralString = """
+INSERT INTO {attachments} VALUES (%s, %s, %s)
+ON CONFLICT (name) DO UPDATE SET data = EXCLUDED.data, sha256 = EXCLUDED.sha256
+"""
 _ALL: LiteralString = "code = EXCLUDED.code, metadata = EXCLUDED.metadata"
 _ALL_BUT_METADATA: LiteralString = "code = EXCLUDED.code"
-_MAX_NAME = 63 - len("_about")  # PostgreSQL silently truncates longer names
 
 
 class PostgresStore(Store):
     """Store in a table of PostgreSQL; each call uses an idle connection or opens one."""
 
-    def __init__(self, address: Address, *, n_bits: int | None, model: str | None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        n_bits: int | None,
+        model: str | None,
+        id_type: IdType | None = None,
+    ) -> None:
         self.place = address.shown
         self._address = address
         self._closed = False
@@ -228,17 +247,16 @@ class PostgresStore(Store):
         try:
             with self._transaction() as cursor:
                 schema, table = self._names(cursor, address.options)
-                self._tables = StoreTables(
-                    sql.Identifier(schema, table), sql.Identifier(schema, f"{table}_about")
-                )
+                self._tables = StoreTables(schema, table)
                 self.place = f"{address.shown}, table {schema}.{table}"
-                header = self._open(cursor, n_bits, model)
-            header.check(self.place, n_bits, model)
+                header = self._open(cursor, n_bits, model, id_type)
+            header.check(self.place, n_bits, model, id_type)
         except BaseException:
             self.close()
             raise
-        self.n_bits, self.model = header.n_bits, header.model
+        self.n_bits, self.model, self.id_type = header.n_bits, header.model, header.id_type
         self._tables = self._tables._replace(n_bits=header.n_bits)
+        self._cache = IndexCache(PostgresItems(self.place, self._tables))
 
     def close(self) -> None:
         """Close all connections; those in use are closed afterwards."""
@@ -251,7 +269,7 @@ class PostgresStore(Store):
     def snapshot(self) -> Iterator[Snapshot]:
         """Return a snapshot, which occupies a connection until it is closed."""
         with self._transaction(IsolationLevel.REPEATABLE_READ) as cursor:
-            snapshot = PostgresSnapshot(self.place, self._tables, cursor)
+            snapshot = PostgresSnapshot(self, cursor)
             try:
                 yield snapshot
             finally:
@@ -272,32 +290,117 @@ class PostgresStore(Store):
                 cursor.execute("SELECT set_config('maintenance_work_mem', %s, true)", [memory])
             cursor.execute(self._tables.sql(create))
 
-    def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
-        batch = ItemBatch(ids, codes, ["{}"] * len(ids) if metadata is None else metadata)
-        copy_in: LiteralString = "COPY pg_temp.antipodal_{n_bits} FROM STDIN"
+    def _put(
+        self,
+        ids: Ids,
+        codes: Codes,
+        metadata: list[str] | None,
+        *,
+        replace: bool,
+        vectors: Sequence[bytes] | None = None,
+    ) -> int:
+        texts = ["{}"] * len(ids) if metadata is None else metadata
         with self._transaction() as cursor:
-            cursor.execute(self._tables.sql(_INCOMING))
-            with cursor.copy(self._tables.sql(copy_in)) as copy:
-                self._write_rows(copy, batch)
+            self._copy_in(cursor, ItemBatch(ids, codes, texts))
             if replace:
-                changes = _ALL_BUT_METADATA if metadata is None else _ALL
-                written = cursor.execute(self._tables.sql(_UPSERT.replace("{changes}", changes)))
-                return int((written.fetchone() or (0,))[0])
-            cursor.execute(self._tables.sql(_INSERT + "NOTHING"))
-            if cursor.rowcount == len(ids):
-                return 0
-            raise psycopg.Rollback  # ends the block, nothing is stored
+                n_replaced = self._upsert(cursor, keep_metadata=metadata is None)
+            else:
+                cursor.execute(self._tables.sql(_INSERT + "NOTHING"))
+                if cursor.rowcount < len(ids):
+                    raise psycopg.Rollback  # ends the block, nothing is stored
+                n_replaced = 0
+            self._put_vectors(cursor, ids, vectors)
+            return n_replaced
         self._check_unused(self._known(ids))
         raise StoreError(f"{self.place}: items were deleted during the insertion. Try again")
+
+    def _put_keyed(
+        self,
+        keys: Keys,
+        codes: Codes,
+        metadata: list[str] | None,
+        *,
+        replace: bool,
+        vectors: Sequence[bytes] | None = None,
+    ) -> int:
+        texts = with_keys(["{}"] * len(keys), keys) if metadata is None else metadata
+        with self._transaction() as cursor:
+            self._tables.lock(cursor)
+            known = self._tables.numbers_of(cursor, keys.tolist())
+            if not replace:
+                self._check_unused(as_keys(known))
+            ids = assign_numbers(keys, known, self._tables.largest_id(cursor))
+            self._copy_in(cursor, ItemBatch(ids, codes, texts))
+            self._upsert(cursor, keep_metadata=metadata is None)
+            self._put_vectors(cursor, ids, vectors)
+        return len(known)
+
+    def _copy_in(self, cursor: Cursor, batch: ItemBatch) -> None:
+        """Copy items to a temporary table."""
+        cursor.execute(self._tables.sql(_INCOMING))
+        copy_in: LiteralString = "COPY pg_temp.antipodal_{n_bits} FROM STDIN"
+        with cursor.copy(self._tables.sql(copy_in)) as copy:
+            self._write_rows(copy, batch)
+
+    def _upsert(self, cursor: Cursor, *, keep_metadata: bool) -> int:
+        """Store the items of the temporary table, and return how many were replaced."""
+        assignments = _ALL_BUT_METADATA if keep_metadata else _ALL
+        upsert = self._tables.sql(_UPSERT.replace("{assignments}", assignments))
+        return int((cursor.execute(upsert).fetchone() or (0,))[0])
+
+    def _put_vectors(self, cursor: Cursor, ids: Ids, vectors: Sequence[bytes] | None) -> None:
+        """Write the vectors of stored items; a trigger has deleted those of replaced items."""
+        if vectors is not None:
+            self._check_later(cursor, "vectors")
+            self._tables.put_vectors(cursor, ids, vectors)
+
+    def _check_later(self, cursor: Cursor, suffix: str) -> None:
+        if not self._tables.has(cursor, suffix):
+            raise StoreError(
+                f"{self.place} has no table of {suffix}: it was created by version 0.7 or older. "
+                "Open it once as a user who may create tables and triggers"
+            )
+
+    def read_attachment(self, name: str) -> bytes | None:
+        """Return the bytes stored under a name, or None."""
+        select: LiteralString = "SELECT data, sha256 FROM {attachments} WHERE name = %s"
+        with self._transaction() as cursor:
+            if not self._tables.has(cursor, "attachments"):
+                return None
+            row = cursor.execute(self._tables.sql(select), [name]).fetchone()
+        if row is None:
+            return None
+        if hashlib.sha256(row[0]).hexdigest() != row[1]:
+            raise StoreError(f"{self.place}: its attachment {name!r} does not match its checksum")
+        return bytes(row[0])
+
+    def _write_attachments(self, parts: Mapping[str, bytes], *, replace: bool) -> None:
+        select: LiteralString = "SELECT name FROM {attachments} WHERE name = ANY (%s::text[])"
+        with self._transaction() as cursor:
+            self._check_later(cursor, "attachments")
+            self._tables.lock(cursor)
+            if not replace:
+                rows = cursor.execute(self._tables.sql(select), [[*parts]]).fetchall()
+                self._check_names_unused([name for (name,) in rows])
+            for name, data in parts.items():
+                values = [name, data, hashlib.sha256(data).hexdigest()]
+                cursor.execute(self._tables.sql(_ATTACH), values)
 
     def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
         with self._transaction() as cursor:
             # Other writers wait; readers continue to see the old items.
             cursor.execute(self._tables.sql("LOCK TABLE {items} IN EXCLUSIVE MODE"))
             cursor.execute(self._tables.sql("DELETE FROM {items}"))
-            with cursor.copy(self._tables.sql("COPY {items} FROM STDIN")) as copy:
-                for batch in batches:
+            for batch in batches:
+                with cursor.copy(self._tables.sql("COPY {items} FROM STDIN")) as copy:
                     self._write_rows(copy, batch)
+                if batch.vectors:
+                    self._put_vectors(cursor, *batch.kept())
+
+    def _drop(self) -> None:
+        with self._transaction() as cursor:
+            cursor.execute(self._tables.sql("DROP TABLE {items}, {about}"))
+            drop_later(self._tables, cursor)
 
     def vacuum(self) -> tuple[int, int]:
         """Make space of deleted items reusable; return the bytes of the table before and after.
@@ -321,23 +424,29 @@ class PostgresStore(Store):
             copy.write_row(row)
 
     def _known(self, ids: Ids) -> Ids:
-        select: LiteralString = "SELECT id FROM {items} WHERE id = ANY (%s::bigint[])"
+        select: LiteralString = "SELECT id FROM {items} WHERE " + HAS_ID
         with self._transaction() as cursor:
             rows = cursor.execute(self._tables.sql(select), [ids.tolist()]).fetchall()
         return np.array([number for (number,) in rows], np.int64)
 
     def _largest_id(self) -> int | None:
         with self._transaction() as cursor:
-            row = cursor.execute(self._tables.sql("SELECT max(id) FROM {items}")).fetchone()
-        return None if row is None or row[0] is None else int(row[0])
+            return self._tables.largest_id(cursor)
+
+    def _numbers_of(self, keys: Sequence[str]) -> dict[str, int]:
+        with self._transaction() as cursor:
+            return self._tables.numbers_of(cursor, keys)
 
     def _delete(self, ids: Ids) -> int:
+        return self._delete_where(HAS_ID, ids.tolist())
+
+    def _delete_keyed(self, keys: Keys) -> int:
+        return self._delete_where(HAS_KEY, keys.tolist())
+
+    def _delete_where(self, condition: LiteralString, values: list[Any]) -> int:
+        delete = self._tables.sql("DELETE FROM {items} WHERE {condition}", condition)
         with self._transaction() as cursor:
-            cursor.execute(
-                self._tables.sql("DELETE FROM {items} WHERE id = ANY (%s::bigint[])"),
-                [ids.tolist()],
-            )
-            return cursor.rowcount
+            return cursor.execute(delete, [values]).rowcount
 
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
         with self._transaction() as cursor:
@@ -354,39 +463,60 @@ class PostgresStore(Store):
             raise StoreError(f"{self.place} has no default schema: add ?schema=name")
         for name in (schema, table):
             # psycopg quotes names, but interprets % as a placeholder.
-            if not 0 < len(name.encode()) <= _MAX_NAME or "\0" in name or "%" in name:
+            if not 0 < len(name.encode()) <= MAX_NAME or "\0" in name or "%" in name:
                 raise ValueError(
-                    f"names of schemas and tables must have 1 to {_MAX_NAME} bytes "
+                    f"names of schemas and tables must have 1 to {MAX_NAME} bytes "
                     f"and no %: got {name!r}"
                 )
         return schema, table
 
-    def _open(self, cursor: Cursor, n_bits: int | None, model: str | None) -> StoreHeader:
+    def _open(
+        self, cursor: Cursor, n_bits: int | None, model: str | None, id_type: IdType | None
+    ) -> StoreHeader:
         """Read the header of the store, or create the store."""
         # Locked, since two clients that find no table would both create it.
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('antipodal'))")
         exists = [
             cursor.execute("SELECT to_regclass(%s)", [name.as_string(cursor)]).fetchone()
-            for name in (self._tables.items, self._tables.about)
+            for name in (self._tables.items, self._tables.named("about"))
         ]
         found = [row is not None and row[0] is not None for row in exists]
         if not any(found):
-            header = StoreHeader.new(self.place, n_bits, model)
+            header = StoreHeader.new(self.place, n_bits, model, id_type)
             self._tables = self._tables._replace(n_bits=header.n_bits)
             cursor.execute("CREATE EXTENSION IF NOT EXISTS vector")
             cursor.execute(self._tables.sql(_CREATE))
             cursor.execute(self._tables.sql(_CREATE_ABOUT))
-            insert: LiteralString = "INSERT INTO {about} VALUES (%s, %s)"
-            cursor.execute(self._tables.sql(insert), [header.n_bits, header.model])
+            insert: LiteralString = "INSERT INTO {about} VALUES (%s, %s, %s)"
+            values = [header.n_bits, header.model, header.id_type]
+            cursor.execute(self._tables.sql(insert), values)
+            if header.id_type == "string":
+                for statement in _CREATE_KEYS:
+                    cursor.execute(self._tables.sql(statement))
+            create_later(self._tables, cursor)
         elif not all(found):
             raise StoreError(f"{self.place} exists, but was not created by antipodal")
-        row = cursor.execute(self._tables.sql("SELECT n_bits, model FROM {about}")).fetchone()
+        else:
+            self._add_later(cursor)
+        select: LiteralString = "SELECT to_jsonb(header) FROM {about} AS header"  # any columns
+        row = cursor.execute(self._tables.sql(select)).fetchone()
         if row is None:
             raise StoreError(f"{self.place} has no header: its table of properties is empty")
         try:
-            return StoreHeader.from_json({"n_bits": row[0], "model": row[1]})
+            return StoreHeader.from_json(row[0])
         except ValueError as error:
             raise StoreError(f"{self.place}: {error}") from None
+
+    def _add_later(self, cursor: Cursor) -> None:
+        """Create what a store of version 0.7 or older does not have, if the user may do so."""
+        not_now = (
+            psycopg.errors.ReadOnlySqlTransaction,
+            psycopg.errors.LockNotAvailable,
+            psycopg.ProgrammingError,  # no permission, or a foreign table of that name
+        )
+        with suppress(*not_now), cursor.connection.transaction():
+            cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_MILLISECONDS}")
+            create_later(self._tables, cursor)
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         try:

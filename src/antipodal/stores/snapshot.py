@@ -6,39 +6,62 @@ snapshot.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from antipodal.codes import Codes, check_codes, code_width
 from antipodal.errors import StoreError
-from antipodal.index import HammingIndex, SearchResult
+from antipodal.index import SearchResult
 from antipodal.index.asymmetric import Floats, check_codes_or_vectors, check_values
 from antipodal.index.rerank import OVERSAMPLE, Vectors, rerank
 from antipodal.stores.filters import Where, parse_where
-from antipodal.stores.loading import BATCH_SIZE, check_unique
+from antipodal.stores.ids import IdType, as_keys, check_unique_ids, take_key
 from antipodal.validation import Ids, check_whole
 
 NO_APPROXIMATE = "only stores in PostgreSQL can have one, others are searched exactly"
 
 
 class Items(NamedTuple):
-    """Stored items: ids (n,), codes (n, ⌈n_bits / 8⌉) and a list of n metadata objects."""
+    """Stored items: ids (n,), codes (n, ⌈n_bits / 8⌉) and a list of n metadata objects.
 
-    ids: Ids
+    Ids are int64, or an array of strings in a store of string ids.
+    """
+
+    ids: NDArray[Any]
     codes: Codes
     metadata: list[dict[str, Any]]
 
 
 class ItemBatch(NamedTuple):
-    """A batch of stored items, with metadata as JSON text."""
+    """A batch of stored items as in the engine, with metadata as JSON text.
+
+    Ids are integers in every store; string ids are in the field ``$id`` of the metadata. `vectors`
+    are the kept vectors by integer id, if they were requested.
+    """
 
     ids: Ids
     codes: Codes
     texts: list[str]
+    vectors: Mapping[int, bytes] = MappingProxyType({})
+
+    def kept(self) -> tuple[Ids, list[bytes]]:
+        """Return the ids of the items with a vector, and their vectors."""
+        kept = {
+            number: self.vectors[number] for number in self.ids.tolist() if number in self.vectors
+        }
+        return np.array(list(kept), np.int64), list(kept.values())
+
+
+def with_vectors(
+    batches: Iterator[ItemBatch], kept_vectors: Callable[[Ids], Mapping[int, bytes]]
+) -> Iterator[ItemBatch]:
+    """Yield batches with the kept vectors of their items."""
+    return (batch._replace(vectors=kept_vectors(batch.ids)) for batch in batches)
 
 
 class Reader(ABC):
@@ -46,6 +69,7 @@ class Reader(ABC):
 
     place: str
     n_bits: int
+    id_type: IdType = "int64"
 
     @abstractmethod
     def snapshot(self) -> AbstractContextManager["Snapshot"]:
@@ -57,8 +81,19 @@ class Reader(ABC):
 
     def get(self, ids: ArrayLike) -> Items:
         """Return the items with these ids, in the order given, without unknown ids."""
-        numbers = check_unique(ids)
+        given = check_unique_ids(ids, self.id_type)
         self._check_open()
+        if self.id_type == "int64":
+            return self._items_of(given)
+        numbers = self._numbers_of(given.tolist()) if len(given) else {}
+        found = self._items_of(np.array(sorted(numbers.values()), np.int64))
+        by_key = {take_key(metadata): i for i, metadata in enumerate(found.metadata)}
+        order = [by_key[key] for key in given.tolist() if key in by_key]
+        metadata = [found.metadata[i] for i in order]
+        return Items(as_keys(key for key in given if key in by_key), found.codes[order], metadata)
+
+    def _items_of(self, numbers: Ids) -> Items:
+        """Return the items with these integer ids, with all their metadata."""
         found = self._get(numbers) if len(numbers) else {}
         known = [number for number in numbers.tolist() if number in found]
         codes = b"".join(found[number][0] for number in known)
@@ -94,8 +129,9 @@ class Reader(ABC):
         Returns
         -------
         SearchResult
-            `ids` int64 (n_queries, min(k, n_items)) and `distances` int32, each row ordered by
-            (distance, id), or by (score, id) with `vectors` or `rescore`.
+            `ids` (n_queries, min(k, n_items)) and `distances` int32, each row ordered by
+            (distance, id), or by (score, id) with `vectors` or `rescore`. String ids are ordered
+            as they were first stored.
         """
         check_whole(k, "k", 1)
         check_whole(oversample, "oversample", 1)
@@ -107,14 +143,12 @@ class Reader(ABC):
         queries = None if codes is None else check_codes(codes, self.n_bits)
         values = None if vectors is None else check_values(vectors, "vectors", self.n_bits)
         with self.snapshot() as now:
-            if queries is not None:
-                search = now._search if exact else now._search_approximate
-                found = search(queries, n_candidates, tree)
-            else:
-                found = now._asymmetric(values, n_candidates, tree)  # type: ignore[arg-type]
-            if rescore is None:
-                return found
-            return rerank(found, int(k), rescore, self.n_bits, lambda: now._codes_of(found.ids))
+            found = now.nearest(queries, values, n_candidates, tree, exact=exact)
+            if rescore is not None:
+                found = rerank(
+                    found, int(k), rescore, self.n_bits, lambda: now._codes_of(found.ids)
+                )
+            return now.named(found)
 
     def radius(
         self, codes: ArrayLike, r: int, *, where: Mapping[str, Any] | None = None
@@ -131,7 +165,7 @@ class Reader(ABC):
         queries = check_codes(codes, self.n_bits)
         tree = None if where is None else parse_where(where)
         with self.snapshot() as now:
-            return now._radius(queries, min(int(r), self.n_bits), tree)
+            return now.named(now._radius(queries, min(int(r), self.n_bits), tree))
 
     def count(self, where: Mapping[str, Any] | None = None) -> int:
         """Return the number of items, or of those that match a filter."""
@@ -145,6 +179,10 @@ class Reader(ABC):
 
     @abstractmethod
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]: ...
+
+    def _numbers_of(self, keys: Sequence[str]) -> dict[str, int]:
+        """Return the integer ids of those string ids that exist."""
+        raise StoreError(f"{self.place} has no string ids")
 
 
 class Snapshot(Reader):
@@ -174,6 +212,40 @@ class Snapshot(Reader):
         order = np.argsort(ids)
         return ids[order], codes[order]
 
+    def nearest(
+        self,
+        codes: Codes | None,
+        values: Floats | None,
+        k: int,
+        where: Where | None,
+        *,
+        exact: bool = True,
+    ) -> SearchResult:
+        """Return the k nearest items of codes or of float queries, with integer ids."""
+        if codes is None:
+            assert values is not None
+            return self._asymmetric(values, k, where)
+        return self._search(codes, k, where) if exact else self._search_approximate(codes, k, where)
+
+    def named(self, found: SearchResult) -> SearchResult:
+        """Return a result with the ids of the store in the place of integer ids."""
+        if self.id_type == "int64":
+            return found
+        unique, positions = np.unique(found.ids, return_inverse=True)
+        keys = self._keys_of(unique)
+        if len(keys) < len(unique):  # in an engine without snapshots
+            raise StoreError(f"{self.place}: items were deleted during the search. Search again")
+        ids = as_keys(keys[number] for number in unique.tolist())
+        return found.with_ids(ids[positions.reshape(found.ids.shape)])
+
+    def _keys_of(self, ids: Ids) -> dict[int, str]:
+        """Return the string ids of items."""
+        return {number: take_key(metadata) for number, (_, metadata) in self._get(ids).items()}
+
+    def kept_vectors(self, ids: Ids) -> dict[int, bytes]:
+        """Return the stored vectors of items by integer id, without items that have none."""
+        raise StoreError(f"{self.place} cannot keep vectors: use SQLite or PostgreSQL")
+
     @abstractmethod
     def _search(self, codes: Codes, k: int, where: Where | None) -> SearchResult: ...
 
@@ -188,19 +260,13 @@ class Snapshot(Reader):
     def _count(self, where: Where | None) -> int: ...
 
     def _asymmetric(self, values: Floats, k: int, where: Where | None) -> SearchResult:
-        """Score every item with float queries: fetch all codes, since engines cannot do it."""
-        any_code = np.zeros((1, code_width(self.n_bits)), np.uint8)
-        ids = np.sort(self._radius(any_code, self.n_bits, where).ids)
-        index = HammingIndex(self.n_bits)
-        for start in range(0, len(ids), BATCH_SIZE):
-            items = self.get(ids[start : start + BATCH_SIZE])
-            index.add(items.codes, items.ids)
-        return index.search(vectors=values, k=k)
+        """Score items with float queries, in an engine that can."""
+        raise StoreError(f"{self.place} cannot be searched by vectors: pass codes")
 
     def _codes_of(self, ids: Ids) -> Codes:
         """Return the codes of items found by a search, in the shape of their ids."""
         unique, positions = np.unique(ids, return_inverse=True)
-        codes = self.get(unique).codes
+        codes = self._items_of(unique).codes
         if len(codes) < len(unique):  # in an engine without snapshots
             raise StoreError(f"{self.place}: items were deleted during the search. Search again")
         return codes[positions.reshape(ids.shape)]

@@ -2,10 +2,8 @@
 
 import sqlite3
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from copy import copy
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -18,161 +16,55 @@ from antipodal.codes import Codes, to_bytes
 from antipodal.errors import StoreError
 from antipodal.index import HammingIndex, SearchResult
 from antipodal.index.asymmetric import Floats
-from antipodal.index.segments import is_member
 from antipodal.stores.base import Store
 from antipodal.stores.filters import Where, sqlite_condition
+from antipodal.stores.ids import IdType, Keys, as_keys, assign_numbers, with_keys
+from antipodal.stores.index_cache import IndexCache
 from antipodal.stores.metadata import parse_metadata
-from antipodal.stores.snapshot import ItemBatch, Snapshot
+from antipodal.stores.snapshot import ItemBatch, Snapshot, with_vectors
 from antipodal.stores.sqlite_file import HAS_ID, OpenFile, SqliteFile, SqliteItems, damaged, id_list
 from antipodal.stores.url import Address
 from antipodal.validation import Ids
 
-
-class ReadWriteLock:
-    """A lock for many readers or one writer; waiting writers take precedence over new readers."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._readers = 0
-        self._writing = False
-        self._waiting = 0
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Hold the lock together with other readers."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._writing and not self._waiting)
-            self._readers += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._readers -= 1
-                self._changed.notify_all()
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Hold the lock exclusively."""
-        with self._changed:
-            self._waiting += 1
-            try:
-                self._changed.wait_for(lambda: not self._writing and not self._readers)
-            finally:
-                self._waiting -= 1
-            self._writing = True
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._writing = False
-                self._changed.notify_all()
-
-
-_MAX_FILTERS = 16
 _CHECKPOINT_SECONDS = 2.0
 _LARGEST_ID = "SELECT max(id) FROM items"
 
 
-class IndexCache:
-    """Index of the items of a file, with the ids that match recent filters."""
+class _VersionedItems:
+    """The items of a file, for `IndexCache`."""
 
-    def __init__(self, file: SqliteFile, items: SqliteItems) -> None:
-        self._file, self._items = file, items
-        self._lock = ReadWriteLock()  # guards the attributes below
-        self._index: HammingIndex | None = None
-        self._version = -1
-        self._radius: int | None = None  # for which the index is prepared
-        self._filters: OrderedDict[str, tuple[Where, Ids]] = OrderedDict()
-        self._filters_lock = threading.Lock()
-
-    def index(
-        self, connection: Connection, begin: Callable[[Connection], None]
-    ) -> tuple[HammingIndex, int]:
-        """Return an index of the items that a transaction sees, and their version.
-
-        Later updates of the cache do not change the index. If the cache has another version, the
-        transaction is restarted, since the cache may be newer.
-        """
-        version = self._file.tables.version(connection)
-        with self._lock.reading():
-            if self._index is not None and self._version == version:
-                return copy(self._index), version
-        with self._lock.writing():
-            # The cache is locked: it cannot be newer than a transaction that starts now.
-            connection.execute("ROLLBACK")
-            begin(connection)
-            version = self._file.tables.version(connection)
-            if self._index is None or self._version != version:
-                self._index, self._version = self._refreshed(connection), version
-            return copy(self._index), version
-
-    def prepare(
-        self,
-        connection: Connection,
-        begin: Callable[[Connection], None],
-        radius: int,
+    def __init__(
+        self, file: SqliteFile, items: SqliteItems, begin: Callable[[Connection], None]
     ) -> None:
-        """Build radius tables for this index and for later versions of it.
+        self.n_bits = items.n_bits
+        self._file, self._items, self._begin = file, items, begin
 
-        The tables are shared with the copies of the index that searches use, so that searches
-        continue during the build.
-        """
-        HammingIndex(self._items.n_bits).prepare(radius)  # raises ValueError for an invalid radius
-        self._radius = max(radius, self._radius or 0)
-        self.index(connection, begin)[0].prepare(self._radius)
+    def restart(self, connection: Connection) -> None:
+        connection.execute("ROLLBACK")
+        self._begin(connection)
 
-    def matching(self, connection: Connection, version: int, where: Where) -> Ids:
-        """Return the ids that match a filter, from the cache if the filter was used recently."""
-        name = repr(where)  # not the tree itself, in which True would equal 1
-        with self._lock.reading():
-            if self._version != version:
-                return _matching(connection, where)
-            with self._filters_lock:
-                if name in self._filters:
-                    self._filters.move_to_end(name)
-                    return self._filters[name][1]
-            ids = _matching(connection, where)
-            with self._filters_lock:
-                self._filters[name] = where, ids
-                while len(self._filters) > _MAX_FILTERS:
-                    self._filters.popitem(last=False)
-            return ids
+    def version(self, connection: Connection) -> int:
+        return self._file.tables.version(connection)
 
-    def _refreshed(self, connection: Connection) -> HammingIndex:
-        """Return the index, and update the filters, at the version that the connection sees."""
-        changed = self._file.tables.changed_since(connection, self._version)
-        index, self._index = self._index, None  # after an error, the next search rebuilds it
-        filters, self._filters = self._filters, OrderedDict()
-        if index is None or changed is None or 2 * len(changed) > len(index):
-            self._file.check_pages(connection)
-            index = HammingIndex(self._items.n_bits)
-            for ids, codes, _ in self._items.all(connection):
-                index.add(codes, ids)
-            if self._radius is not None:
-                index.prepare(self._radius)
+    def changed_since(self, connection: Connection, version: int) -> Ids | None:
+        return self._file.tables.changed_since(connection, version)
+
+    def all(self, connection: Connection) -> Iterator[tuple[Ids, Codes]]:
+        self._file.check_pages(connection)
+        return ((some.ids, some.codes) for some in self._items.all(connection))
+
+    def among(self, connection: Connection, ids: Ids) -> Iterator[tuple[Ids, Codes]]:
+        return ((some.ids, some.codes) for some in self._items.among(connection, ids))
+
+    def matching(self, connection: Connection, where: Where, among: Ids | None = None) -> Ids:
+        condition, values = sqlite_condition(where)
+        select: LiteralString = "SELECT id FROM items WHERE "
+        if among is None:
+            cursor = connection.execute(f"{select}{condition} ORDER BY id", values)
         else:
-            index.remove(changed[index.contains(changed)])
-            for ids, codes, _ in self._items.among(connection, changed):
-                index.add(codes, ids)
-            for name, (where, before) in filters.items():
-                outdated = changed[is_member(changed, before)] if len(before) else changed[:0]
-                others = np.delete(before, np.searchsorted(before, outdated))
-                added = _matching(connection, where, changed)
-                now = np.insert(others, np.searchsorted(others, added), added)
-                self._filters[name] = where, now
-        return index
-
-
-def _matching(connection: Connection, where: Where, among: Ids | None = None) -> Ids:
-    """Return the ids that match a filter, increasing, among all items or among some."""
-    condition, values = sqlite_condition(where)
-    select: LiteralString = "SELECT id FROM items WHERE "
-    if among is None:
-        cursor = connection.execute(f"{select}{condition} ORDER BY id", values)
-    else:
-        query: LiteralString = f"{select}{HAS_ID} AND {condition} ORDER BY id"
-        cursor = connection.execute(query, [id_list(among), *values])
-    return np.fromiter((row[0] for row in cursor), np.int64)
+            query: LiteralString = f"{select}{HAS_ID} AND {condition} ORDER BY id"
+            cursor = connection.execute(query, [id_list(among), *values])
+        return np.fromiter((row[0] for row in cursor), np.int64)
 
 
 class SqliteStore(Store):
@@ -181,16 +73,26 @@ class SqliteStore(Store):
     A file without write permission is opened read-only.
     """
 
-    def __init__(self, address: Address, *, n_bits: int | None, model: str | None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        n_bits: int | None,
+        model: str | None,
+        id_type: IdType | None = None,
+    ) -> None:
         self.place = address.shown
         self._file = SqliteFile(address)
         self._closed = False
         self._readers: SimpleQueue[OpenFile] = SimpleQueue()
         self._writing = threading.Lock()
-        self._writer, header = self._file.open(n_bits, model)
-        self.n_bits, self.model, self._identity, self.antipodal = header
-        self._tables, self._items = self._file.tables, SqliteItems(self.place, self.n_bits)
-        self._cache = IndexCache(self._file, self._items)
+        self._writer, header = self._file.open(n_bits, model, id_type)
+        self.n_bits, self.model, self._identity, self.antipodal, self.id_type = header
+        self._tables, self._items = (
+            self._file.tables,
+            SqliteItems(self.place, self.n_bits, self.id_type),
+        )
+        self._cache = IndexCache(_VersionedItems(self._file, self._items, self._begin))
 
     def own_files(self) -> list[Path]:
         """Return the file, its write-ahead log, shared memory and journal."""
@@ -206,16 +108,62 @@ class SqliteStore(Store):
 
     # ----------------------------------------------------------------------------- writing
 
-    def _put(self, ids: Ids, codes: Codes, metadata: list[str] | None, *, replace: bool) -> int:
-        rows = to_bytes(codes, self.n_bits)
-        with self._write() as connection:
+    def _put(
+        self,
+        ids: Ids,
+        codes: Codes,
+        metadata: list[str] | None,
+        *,
+        replace: bool,
+        vectors: Sequence[bytes] | None = None,
+    ) -> int:
+        with self._write_transaction() as connection:
             known = _known_ids(connection, ids)
             if not replace:
                 self._check_unused(known)
             texts = self._stored_texts(connection, ids, known) if metadata is None else metadata
-            self._items.put(connection, ids, rows, texts)
-            self._tables.record_change(connection, ids)
+            self._put_items(connection, ids, codes, texts, vectors)
         return len(known)
+
+    def _put_keyed(
+        self,
+        keys: Keys,
+        codes: Codes,
+        metadata: list[str] | None,
+        *,
+        replace: bool,
+        vectors: Sequence[bytes] | None = None,
+    ) -> int:
+        with self._write_transaction() as connection:
+            known = self._items.numbers_of(connection, keys.tolist())
+            if not replace:
+                self._check_unused(as_keys(known))
+            largest = connection.execute(_LARGEST_ID).fetchone()[0]
+            ids = assign_numbers(keys, known, largest)
+            texts = metadata
+            if texts is None:
+                stored = self._stored_texts(connection, ids, np.array([*known.values()], np.int64))
+                new = with_keys(["{}"] * len(keys), keys)
+                texts = [
+                    stored[i] if key in known else new[i] for i, key in enumerate(keys.tolist())
+                ]
+            self._put_items(connection, ids, codes, texts, vectors)
+        return len(known)
+
+    def _put_items(
+        self,
+        connection: Connection,
+        ids: Ids,
+        codes: Codes,
+        texts: list[str],
+        vectors: Sequence[bytes] | None,
+    ) -> None:
+        self._items.put(connection, ids, to_bytes(codes, self.n_bits), texts)
+        if vectors is not None:
+            self._tables.create_later(connection)
+        if vectors is not None or self._tables.has_later(connection):
+            self._items.put_vectors(connection, ids, vectors)
+        self._tables.record_change(connection, ids)
 
     def _stored_texts(self, connection: Connection, ids: Ids, known: Ids) -> list[str]:
         """Return the stored metadata of items, {} for new ones."""
@@ -225,14 +173,23 @@ class SqliteStore(Store):
         return [texts.get(number, "{}") for number in ids.tolist()]
 
     def _delete(self, ids: Ids) -> int:
-        with self._write() as connection:
-            numbers = ((number,) for number in ids.tolist())
-            cursor = connection.executemany("DELETE FROM items WHERE id = ?", numbers)
-            self._tables.record_change(connection, ids)
-            return cursor.rowcount
+        with self._write_transaction() as connection:
+            return self._delete_items(connection, ids)
+
+    def _delete_keyed(self, keys: Keys) -> int:
+        with self._write_transaction() as connection:  # the numbers may be assigned again later
+            numbers = self._items.numbers_of(connection, keys.tolist())
+            return self._delete_items(connection, np.array(sorted(numbers.values()), np.int64))
+
+    def _delete_items(self, connection: Connection, ids: Ids) -> int:
+        n_deleted = self._items.delete(connection, ids)
+        if self._tables.has_later(connection):
+            self._items.put_vectors(connection, ids, None)
+        self._tables.record_change(connection, ids)
+        return n_deleted
 
     @contextmanager
-    def _write(self) -> Iterator[Connection]:
+    def _write_transaction(self) -> Iterator[Connection]:
         """Run one write transaction."""
         with self._exclusive() as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -289,12 +246,37 @@ class SqliteStore(Store):
             finally:
                 target.close()
 
+    def read_attachment(self, name: str) -> bytes | None:
+        """Return the bytes stored under a name, or None."""
+        with self._read() as connection:
+            return self._tables.attachment(connection, name)
+
+    def _write_attachments(self, parts: Mapping[str, bytes], *, replace: bool) -> None:
+        with self._write_transaction() as connection:
+            if not replace:
+                known = [name for name in parts if self._tables.attachment(connection, name)]
+                self._check_names_unused(known)
+            for name, data in parts.items():
+                self._tables.attach(connection, name, data)
+
     def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
-        with self._write() as connection:
+        with self._write_transaction() as connection:
             connection.execute("DELETE FROM items")
-            for ids, codes, texts in batches:
-                self._items.put(connection, ids, to_bytes(codes, self.n_bits), texts)
+            if self._tables.has_later(connection):
+                connection.execute("DELETE FROM vectors")
+                connection.execute("DELETE FROM keys")
+            for batch in batches:
+                codes = to_bytes(batch.codes, self.n_bits)
+                self._items.put(connection, batch.ids, codes, batch.texts)
+                if batch.vectors:
+                    self._tables.create_later(connection)
+                    self._items.put_vectors(connection, *batch.kept())
             self._tables.record_replacement(connection)
+
+    def _drop(self) -> None:
+        self.close()
+        for file in self.own_files():
+            file.unlink(missing_ok=True)
 
     # ----------------------------------------------------------------------------- reading
 
@@ -305,7 +287,7 @@ class SqliteStore(Store):
         Close it soon: until then, the write-ahead log grows with every write.
         """
         with self._read() as connection:
-            index, version = self._cache.index(connection, self._begin)
+            index, version = self._cache.index(connection)
             snapshot = _SqliteSnapshot(self, connection, index, version)
             try:
                 yield snapshot
@@ -313,11 +295,15 @@ class SqliteStore(Store):
                 snapshot.is_closed = True
 
     @contextmanager
-    def item_batches(self) -> Iterator[Callable[[], Iterator[ItemBatch]]]:
+    def item_batches(self, *, vectors: bool = False) -> Iterator[Callable[[], Iterator[ItemBatch]]]:
         """Return a function that iterates over all items by id, without building an index."""
         with self._read() as connection:
             self._file.check_pages(connection)
-            yield partial(self._batches, connection)
+            if vectors and self._tables.has_later(connection):
+                kept_vectors = partial(self._items.vectors, connection)
+                yield lambda: with_vectors(self._batches(connection), kept_vectors)
+            else:
+                yield partial(self._batches, connection)
 
     def item_count(self) -> int:
         """Return the number of items in the file, without building an index."""
@@ -329,7 +315,7 @@ class SqliteStore(Store):
 
     def _prepare(self, radius: int) -> None:
         with self._read() as connection:
-            self._cache.prepare(connection, self._begin, radius)
+            self._cache.prepare(connection, radius)
 
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
         with self._read() as connection:
@@ -350,6 +336,10 @@ class SqliteStore(Store):
     def _known(self, ids: Ids) -> Ids:
         with self._read() as connection:
             return _known_ids(connection, ids)
+
+    def _numbers_of(self, keys: Sequence[str]) -> dict[str, int]:
+        with self._read() as connection:
+            return self._items.numbers_of(connection, keys)
 
     def _largest_id(self) -> int | None:
         with self._read() as connection:
@@ -406,7 +396,7 @@ class SqliteStore(Store):
                 raise self._replaced("try again when no process has the old file open")
             self._writer.close()
             self._writer = None
-        self._writer, _ = self._file.open(None, None)
+        self._writer, _ = self._file.open(None, None, None)
 
     def _close_readers(self) -> None:
         with suppress(Empty):
@@ -433,7 +423,7 @@ class _SqliteSnapshot(Snapshot):
         index: HammingIndex,
         version: int,
     ) -> None:
-        self.place, self.n_bits = store.place, store.n_bits
+        self.place, self.n_bits, self.id_type = store.place, store.n_bits, store.id_type
         self._store, self._connection = store, connection
         self._index, self.version = index, version
 
@@ -448,6 +438,18 @@ class _SqliteSnapshot(Snapshot):
 
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
         return self._store._found(self._connection, ids)
+
+    def _numbers_of(self, keys: Sequence[str]) -> dict[str, int]:
+        return self._store._items.numbers_of(self._connection, keys)
+
+    def _keys_of(self, ids: Ids) -> dict[int, str]:
+        return self._store._items.keys_of(self._connection, ids)
+
+    def kept_vectors(self, ids: Ids) -> dict[int, bytes]:
+        """Return the stored vectors of items by integer id, without items that have none."""
+        if not self._store._tables.has_later(self._connection):
+            return {}
+        return self._store._items.vectors(self._connection, ids)
 
     def _search(self, codes: Codes, k: int, where: Where | None) -> SearchResult:
         return self._index.search(codes, k, allowed=self._allowed(where))

@@ -1,5 +1,6 @@
 """SQLite file of a store: tables, checksummed items, connections and integrity checks."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -7,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, LiteralString, NamedTuple
@@ -17,9 +19,10 @@ import numpy as np
 
 from antipodal.codes import Codes, check_codes, code_width, from_bytes
 from antipodal.errors import StoreError
-from antipodal.stores.base import StoreHeader
+from antipodal.stores.base import MODEL, SETTINGS, StoreHeader
 from antipodal.stores.filters import EXACT_REAL
-from antipodal.stores.snapshot import ItemBatch
+from antipodal.stores.ids import ID_FIELD, IdType
+from antipodal.stores.snapshot import ItemBatch, with_vectors
 from antipodal.stores.url import Address
 from antipodal.validation import MAX_ID, Ids
 
@@ -32,6 +35,15 @@ _SCHEMA: dict[str, LiteralString] = {
     "changes": "CREATE TABLE changes (version INTEGER PRIMARY KEY, total INTEGER NOT NULL, "
     "ids BLOB NOT NULL)",
 }
+# Tables that stores of versions before 0.8 do not have.
+_LATER: dict[str, LiteralString] = {
+    "attachments": "CREATE TABLE attachments (name TEXT PRIMARY KEY, data BLOB NOT NULL, "
+    "sha256 TEXT NOT NULL)",
+    "vectors": "CREATE TABLE vectors (id INTEGER PRIMARY KEY, vector BLOB NOT NULL, "
+    "checksum INTEGER NOT NULL)",
+    "keys": "CREATE TABLE keys (key TEXT PRIMARY KEY, id INTEGER NOT NULL) WITHOUT ROWID",
+}
+_KEY: LiteralString = f"json_extract(metadata, '$.\"{ID_FIELD}\"')"
 _LAST_VERSION = 2**62
 _STEP = 2**20  # largest increment of the version, which allows 2⁴² writes
 _KEPT_VERSIONS, _KEPT_IDS = 1_000, 1_000_000  # length of the change log for other processes
@@ -63,7 +75,7 @@ class SqliteTables:
             return False
         if application != APPLICATION_ID:
             raise StoreError(f"{self.place} is a SQLite file, but was not created by antipodal")
-        if tables != _SCHEMA:
+        if not _SCHEMA.items() <= tables.items() <= (_SCHEMA | _LATER).items():
             raise damaged(self.place, "its tables differ from those of a store")
         return True
 
@@ -72,7 +84,7 @@ class SqliteTables:
         connection.execute("BEGIN IMMEDIATE")
         if not self.exist(connection):
             text = json.dumps({"format": _FORMAT, **header._asdict()})
-            for statement in _SCHEMA.values():
+            for statement in (_SCHEMA | _LATER).values():
                 connection.execute(statement)
             connection.execute("INSERT INTO about VALUES (?, ?)", (text, crc32(text.encode())))
             first = secrets.randbelow(_LAST_VERSION // 4)
@@ -100,6 +112,37 @@ class SqliteTables:
             )
         self._last_header = rows, header
         return header
+
+    def has_later(self, connection: Connection) -> bool:
+        """Return whether the store has the tables that earlier versions do not have."""
+        select = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'vectors'"
+        return bool(connection.execute(select).fetchone()[0])
+
+    def create_later(self, connection: Connection) -> None:
+        """Create the tables that a store of an earlier version does not have."""
+        for statement in _LATER.values():
+            connection.execute(statement.replace("TABLE", "TABLE IF NOT EXISTS", 1))
+
+    def attachment(self, connection: Connection, name: str) -> bytes | None:
+        """Return the bytes stored under a name, or None."""
+        if not self.has_later(connection):
+            return None
+        select = "SELECT data, sha256 FROM attachments WHERE name = ?"
+        row = connection.execute(select, [name]).fetchone()
+        if row is None:
+            return None
+        data, digest = row
+        if not isinstance(data, bytes) or hashlib.sha256(data).hexdigest().encode() != digest:
+            raise damaged(self.place, f"its attachment {name!r} does not match its checksum")
+        return data
+
+    def attach(self, connection: Connection, name: str, data: bytes) -> None:
+        """Store bytes under a name."""
+        self.create_later(connection)
+        connection.execute(
+            "INSERT OR REPLACE INTO attachments VALUES (?, ?, ?)",
+            [name, data, hashlib.sha256(data).hexdigest()],
+        )
 
     def version(self, connection: Connection) -> int:
         """Return the current version."""
@@ -169,8 +212,8 @@ class CheckedItems(NamedTuple):
 class SqliteItems:
     """The items of a file."""
 
-    def __init__(self, place: str, n_bits: int) -> None:
-        self.place, self.n_bits = place, n_bits
+    def __init__(self, place: str, n_bits: int, id_type: IdType) -> None:
+        self.place, self.n_bits, self.id_type = place, n_bits, id_type
 
     def all(self, connection: Connection) -> Iterator[CheckedItems]:
         """Yield all items in the order of ids, in blocks."""
@@ -191,9 +234,71 @@ class SqliteItems:
         """Write items, replacing those with the same ids."""
         sums = _checksums(ids, codes, [text.encode() for text in texts])
         connection.executemany(
-            "INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?)",
+            "INSERT INTO items VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+            "code = excluded.code, metadata = excluded.metadata, checksum = excluded.checksum",
             zip(ids.tolist(), codes, texts, sums, strict=True),
         )
+        if self.id_type == "string":
+            connection.execute(
+                f"INSERT INTO keys SELECT {_KEY}, id FROM items WHERE {HAS_ID} "
+                "ON CONFLICT (key) DO NOTHING",
+                [id_list(ids)],
+            )
+
+    def delete(self, connection: Connection, ids: Ids) -> int:
+        """Delete items, and return how many existed."""
+        if self.id_type == "string":
+            keys = ((key,) for key in self.keys_of(connection, ids).values())
+            connection.executemany("DELETE FROM keys WHERE key = ?", keys)
+        numbers = ((number,) for number in ids.tolist())
+        return connection.executemany("DELETE FROM items WHERE id = ?", numbers).rowcount
+
+    def put_vectors(
+        self, connection: Connection, ids: Ids, vectors: Sequence[bytes] | None
+    ) -> None:
+        """Write the vectors of items, or delete them."""
+        if vectors is None:
+            connection.execute(f"DELETE FROM vectors WHERE {HAS_ID}", [id_list(ids)])
+            return
+        sums = _checksums(ids, vectors)
+        connection.executemany(
+            "INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)",
+            zip(ids.tolist(), vectors, sums, strict=True),
+        )
+
+    def vectors(self, connection: Connection, ids: Ids) -> dict[int, bytes]:
+        """Return the vectors of items by id."""
+        select: LiteralString = f"SELECT id, vector, checksum FROM vectors WHERE {HAS_ID}"
+        rows = connection.execute(select, [id_list(ids)]).fetchall()
+        if not rows:
+            return {}
+        numbers, vectors, sums = zip(*rows, strict=True)
+        try:
+            is_valid = _checksums(np.array(numbers, np.int64), vectors) == list(sums)
+        except (TypeError, ValueError, OverflowError):
+            is_valid = False
+        if not is_valid:
+            raise damaged(self.place, "a vector does not match its checksum")
+        return dict(zip(numbers, vectors, strict=True))
+
+    def numbers_of(self, connection: Connection, keys: Sequence[str]) -> dict[str, int]:
+        """Return the integer ids of those string ids that exist."""
+        select: LiteralString = (
+            f"SELECT key, id, {_KEY} FROM keys LEFT JOIN items USING (id) "
+            "WHERE key IN (SELECT value FROM json_each(?))"
+        )
+        rows = connection.execute(select, [json.dumps(list(keys), ensure_ascii=False)]).fetchall()
+        if any(key != stored for key, _, stored in rows):
+            raise damaged(self.place, "a string id leads to another item")
+        return {key.decode(): number for key, number, _ in rows}
+
+    def keys_of(self, connection: Connection, ids: Ids) -> dict[int, str]:
+        """Return the string ids of items by integer id."""
+        select: LiteralString = f"SELECT id, {_KEY} FROM items WHERE {HAS_ID}"
+        rows = connection.execute(select, [id_list(ids)]).fetchall()
+        if not all(isinstance(key, bytes) for _, key in rows):
+            raise damaged(self.place, "an item has no string id")
+        return {number: key.decode() for number, key in rows}
 
     def _joined(
         self, connection: Connection, first: int, last: int, n_items: int
@@ -258,10 +363,12 @@ def _blocks(connection: Connection) -> Iterator[tuple[int, int, int]]:
             first = last + 1
 
 
-def _checksums(ids: Ids, codes: Sequence[bytes], texts: Sequence[bytes]) -> list[int]:
-    """Return the CRC-32 of each code and metadata text, seeded with the id."""
-    starts = ((ids ^ (ids >> 32)) & 0xFFFFFFFF).tolist()
-    return list(map(crc32, texts, map(crc32, codes, starts)))
+def _checksums(ids: Ids, *columns: Sequence[bytes]) -> list[int]:
+    """Return the CRC-32 of each item's values in these columns, seeded with its id."""
+    sums = ((ids ^ (ids >> 32)) & 0xFFFFFFFF).tolist()
+    for values in columns:
+        sums = map(crc32, values, sums)
+    return list(sums)
 
 
 _MIN_BYTES = 512  # the smallest page of a SQLite file
@@ -273,6 +380,14 @@ class OpenFile(NamedTuple):
     connection: Connection
     stamp: tuple[int, int, int]
     is_immutable: bool  # opened with immutable=1
+
+
+class BackupContents(NamedTuple):
+    """Contents of an open backup; the batches contain the kept vectors."""
+
+    header: StoreHeader
+    batches: Iterator[ItemBatch]
+    attachments: dict[str, bytes]
 
 
 class SqliteFile:
@@ -289,7 +404,9 @@ class SqliteFile:
         self._may_write = not address.read_only
         self.tables = SqliteTables(self.place)
 
-    def open(self, n_bits: int | None, model: str | None) -> tuple[Connection | None, StoreHeader]:
+    def open(
+        self, n_bits: int | None, model: str | None, id_type: IdType | None
+    ) -> tuple[Connection | None, StoreHeader]:
         """Open the file, or create the store; return a writing connection and the header.
 
         The connection is None if the file cannot be written.
@@ -298,8 +415,9 @@ class SqliteFile:
             n_bytes = self._path.stat().st_size if self._path.exists() else 0
             if n_bytes == 0:
                 StoreHeader.new(self.place, n_bits, model)
-            elif n_bytes < _MIN_BYTES:
-                raise damaged(self.place, "it is truncated")  # SQLite would treat it as empty
+            elif n_bytes < _MIN_BYTES or (n_bytes % _MIN_BYTES and not self._has_log()):
+                # SQLite would treat it as empty, or the missing part of the last page as zeros.
+                raise damaged(self.place, "it is truncated")
             can_write = self._may_write and self._can_be_written()
             self._is_read_only = n_bytes > 0 and not can_write
             if self._is_read_only:
@@ -307,8 +425,8 @@ class SqliteFile:
             else:
                 connection = self._connect("mode=rw" if n_bits is None else "mode=rwc")
             try:
-                header = self._read_or_create(connection, n_bits, model)
-                header.check(self.place, n_bits, model)
+                header = self._read_or_create(connection, n_bits, model, id_type)
+                header.check(self.place, n_bits, model, id_type)
                 self._inode = self._inode_now()
             except BaseException:
                 connection.close()
@@ -355,8 +473,8 @@ class SqliteFile:
         return self._inode != self._inode_now()
 
     @contextmanager
-    def as_backup(self) -> Iterator[tuple[StoreHeader, Iterator[ItemBatch]]]:
-        """Open a backup; return its header and an iterator over its items."""
+    def as_backup(self) -> Iterator[BackupContents]:
+        """Open a backup."""
         with self.errors():
             if self._path.stat().st_size < _MIN_BYTES:
                 raise damaged(self.place, "it is truncated or empty")
@@ -368,10 +486,16 @@ class SqliteFile:
             connection = self._connect("mode=ro&immutable=1")
             try:
                 self._is_read_only = True
-                header = self._read_or_create(connection, None, None)
+                header = self._read_or_create(connection, None, None, None)
                 self.check_pages(connection)
-                items = SqliteItems(self.place, header.n_bits).all(connection)
-                yield header, (some.batch() for some in items)
+                items = SqliteItems(self.place, header.n_bits, header.id_type)
+                batches: Iterator[ItemBatch] = map(CheckedItems.batch, items.all(connection))
+                if self.tables.has_later(connection):
+                    batches = with_vectors(batches, partial(items.vectors, connection))
+                names = (MODEL, SETTINGS)
+                parts = {name: self.tables.attachment(connection, name) for name in names}
+                attached = {name: data for name, data in parts.items() if data is not None}
+                yield BackupContents(header, batches, attached)
             finally:
                 connection.close()
 
@@ -445,7 +569,11 @@ class SqliteFile:
             raise damaged(self.place, report.decode(errors="replace").replace("\n", " "))
 
     def _read_or_create(
-        self, connection: Connection, n_bits: int | None, model: str | None
+        self,
+        connection: Connection,
+        n_bits: int | None,
+        model: str | None,
+        id_type: IdType | None,
     ) -> StoreHeader:
         """Return the header of the store, after creating its tables if necessary."""
         connection.execute("BEGIN")  # another process may be creating the tables
@@ -454,7 +582,7 @@ class SqliteFile:
         if not is_store and self._is_read_only:
             raise damaged(self.place, "it has no tables and is read-only")
         if not is_store:
-            new = StoreHeader.new(self.place, n_bits, model)
+            new = StoreHeader.new(self.place, n_bits, model, id_type)
             self._use_log(connection)
             self.tables.create(connection, new)
         header = self.tables.header(connection)

@@ -1,22 +1,26 @@
 """Backup, copy and export of stores."""
 
 import hashlib
+import itertools
 import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from antipodal import __version__
 from antipodal.codes import code_width
 from antipodal.errors import StoreError, missing_extra
 from antipodal.io.atomic import replacing, replacing_by_name
 from antipodal.stores.base import Store
-from antipodal.stores.engines import open_store
-from antipodal.stores.metadata import MetadataText, parse_metadata, same_metadata
+from antipodal.stores.engines import open_address
+from antipodal.stores.ids import IdType, as_keys, take_key
+from antipodal.stores.metadata import MetadataText, metadata_text, parse_metadata, same_metadata
 from antipodal.stores.snapshot import ItemBatch
 from antipodal.stores.sqlite import SqliteStore
 from antipodal.stores.sqlite_file import SqliteFile
@@ -44,11 +48,13 @@ def _join(parts: list[ItemBatch]) -> ItemBatch:
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.codes for part in parts]),
         [text for part in parts for text in part.texts],
+        {number: vector for part in parts for number, vector in part.vectors.items()},
     )
 
 
 def _part(batch: ItemBatch, part: slice) -> ItemBatch:
-    return ItemBatch(batch.ids[part], batch.codes[part], batch.texts[part])
+    some = ItemBatch(batch.ids[part], batch.codes[part], batch.texts[part], batch.vectors)
+    return some._replace(vectors=dict(zip(*some.kept(), strict=True)))
 
 
 _encode_canonical = json.JSONEncoder(
@@ -68,7 +74,7 @@ def canonical(value: Any) -> str:
 
 
 class ItemsDigest:
-    """The sum, modulo 2²⁵⁶, of the SHA-256 of each item: its id, code and metadata.
+    """The sum, modulo 2²⁵⁶, of the SHA-256 of each item: its id, code, metadata and kept vector.
 
     It does not depend on the order of items. It detects accidental differences, but not items
     constructed to have the same sum.
@@ -77,23 +83,31 @@ class ItemsDigest:
     ----------
     n_bits : int
         Code length, which is part of the digest.
+    id_type : "int64" or "string"
+        Type of the ids. The integers behind string ids are not part of the digest.
     """
 
-    def __init__(self, n_bits: int) -> None:
+    def __init__(self, n_bits: int, id_type: IdType) -> None:
         self.items = 0
+        self._id_type = id_type
         self._sum = 0
         self._start = hashlib.sha256(n_bits.to_bytes(8, "little"))
         self._width = code_width(n_bits)
 
     def add(self, batch: ItemBatch) -> None:
         """Add items to the digest."""
-        ids = batch.ids.astype("<i8").tobytes()
         codes = batch.codes.tobytes()
-        for i, text in enumerate(batch.texts):
+        for i, (number, text) in enumerate(zip(batch.ids.tolist(), batch.texts, strict=True)):
             digest = self._start.copy()
-            digest.update(ids[8 * i : 8 * i + 8])
+            metadata = parse_metadata(text)
+            if self._id_type == "string":
+                key = take_key(metadata).encode()
+                digest.update(len(key).to_bytes(8, "little") + key)
+            else:
+                digest.update(number.to_bytes(8, "little", signed=True))
             digest.update(codes[self._width * i : self._width * (i + 1)])
-            digest.update(canonical(parse_metadata(text)).encode())
+            digest.update(canonical(metadata).encode())
+            digest.update(batch.vectors.get(number, b""))
             self._sum += int.from_bytes(digest.digest(), "little")
         self.items += len(batch.ids)
         self._sum %= 2**256
@@ -138,8 +152,8 @@ def back_up(store: Store, path: str | os.PathLike[str]) -> Backup:
 
 def check_backup(path: str | os.PathLike[str]) -> Backup:
     """Verify all pages and the checksums of all items of a backup, or raise StoreError."""
-    with SqliteFile(_address(path)).as_backup() as (_, batches):
-        n_items = sum(len(batch.ids) for batch in batches)
+    with SqliteFile(_address(path)).as_backup() as backup:
+        n_items = sum(len(batch.ids) for batch in backup.batches)
     with open(path, "rb") as file:
         return Backup(n_items, hashlib.file_digest(file, "sha256").hexdigest())
 
@@ -147,38 +161,81 @@ def check_backup(path: str | os.PathLike[str]) -> Backup:
 def restore(path: str | os.PathLike[str], url: str, *, sha256: str | None = None) -> Backup:
     """Replace all items of a store by those of a backup; create the store if necessary.
 
-    The backup is verified before the store is changed. In SQLite and PostgreSQL the replacement
-    is one transaction. In Milvus, which has no transactions, items are first replaced, then
-    surplus items are deleted.
+    The model and the settings of a collection are restored, too. The backup is verified before
+    the store is changed. In SQLite and PostgreSQL the items are replaced in one transaction. In
+    Milvus, which has no transactions, items are first replaced, then surplus items are deleted.
 
     Raises
     ------
     StoreError
         The backup is damaged, has another SHA-256, or has codes of another length or model than
-        the store. The store is then unchanged.
+        the store; or it contains kept vectors, and the store is in Milvus. The store is then
+        unchanged.
     """
     backup = check_backup(path)
+    address = parse_url(url)
     if sha256 not in (None, backup.sha256):
         raise StoreError(
             f"{path} has SHA-256 {backup.sha256}, expected {sha256}: it is another file"
         )
-    with (
-        SqliteFile(_address(path)).as_backup() as (header, batches),
-        open_store(url, n_bits=header.n_bits, model=header.model) as store,
-    ):
-        store.check_not_own_file(path)
-        store._replace_all(batches)
+    with SqliteFile(_address(path)).as_backup() as saved:
+        header, batches = saved.header, _checked_vectors(saved.batches, address)
+        with open_address(address, header.n_bits, header.model, header.id_type) as store:
+            store.check_not_own_file(path)
+            store._replace_all(batches)
+            _attach(store, saved.attachments)
     return backup
 
 
 def _copy_items(store: Store, path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         address = _address(Path(folder) / "items.db")
-        with SqliteStore(address, n_bits=store.n_bits, model=store.model) as copy:
-            with store.snapshot() as now:
-                for ids, codes, texts in now.batches():
-                    copy.upsert(ids, codes, map(MetadataText, texts))
+        copy = SqliteStore(address, n_bits=store.n_bits, model=store.model, id_type=store.id_type)
+        with copy:
+            with store.item_batches(vectors=True) as batches:
+                for batch in batches():
+                    _add(copy, batch)
+            _attach(copy, store.attachments())
             copy.copy_file(path)
+
+
+def _attach(store: Store, attachments: dict[str, bytes]) -> None:
+    if attachments:
+        store.write_attachments(attachments)
+
+
+def _checked_vectors(batches: Iterator[ItemBatch], address: Address) -> Iterator[ItemBatch]:
+    """Return the batches; raise StoreError if the first has vectors that a store cannot keep."""
+    first = next(batches, None)
+    if first is None:
+        return iter(())
+    if first.vectors and address.scheme not in ("sqlite", "postgresql"):
+        raise StoreError(
+            f"{address.shown} cannot keep the vectors of this collection: use SQLite or PostgreSQL"
+        )
+    return itertools.chain([first], batches)
+
+
+def _add(store: Store, batch: ItemBatch, *, resume: bool = False) -> None:
+    """Add the items of another store; with `resume`, skip those whose ids are in use."""
+    ids, texts = _named(batch, store.id_type)
+    known = set(store._in_use(ids).tolist()) if resume else set()
+    is_new = np.array([i not in known for i in ids.tolist()], np.bool_)
+    is_kept = np.array([number in batch.vectors for number in batch.ids.tolist()], np.bool_)
+    for rows in (np.flatnonzero(is_new & is_kept), np.flatnonzero(is_new & ~is_kept)):
+        if len(rows):
+            metadata = [MetadataText(texts[row]) for row in rows]
+            found = [batch.vectors.get(number) for number in batch.ids[rows].tolist()]
+            kept = [vector for vector in found if vector is not None] or None
+            store.add(batch.codes[rows], ids[rows], metadata, vectors=kept)
+
+
+def _named(batch: ItemBatch, id_type: IdType) -> tuple[NDArray[Any], list[str]]:
+    """Return the ids of a batch as the store shows them, and its metadata without string ids."""
+    if id_type == "int64":
+        return batch.ids, batch.texts
+    objects = [parse_metadata(text) for text in batch.texts]
+    return as_keys(map(take_key, objects)), [metadata_text(fields) for fields in objects]
 
 
 def _address(path: str | os.PathLike[str]) -> Address:
@@ -205,7 +262,8 @@ def copy_store(
 ) -> Copy:
     """Copy a snapshot of a store to another store, which is created if necessary.
 
-    The copy is then read again and compared by number of items, ids, codes and metadata.
+    The copy is then read again and compared by number of items, ids, codes, metadata and kept
+    vectors. Then it gets the model and the settings of a collection.
 
     Parameters
     ----------
@@ -220,40 +278,43 @@ def copy_store(
     Raises
     ------
     StoreError
-        The other store has other items or codes of another length or model, or differs after the
-        copy because another process wrote to it.
+        The other store has other items or codes of another length or model, cannot keep vectors,
+        or differs after the copy because another process wrote to it.
     """
     address = parse_url(url)
     if address.scheme == "sqlite":  # before opening: a hard link would get its own log
         source.check_not_own_file(address.target)
-    with open_store(url, n_bits=source.n_bits, model=source.model) as target:
+    copied, n_written = ItemsDigest(source.n_bits, source.id_type), 0
+    with ExitStack() as stack:
+        batches = stack.enter_context(source.item_batches(vectors=True))
+        moved = resized(copied.through(_checked_vectors(batches(), address)), _BATCH)
+        target = stack.enter_context(
+            open_address(address, source.n_bits, source.model, source.id_type)
+        )
         if target.place == source.place:
             raise StoreError(f"{source.place} cannot be copied to itself")
         before = 0 if replace else _check_part(target, source)
-        copied, n_written = ItemsDigest(source.n_bits), 0
-        with source.item_batches() as batches:
-            moved = resized(copied.through(batches()), _BATCH)
-            if replace:
-                target._replace_all(moved)
-            else:
-                for ids, codes, texts in moved:
-                    objects = [MetadataText(text) for text in texts]
-                    target.load(ids, codes, objects, replace=False, resume=before > 0)
-                    n_written += len(ids)
-                    progress(n_written)
+        if replace:
+            target._replace_all(moved)
+        else:
+            for batch in moved:
+                _add(target, batch, resume=before > 0)
+                n_written += len(batch.ids)
+                progress(n_written)
         found = digest_of(target)
         if (found.items, found.sha256) != (copied.items, copied.sha256):
             raise StoreError(
                 f"{target.place} differs after the copy: it has {found.items:,} items, expected "
                 f"{copied.items:,}. Did another process write to it?"
             )
+        _attach(target, source.attachments())
     return Copy(copied.items, copied.sha256, before)
 
 
 def digest_of(store: Store) -> ItemsDigest:
     """Return the digest of all items of a store."""
-    digest = ItemsDigest(store.n_bits)
-    with store.item_batches() as batches:
+    digest = ItemsDigest(store.n_bits, store.id_type)
+    with store.item_batches(vectors=True) as batches:
         for batch in batches():
             digest.add(batch)
     return digest
@@ -266,9 +327,10 @@ def _check_part(target: Store, source: Store) -> int:
     n_items = 0
     with target.item_batches() as batches:
         for batch in batches():
-            known = source.get(batch.ids)
-            same = len(known.ids) == len(batch.ids) and np.array_equal(known.codes, batch.codes)
-            if not same or not all(map(same_metadata, batch.texts, known.metadata)):
+            ids, texts = _named(batch, target.id_type)
+            known = source.get(ids)
+            same = len(known.ids) == len(ids) and np.array_equal(known.codes, batch.codes)
+            if not same or not all(map(same_metadata, texts, known.metadata)):
                 raise StoreError(
                     f"{target.place} has items that differ from those of {source.place}: nothing "
                     "was copied. Replace them, or copy to another store"
@@ -299,8 +361,9 @@ def export_items(
 ) -> Export:
     """Write a snapshot of a store to a parquet file, atomically.
 
-    The columns are `id` (int64), `code` (fixed-size binary), the selected metadata fields, and
-    `metadata` with all fields as JSON, sorted by name. Only one block of items is in memory.
+    The columns are `id` (int64 or string), `code` (fixed-size binary), the selected metadata
+    fields, and `metadata` with all fields as JSON, sorted by name. Only one block of items is in
+    memory.
 
     Parameters
     ----------
@@ -325,11 +388,14 @@ def export_items(
         raise StoreError(missing_extra("an export", str(error.name), "arrow")) from error
     if len({*columns, *_OWN}) < len(columns) + len(_OWN):
         raise ValueError(f"columns must be unique and none of {', '.join(_OWN)}: got {columns}")
-    digest, n_written = ItemsDigest(store.n_bits), 0
+    digest, n_written = ItemsDigest(store.n_bits, store.id_type), 0
     facts = {"antipodal": __version__, "bits": store.n_bits, "model": store.model}
     with replacing(path) as file, store.item_batches() as batches:
         kinds = _kinds(batches, columns, store.place)
-        types = {"id": pa.int64(), "code": pa.binary(code_width(store.n_bits))}
+        types = {
+            "id": pa.type_for_alias(store.id_type),
+            "code": pa.binary(code_width(store.n_bits)),
+        }
         types |= {name: pa.type_for_alias(kind) for name, kind in kinds.items()}
         fields = [pa.field(name, kind, name not in _OWN) for name, kind in types.items()]
         fields.append(pa.field("metadata", pa.string(), nullable=False))
@@ -337,7 +403,7 @@ def export_items(
         with pq.ParquetWriter(file, schema, use_dictionary=False) as writer:
             for batch in resized(digest.through(batches()), _ROWS):
                 try:
-                    writer.write_batch(_arrow_batch(pa, schema, batch, columns))
+                    writer.write_batch(_arrow_batch(pa, schema, batch, columns, store.id_type))
                 except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
                     raise StoreError(
                         f"{store.place} was written during the export: try again"
@@ -377,13 +443,16 @@ def _kinds(
     }
 
 
-def _arrow_batch(pa: Any, schema: Any, batch: ItemBatch, columns: Sequence[str]) -> Any:
+def _arrow_batch(
+    pa: Any, schema: Any, batch: ItemBatch, columns: Sequence[str], id_type: IdType
+) -> Any:
     codes = np.ascontiguousarray(batch.codes)
+    ids, texts = _named(batch, id_type)
     arrays = [
-        pa.array(batch.ids),
+        pa.array(ids, schema.field("id").type),
         pa.Array.from_buffers(schema.field("code").type, len(codes), [None, pa.py_buffer(codes)]),
     ]
-    objects = [parse_metadata(text) for text in batch.texts]
+    objects = [parse_metadata(text) for text in texts]
     for name in columns:
         kind = schema.field(name).type
         values = [fields.get(name) for fields in objects]

@@ -1,7 +1,8 @@
 """Store URLs: parsing, and display without secrets."""
 
+import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -122,6 +123,16 @@ def parse_url(url: str) -> Address:
         ours.setdefault("token", unquote(user))  # not in the target, which the client may log
     target = f"{scheme.removeprefix('milvus+')}://{host}"
     return Address(scheme, target, ours, f"{scheme}://{host}", secrets)
+
+
+def place_address(place: str | os.PathLike[str], *, read_only: bool = False) -> Address:
+    """Return the address of a collection: a URL of `parse_url`, or the path of a SQLite file."""
+    text = os.fspath(place)
+    if "://" in text:
+        return replace(parse_url(text), read_only=read_only)
+    if not text or "\0" in text:
+        raise ValueError("the path of a collection must not be empty")
+    return Address("sqlite", text, {}, text, read_only=read_only)
 
 
 def _unknown(url: str, scheme: str) -> str:

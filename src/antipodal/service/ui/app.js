@@ -3,18 +3,21 @@
 import { request, Problem } from "./api.js";
 import { strip } from "./bits.js";
 import { drawCard } from "./card.js";
-import { drawCompare } from "./compare.js";
+import { drawCompare, findAlternatives } from "./compare.js";
 import { drawDetail } from "./detail.js";
 import { $, count, cut, el, number } from "./dom.js";
 import { drawFilter, readWhere, showFilterError } from "./filter.js";
 import { drawHistogram } from "./histogram.js";
-import { face, itemOf, learnFields, nameOf, remember, store, textOf, titleOf } from "./items.js";
+import { face, isExact, itemOf, learnFields, nameOf, remember, store, textOf, titleOf } from "./items.js";
 import { drawMap } from "./map.js";
-import { drawChoice, drawPager, drawResults, layout, RESCORED, status } from "./results.js";
+import { drawChoice, drawPager, drawResults, layout, RERANKED, status } from "./results.js";
 import { go, goQuery, LONGEST_VECTOR, state, whenChanged } from "./state.js";
 
 const LONGEST_IMAGE = 900_000; // characters of base64 in a JSON body
+const MOST_BITS = 128; // of a code that is shown without being asked for
+const OVERSAMPLING = 4; // of reranking
 let model = null;
+const isHamming = () => model.scoring === "hamming";
 let seed = 0;
 let countable = true; // false if the store is too large for a histogram
 let running = null; // aborted when a newer search starts
@@ -39,17 +42,20 @@ async function attempt(work) {
 
 /** Return the request body of the query, and the item that names it. */
 async function queryOf() {
+  if (state.text) return { body: { text: state.text }, item: { name: `“${cut(state.text, 200)}”` } };
   if (state.id) {
     const item = await itemOf(state.id);
+    if (!item) throw new Problem(`There is no item ${cut(state.id, 60)}.`);
     return { body: { id: item.id }, item };
   }
   if (state.vector) return { body: { vector: parseVector(state.vector) }, item: { name: "a pasted vector" } };
   return uploaded.get(state.code) ?? { body: { code: state.code }, item: { name: `the code ${cut(state.code, 24)}` } };
 }
 
-/** Ids beyond 2⁵³ are not exact in JavaScript: such an item is searched by its code. */
+/** Search by an item; by its code if its id is not exact. */
 function searchItem(item) {
-  if (Number.isSafeInteger(item.id)) return goQuery({ id: `${item.id}` });
+  $("side-items").append($("items"));
+  if (isExact(item.id)) return goQuery({ id: `${item.id}` });
   uploaded.set(item.code, { body: { code: item.code }, item });
   return goQuery({ code: item.code });
 }
@@ -70,6 +76,12 @@ function parseVector(text) {
   return vector;
 }
 
+async function searchText() {
+  const text = $("text").value.trim();
+  if (!text) throw new Problem("Enter a text to search for.");
+  await goQuery({ text });
+}
+
 async function searchVector() {
   const vector = parseVector($("vector").value);
   const text = vector.join(",");
@@ -77,7 +89,7 @@ async function searchVector() {
   else await searchByCode({ vectors: [vector] }, { vector }, { name: "a pasted vector" });
 }
 
-/** Search by an image. One that is too large for JSON is sent as a file, and cannot be rescored. */
+/** Search by an image. One that is too large for JSON is sent as a file, and searched by its code. */
 async function searchImage(file) {
   const url = await new Promise((resolve, reject) => {
     const reader = new FileReader();
@@ -107,6 +119,7 @@ function drawSample(items, caption) {
 async function showSample() {
   const { items } = await request(`v1/items?limit=${store.hasPictures ? 24 : 7}&seed=${seed}`);
   drawSample(items, "A sample of the items:");
+  $("side-items").append($("items"));
   return items;
 }
 
@@ -114,16 +127,12 @@ async function showSample() {
 async function findItems() {
   const text = $("words").value.trim();
   if (!text) throw new Problem("Enter words or the id of an item, or choose one below.");
-  if (/^-?\d+$/.test(text)) {
-    try {
-      return await searchItem(await itemOf(text));
-    } catch (error) {
-      if (error.status !== 404 && error.status !== 422) throw error;
-    }
-  }
-  const { items, looked_at: looked, total } = await request("v1/find", { text, limit: 24 });
+  const named = await itemOf(text);
+  if (named) return searchItem(named);
+  const { items, looked_at: looked, total } = await request("v1/find", { text: text.slice(0, 200), limit: 24 });
   const among = looked < total && items.length < 24 ? ` among the first ${number(looked)} of ${number(total)}` : "";
   drawSample(items, `${items.length === 24 ? "The first 24 items" : count(items.length)} with “${text}”${among}${items.length ? ":" : "."}`);
+  $("found-items").append($("items")); // directly under the query box
   return undefined;
 }
 
@@ -131,8 +140,8 @@ async function findItems() {
 
 /** Send the search of the current state, unless it was the last one. */
 async function search() {
-  const { k, page, radius, rescore } = state;
-  const key = JSON.stringify([state.id, state.code, state.vector, k, page, radius, state.where, rescore]);
+  const { k, page, radius, rerank } = state;
+  const key = JSON.stringify([state.text, state.id, state.code, state.vector, k, page, radius, state.where, rerank]);
   if (last?.key === key) return last;
   running?.abort();
   running = new AbortController();
@@ -145,12 +154,18 @@ async function search() {
     showFilterError(error.message);
     return null;
   }
-  const isReal = Boolean(query.body.vector || query.body.image);
-  const body = { ...query.body, histogram: countable, offset: (page - 1) * k, limit: k };
-  if (radius !== null) body.radius = radius;
-  else body.k = rescore && isReal ? Math.max(RESCORED, page * k) : page * k;
+  // Kept vectors rerank any query but a code. Codes of a Hamming model can be scored asymmetrically.
+  const canRerank = model.keep_vectors ? !query.body.code : Boolean(query.body.text || query.body.vector || query.body.image);
+  const body = { ...query.body, offset: (page - 1) * k, limit: k };
+  if (isHamming() && radius !== null) body.radius = radius;
+  else body.k = page * k;
+  if (rerank && canRerank && body.radius === undefined) {
+    if (model.keep_vectors) Object.assign(body, { rerank: OVERSAMPLING, k: Math.max(RERANKED, page * k) });
+    else if (isHamming()) body.scoring = "asymmetric";
+  }
+  const isPlain = isHamming() && !body.rerank && !body.scoring;
+  if (isPlain) body.histogram = countable;
   if (where) body.where = where;
-  if (rescore && isReal && radius === null) body.rescore = "project";
   let answer;
   try {
     answer = await request("v1/search", body, { signal: running.signal });
@@ -165,9 +180,10 @@ async function search() {
     return search();
   }
   remember(answer.results);
-  const before = last?.answer.code === answer.code && !last.rescored
+  const sameQuery = JSON.stringify(last?.query.body) === JSON.stringify(query.body);
+  const before = sameQuery && !last.reranked
     ? new Map(last.answer.results.map(({ id }, i) => [id, i])) : null;
-  last = { key, query, where, answer, before, isReal, rescored: Boolean(body.rescore) };
+  last = { key, query, where, answer, before, canRerank, reranked: Boolean(body.rerank || body.scoring) };
   return last;
 }
 
@@ -179,7 +195,7 @@ async function render() {
   const before = last;
   const found = await search();
   if (!found) return;
-  const { answer, query, where, isReal } = found;
+  const { answer, query, where, canRerank } = found;
   const pick = (item) => searchItem(item);
   const all = answer.histogram?.reduce((a, b) => a + b, 0);
   for (const view of ["near", "compare", "map"]) $({ near: "near", compare: "compare", map: "map-view" }[view]).hidden = state.view !== view;
@@ -187,13 +203,13 @@ async function render() {
   drawQuery(query.item, answer.code);
   if (state.view === "near") {
     const { results } = answer;
+    $("distances").hidden = !answer.code;
     if (state.radius !== null) $("radius").value = state.radius;
     else $("radius").value = results.length ? results.at(-1).distance : 0;
     $("k").value = `${state.k}`;
     for (const choice of document.querySelectorAll("[name=layout]")) choice.checked = choice.value === layout();
-    $("rescore").checked = state.rescore && isReal;
-    $("rescore").disabled = !isReal;
-    $("rescore-why").textContent = isReal ? "" : "(for vectors and images only: the store has no vectors of its items)";
+    $("rerank").checked = found.reranked;
+    $("rerank").disabled = !canRerank;
     drawHistogram(answer.histogram, Number($("radius").value));
     $("status").textContent = status(answer, query.item, all);
     drawResults({ answer, n_bits: model.n_bits, before: found.before, pick });
@@ -214,25 +230,36 @@ async function render() {
 function drawQuery(item, code) {
   const text = textOf(item);
   $("query").className = store.hasPictures || item.metadata?.thumbnail ? "query" : "query plain";
+  const bits = code ? [strip(code, "", model.n_bits), el("code", {}, code)] : [];
   $("query").replaceChildren(
     ...(store.hasPictures || item.metadata?.thumbnail ? [face(item)] : []),
     el("div", {}, el("small", {}, "Query"), el("b", {}, nameOf(item)),
       ...(text && text !== nameOf(item) ? [el("span", { class: "text" }, cut(text, 240))] : []),
-      strip(code, "", model.n_bits), el("code", {}, code),
-      ...(uploaded.get(code)?.body.code === undefined && state.code && uploaded.has(code)
-        ? [el("small", {}, "This query is too long for a URL. A link to this page contains its code: the results are the same, but cannot be reranked.")] : [])),
+      ...(bits.length && model.n_bits > MOST_BITS ? [el("details", {}, el("summary", {}, "Code"), ...bits)] : bits),
+      ...(uploaded.has(state.code) && uploaded.get(state.code).body.code === undefined
+        ? [el("small", {}, `This query is too long for a URL. A link to this page contains its code${isHamming() ? "" : ", which finds almost the same items"}.`)] : [])),
   );
 }
 
 $("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   if ($("filter").contains(document.activeElement)) document.activeElement.dispatchEvent(new Event("change")); // Enter in the filter
-  else attempt($("ask").elements.by.value === "vector" ? searchVector : findItems);
+  else attempt({ text: searchText, vector: searchVector, item: findItems }[$("ask").elements.by.value] ?? findItems);
 });
+/** Show the query box of one kind. */
+function showBox(kind) {
+  $("ask").elements.by.value = kind;
+  for (const part of document.querySelectorAll("[data-by]")) part.hidden = part.dataset.by !== kind;
+}
 $("ask").addEventListener("change", (event) => {
-  if (event.target.name !== "by") return;
-  for (const part of document.querySelectorAll("[data-by]")) part.hidden = part.dataset.by !== event.target.value;
+  if (event.target.name === "by") showBox(event.target.value);
 });
+$("vector-file").addEventListener("change", () => attempt(async () => {
+  const [file] = $("vector-file").files;
+  if (!file) return;
+  $("vector").value = await file.text();
+  await searchVector();
+}));
 $("image").addEventListener("click", () => {
   $("image").value = ""; // allows choosing the same file again
 });
@@ -248,11 +275,11 @@ $("radius").addEventListener("input", () => drawHistogram(last?.answer.histogram
 // A slider released at its old position sends no "change".
 for (const release of ["change", "pointerup"]) {
   $("radius").addEventListener(release, () => {
-    if (state.radius !== Number($("radius").value)) go({ radius: Number($("radius").value), page: 1, rescore: false });
+    if (state.radius !== Number($("radius").value)) go({ radius: Number($("radius").value), page: 1, rerank: false });
   });
 }
 $("k").addEventListener("change", () => go({ k: Number($("k").value), radius: null, page: 1 }));
-$("rescore").addEventListener("change", () => go({ rescore: $("rescore").checked, radius: null, page: 1 }));
+$("rerank").addEventListener("change", () => go({ rerank: $("rerank").checked, radius: null, page: 1 }));
 $("previous").addEventListener("click", () => turn(-1));
 $("next").addEventListener("click", () => turn(1));
 async function turn(by) {
@@ -267,9 +294,15 @@ addEventListener("resize", () => last && drawHistogram(last.answer.histogram, Nu
 whenChanged(() => attempt(render));
 attempt(async () => {
   [model] = await Promise.all([request("v1/model"), learnFields()]);
+  store.idType = model.id_type;
   drawCard(model);
+  $("rerank-row").hidden = !model.keep_vectors && !isHamming();
+  $("rerank-name").textContent = model.keep_vectors ? "rerank" : "asymmetric scoring";
+  if (model.texts) showBox("text");
+  $("text").value = state.text;
+  $("view-compare").hidden = (await findAlternatives(model)).size < 2;
   const [first] = await showSample();
   if (!first) throw new Problem("The store is empty. Add items with PUT /v1/items.");
-  if (!state.id && !state.code && !state.vector) go(Number.isSafeInteger(first.id) ? { id: `${first.id}` } : { code: first.code }, { replace: true });
+  if (!state.text && !state.id && !state.code && !state.vector) go(isExact(first.id) ? { id: `${first.id}` } : { code: first.code }, { replace: true });
   else await render();
 });

@@ -12,6 +12,8 @@ export function drawCard(model) {
   const card = [list({
     method: model.method,
     bits: model.n_bits,
+    scoring: model.scoring,
+    "kept vectors": model.keep_vectors ?? "none",
     features: model.n_features,
     items: number(model.items),
     identity: model.identity.slice(0, 12) || "–",
@@ -30,5 +32,6 @@ export function drawCard(model) {
   $("summary").textContent = `${model.method} · ${count(model.n_bits, "bit")} · ${count(model.items)}`;
   $("width").textContent = `(${model.n_features} values)`;
   $("by-image").hidden = !model.images;
+  $("by-text").hidden = !model.texts;
   $("radius").max = model.n_bits;
 }

@@ -1,30 +1,34 @@
-// Comparison of two searches: code prefixes of this model, or other mounts.
+// Comparison of two searches: other mounts, reranking, or code prefixes of a Hamming model.
 
 import { request, otherMounts, Problem } from "./api.js";
 import { $, count, el } from "./dom.js";
 import { nameOf, pictureOf, readable } from "./items.js";
+import { measure } from "./results.js";
 import { go, state } from "./state.js";
 
 const NEIGHBOURS = 12;
-let alternatives = null; // keyed by their name in the URL: {label, base, prefix, n_bits}
+let alternatives = null; // keyed by their name in the URL: {label, base, options, n_bits}
 let shownFor = "";
 
-/** Return all alternatives: the whole code, other mounts, and prefixes of the code. */
-async function findAlternatives(model) {
+/** Return all alternatives: the whole code, other mounts, reranking, and prefixes of the code. */
+export async function findAlternatives(model) {
+  if (alternatives) return alternatives;
   const found = new Map([["", { label: `all ${count(model.n_bits, "bit")}`, base: "", n_bits: model.n_bits }]]);
   for (const { name, base, method, n_bits } of await otherMounts()) {
     found.set(name, { label: `${name}: ${method}, ${count(n_bits, "bit")}`, base, n_bits });
   }
+  if (model.keep_vectors) found.set("reranked", { label: "reranked by the kept vectors", base: "", options: { rerank: 4 }, n_bits: model.n_bits });
+  alternatives = found;
+  if (model.scoring !== "hamming") return found;
   for (let bits = model.n_bits <= 64 ? 8 * Math.floor((model.n_bits - 1) / 8) : model.n_bits / 2; bits >= 4; bits = model.n_bits <= 64 ? bits - 8 : Math.floor(bits / 2)) {
-    found.set(`first-${bits}`, { label: `the first ${bits} bits`, base: "", prefix: bits, n_bits: bits });
+    found.set(`first-${bits}`, { label: `the first ${bits} bits`, base: "", options: { prefix: bits }, n_bits: bits });
   }
   return found;
 }
 
 async function sideOf(alternative, body, where) {
-  const query = { ...body, k: NEIGHBOURS, histogram: true };
+  const query = { ...body, k: NEIGHBOURS, histogram: !alternative.options?.rerank, ...alternative.options };
   if (where) query.where = where;
-  if (alternative.prefix) query.prefix = alternative.prefix;
   if (alternative.base && body.code) {
     throw new Problem("Codes of different models cannot be compared. Search by an item or a vector instead.");
   }
@@ -52,16 +56,16 @@ function drawSide(node, alternative, answer, other, label, pick) {
       return el("li", { class: at ? "both" : "alone" }, el("button", {
         type: "button", class: "item", title: `Search by item ${item.id}`, onclick: () => pick(item),
       }, ...(image ? [image] : []), el("span", { class: "words" }, el("b", {}, nameOf(item)),
-        el("small", {}, `#${item.id} · ${item.distance} of ${count(alternative.n_bits, "bit")} differ`),
+        el("small", {}, `#${item.id} · ${measure(item, alternative.n_bits)}`),
         el("small", { class: "mark" }, at ? `● in both, ${place(at)} in the other` : "○ only here"))));
     })),
   );
 }
 
 export async function drawCompare({ model, query, item, where, pick }) {
-  alternatives ??= await findAlternatives(model);
+  await findAlternatives(model);
   const names = [...alternatives.keys()];
-  const usual = names.find((name) => name && !alternatives.get(name).prefix)
+  const usual = names.find((name) => name && !alternatives.get(name).options?.prefix)
     ?? names.find((name) => alternatives.get(name).n_bits <= model.n_bits / 2) ?? names.at(-1);
   const chosen = { a: alternatives.has(state.a) ? state.a : "", b: alternatives.has(state.b) && state.b ? state.b : usual };
   for (const side of ["a", "b"]) {

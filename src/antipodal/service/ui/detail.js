@@ -2,7 +2,7 @@
 
 import { bitTable, different, strip } from "./bits.js";
 import { $, count, definitions, el } from "./dom.js";
-import { nameOf, pictureOf } from "./items.js";
+import { isExact, nameOf, pictureOf } from "./items.js";
 import { go, goQuery, state } from "./state.js";
 
 function written(value) {
@@ -30,7 +30,7 @@ export function drawDetail(item, { code, n_bits: n, queryName }) {
     code ? bitTable(item.code, code, n) : strip(item.code, "", n),
     el("code", {}, item.code),
   );
-  $("detail-search").onclick = () => goQuery(Number.isSafeInteger(item.id) ? { id: `${item.id}` } : { code: item.code });
+  $("detail-search").onclick = () => goQuery(isExact(item.id) ? { id: `${item.id}` } : { code: item.code });
   if (!dialog.open) {
     dialog.showModal();
     dialog.scrollTop = 0;

@@ -72,6 +72,16 @@ function bodies(title, content) {
   ]);
 }
 
+/** Return a curl command for a route, with the example of its body. */
+function curl(path, method, operation) {
+  const at = new URL(path.slice(1).replace("{id}", "7"), new URL(".", location.href)).href;
+  const [body] = resolve(operation.requestBody?.content["application/json"]?.schema).examples ?? [];
+  const words = ["curl", ...(method === "get" ? [] : ["-X", method.toUpperCase()]), `'${at}'`];
+  if (operation.security) words.push("\\\n  -H \"Authorization: Bearer $KEY\"");
+  if (body) words.push(`\\\n  -H 'Content-Type: application/json' \\\n  -d '${JSON.stringify(body)}'`);
+  return el("pre", {}, el("code", {}, words.join(" ")));
+}
+
 function route(path, method, operation) {
   const name = `${method.toUpperCase()} ${path}`;
   const id = name.replace(/\W+/g, "-");
@@ -89,6 +99,7 @@ function route(path, method, operation) {
     ),
   );
   if (parameters.length) section.append(el("table", {}, el("tbody", {}, ...parameters)));
+  section.append(curl(path, method, operation));
   section.append(...bodies("Request", operation.requestBody?.content));
   for (const [status, answer] of Object.entries(operation.responses)) {
     if (status === "200") section.append(...bodies("Response", answer.content));

@@ -1,14 +1,8 @@
-// Histogram of distances, with the items within the radius highlighted.
+// Histogram of distances on a logarithmic axis, with the items within the radius highlighted.
 
 import { $, count, number, svg } from "./dom.js";
 
 const HIGH = 100, LEFT = 46, BOTTOM = 34, TOP = 8;
-
-/** Return the largest of 1, 2, 5, 10, 20, … up to n. */
-function round(n) {
-  const ten = 10 ** Math.floor(Math.log10(Math.max(n, 1)));
-  return [5, 2, 1].map((m) => m * ten).find((value) => value <= n) ?? 1;
-}
 
 export function drawHistogram(histogram, r) {
   $("histogram").hidden = !histogram;
@@ -19,8 +13,9 @@ export function drawHistogram(histogram, r) {
   $("within").textContent = `${count(r, "bit")}: ${count(inside)} of ${number(all)}`;
   const width = Math.max(240, $("histogram").clientWidth), wide = width - LEFT - 6;
   const step = wide / histogram.length, most = Math.max(...histogram, 1), floor = TOP + HIGH;
+  const height = (n) => (HIGH * Math.log1p(n)) / Math.log1p(most);
   const bars = histogram.map((n, d) => {
-    const tall = n && Math.max(1.5, (HIGH * n) / most); // a single item stays visible
+    const tall = height(n);
     const bar = svg("rect", { x: LEFT + d * step, width: Math.max(step - 1, 0.5), y: floor - tall, height: tall, ...(d <= r && { class: "in" }) });
     bar.append(svg("title", {}, `${count(n)} at distance ${d}`));
     return bar;
@@ -30,8 +25,9 @@ export function drawHistogram(histogram, r) {
   for (let d = 0; d < histogram.length; d += every) {
     marks.push(svg("text", { x: LEFT + (d + 0.5) * step, y: floor + 14, "text-anchor": "middle" }, `${d}`));
   }
-  for (const n of new Set([0, round(most)])) {
-    const y = floor - (HIGH * n) / most;
+  const apart = most >= 1e5 ? 100 : 10; // labels do not overlap
+  for (const n of [0, ...[1, 2, 3, 4, 5, 6].map((i) => apart ** i).filter((value) => value <= most)]) {
+    const y = floor - height(n);
     marks.push(svg("line", { x1: LEFT, x2: width - 6, y1: y, y2: y }), svg("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, number(n)));
   }
   marks.push(

@@ -1,6 +1,6 @@
 // Display of items: their picture, title and text.
 
-import { request, Problem } from "./api.js";
+import { request } from "./api.js";
 import { cut, el } from "./dom.js";
 
 const PICTURE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
@@ -9,7 +9,7 @@ const TEXTS = ["text", "abstract", "body", "content", "summary", "description", 
 const LONG = 30; // mean characters of a text field
 
 /** The roles of the metadata fields, inferred from a sample by the service. */
-export const store = { fields: [], title: "", text: "", hasPictures: false, sample: 0 };
+export const store = { fields: [], title: "", text: "", hasPictures: false, sample: 0, idType: "int64" };
 
 const known = new Map(); // items received so far, by id
 
@@ -80,10 +80,19 @@ export function remember(items) {
   return items;
 }
 
+/** Return an item by its id in the URL, or null. */
 export async function itemOf(id) {
   if (known.has(id)) return known.get(id);
-  if (!/^-?\d+$/.test(id)) throw new Problem("An id must be an integer.");
-  const item = await request(`v1/items/${id}`);
-  remember([item]);
-  return item;
+  let items = [];
+  if (store.idType === "string") ({ items } = await request("v1/items/get", { ids: [id] })); // any string: no path
+  else if (/^-?\d+$/.test(id)) {
+    items = await request(`v1/items/${id}`).then((item) => [item], (error) => { // exact beyond 2⁵³
+      if (error.status !== 404 && error.status !== 422) throw error;
+      return [];
+    });
+  }
+  return remember(items)[0] ?? null;
 }
+
+/** Integer ids beyond 2⁵³ are not exact in JavaScript. */
+export const isExact = (id) => typeof id === "string" || Number.isSafeInteger(id);

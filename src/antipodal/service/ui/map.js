@@ -10,7 +10,7 @@ const SIDE = 1000;
 const at = (x) => ((x + 1.03) / 2.06) * SIDE;
 let points = [];
 let current = -1; // the point selected with the keyboard
-let shownFor = "";
+let shownFor = null; // the field of the drawn map
 
 /** Return the fields that can colour the map. */
 function colourable() {
@@ -71,9 +71,9 @@ export async function drawMap({ found, queryId, pick }) {
       type: "button", class: `key ${name}`, "aria-pressed": "false", onclick: (event) => only(name, event.currentTarget),
     }, label))));
   }
-  const near = new Set(found);
+  const near = new Set(found.map(String));
   for (const dot of $("dots").children) {
-    dot.classList.toggle("near", near.has(Number(dot.dataset.id)));
+    dot.classList.toggle("near", near.has(dot.dataset.id));
     dot.classList.toggle("query", queryId !== "" && dot.dataset.id === queryId);
   }
   $("map").onkeydown = (event) => {

@@ -6,7 +6,8 @@ import { face, nameOf, pictureOf, readable, store, textOf, titleOf, usualFields,
 import { go, state } from "./state.js";
 
 export const MOST_NEAREST = 1000; // results available without a radius
-export const RESCORED = 240; // candidates that are reranked, on every page
+export const RERANKED = 240; // results that are reranked, on every page
+const MOST_BITS = 128; // of a code drawn with a result
 
 export const layout = () => state.layout || (store.hasPictures ? "grid" : "list");
 
@@ -17,9 +18,14 @@ function fields(item) {
     el("i", {}, name), ` ${cut(typeof value === "object" ? JSON.stringify(value) : `${value}`, 60)}`)))] : [];
 }
 
+/** Return the score of a result, or its distance. */
+export function measure(item, n) {
+  if (typeof item.score === "number") return `score ${item.score.toFixed(3)}`;
+  return n ? `${item.distance} of ${count(n, "bit")} differ` : `distance ${count(item.distance, "bit")}`;
+}
+
 function result(item, code, n, moved, pick) {
-  const facts = [`#${item.id}`, `distance ${count(item.distance, "bit")}`];
-  if (item.score !== undefined && item.score !== null) facts.push(`score ${Number(item.score.toPrecision(4))}`);
+  const facts = [`#${cut(`${item.id}`, 60)}`, measure(item)];
   if (moved) facts.push(moved);
   const label = readable(item.metadata?.label), title = titleOf(item), text = textOf(item);
   const words = layout() === "list"
@@ -34,31 +40,32 @@ function result(item, code, n, moved, pick) {
       ...(layout() === "list" ? fields(item) : [])),
     el("div", {},
       el("small", {}, facts.join(" · ")),
-      strip(item.code, code, n),
+      ...(code && n <= MOST_BITS ? [strip(item.code, code, n)] : []),
       el("button", {
         type: "button", class: "quiet details", "aria-label": `Details of ${nameOf(item)}`, onclick: () => go({ item: `${item.id}` }),
       }, "Details")));
 }
 
 /** Describe ties between the results. */
-function ties({ results, histogram }) {
+function ties({ results, histogram, code }) {
+  if (!code) return "";
   const distances = [...new Set(results.map(({ distance }) => distance))];
   const tied = distances.map((d) => [d, histogram?.[d] ?? results.filter(({ distance }) => distance === d).length])
     .filter(([, n]) => n > 1);
-  if (!tied.length || state.rescore) return "";
+  if (!tied.length) return "";
   const at = tied.slice(0, 6).map(([d, n], i) => `${i ? number(n) : count(n)} at ${i ? "" : "distance "}${d}`);
   if (tied.length > at.length) at.push("…");
   if (!histogram) return "Items at the same distance are ordered by id.";
   return `${at.join(", ")}${at.length > 1 ? ": each" : ","} ordered by id.`;
 }
 
-/** Draw the results; `before` has their ranks before rescoring. */
+/** Draw the results; `before` has their ranks before reranking. */
 export function drawResults({ answer, n_bits: n, before, pick }) {
   const list = $("results"), old = places();
   const { results, code } = answer;
   list.className = `results ${layout()}`;
   list.replaceChildren(...results.map((item, i) => {
-    const was = state.rescore ? before?.get(item.id) : undefined;
+    const was = state.rerank ? before?.get(item.id) : undefined;
     const moved = was === undefined || was === i ? "" : was > i ? `up ${was - i}` : `down ${i - was}`;
     return result(item, code, n, moved, pick);
   }));
@@ -72,7 +79,7 @@ function places() {
 
 /** Animate items to their new positions. */
 function slide(old) {
-  if (!state.rescore || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  if (!state.rerank || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
   for (const node of $("results").querySelectorAll(".result")) {
     const from = old.get(node.dataset.id), to = node.getBoundingClientRect();
     if (from && (from.x !== to.x || from.y !== to.y)) {
@@ -90,7 +97,7 @@ export function status(answer, item, all) {
   if (state.radius !== null) {
     title = `${count(total)} within ${count(state.radius, "bit")}` + (results.length && some ? `: ${range} shown` : "");
   } else if (!results.length) title = "No results";
-  else if (state.rescore) title = `${first ? `${range} of the nearest` : `The ${results.length} nearest`}, reranked`;
+  else if (state.rerank) title = `${first ? `${range} of the nearest` : `The ${results.length} nearest`}, reranked`;
   else title = first ? `${range} of the nearest` : `The ${results.length} nearest${all ? ` of ${number(all)}` : ""}`;
   const label = item.metadata?.label;
   if (readable(label) && results.length) {
@@ -101,13 +108,13 @@ export function status(answer, item, all) {
 }
 
 export function drawPager(answer, all) {
-  const total = state.radius !== null ? answer.total : Math.min(state.rescore ? RESCORED : MOST_NEAREST, all ?? MOST_NEAREST);
+  const total = state.radius !== null ? answer.total : Math.min(state.rerank ? RERANKED : MOST_NEAREST, all ?? MOST_NEAREST);
   const pages = Math.max(1, Math.ceil(total / state.k));
   $("pager").hidden = pages === 1 && state.page === 1;
   $("previous").disabled = state.page <= 1;
   $("next").disabled = state.page >= pages;
   $("place").textContent = `Page ${number(state.page)} of ${number(pages)}`;
-  const ends = state.page >= pages && state.radius === null && !state.rescore && (all ?? Infinity) > MOST_NEAREST;
+  const ends = state.page >= pages && state.radius === null && !state.rerank && (all ?? Infinity) > MOST_NEAREST;
   $("end").textContent = ends ? `Only the nearest ${number(MOST_NEAREST)} items are listed. Set a radius to see more.` : "";
 }
 

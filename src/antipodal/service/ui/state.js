@@ -3,8 +3,8 @@
 
 const DEFAULTS = {
   view: "near", // near, compare or map
-  id: "", code: "", vector: "", // the query: one of these
-  k: 24, radius: null, where: "", page: 1, rescore: false,
+  text: "", id: "", code: "", vector: "", // the query: one of these
+  k: 24, radius: null, where: "", page: 1, rerank: false,
   layout: "", // grid or list; empty: chosen by the items
   show: null, // metadata fields shown with the results
   item: "", // the item with open details
@@ -27,7 +27,7 @@ function read() {
   const state = { ...DEFAULTS };
   for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
     if (name === "show") state.show = value.split(",").filter(Boolean);
-    else if (name === "rescore") state.rescore = value === "1";
+    else if (name === "rerank") state.rerank = value === "1";
     else if (["k", "page", "radius"].includes(name)) {
       const number = Math.floor(Number(value));
       if (number >= (name === "radius" ? 0 : 1)) state[name] = number;
@@ -60,5 +60,5 @@ export function go(changes, { replace = false } = {}) {
 
 /** Change to another query, on its first page, with details closed. */
 export const goQuery = (query) => go({
-  id: "", code: "", vector: "", page: 1, item: "", view: state.view === "map" ? "near" : state.view, ...query,
+  text: "", id: "", code: "", vector: "", page: 1, item: "", view: state.view === "map" ? "near" : state.view, ...query,
 });

@@ -1,0 +1,148 @@
+"""The page of an asymmetric collection: typed queries, string ids, reranking, a long code."""
+
+import re
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+import pytest
+from playwright.sync_api import expect
+
+from antipodal import Collection
+from antipodal.embedding import FunctionEmbedder
+from antipodal.service import Engine, create_app
+from browsers import tab
+from served import listening
+from test_page import choose
+
+N, WIDTH, BITS = 300, 64, 256
+X = np.random.default_rng(0).standard_normal((N, WIDTH)).astype(np.float32)
+KEYS = [f"https://example.org/{i}?a=b&c#ü" for i in range(N - 1)] + [".."]
+
+
+def embed(texts):
+    return np.array([X[int(re.search(r"\d+", text)[0])] + 0.1 for text in texts])
+
+
+@pytest.fixture(scope="module")
+def docs(tmp_path_factory):
+    place = tmp_path_factory.mktemp("page") / "docs.db"
+    metadata = [{"title": f"Title {i}", "text": f"The text number {i} is long."} for i in range(N)]
+    Collection.create(
+        place, X, ids=KEYS, metadata=metadata, bits=BITS, keep_vectors="float32"
+    ).close()
+    with Collection.open(place, embed=FunctionEmbedder("tests:embed", embed)) as collection:
+        yield collection
+
+
+@pytest.fixture(scope="module")
+def address(docs):
+    with listening(create_app(Engine(docs))) as port:
+        yield f"http://127.0.0.1:{port}/"
+
+
+@pytest.fixture
+def page(browser):
+    with tab(browser) as page:
+        yield page
+
+
+def titles(page):
+    return page.locator("#results b").all_text_contents()
+
+
+def expected(docs, **query):
+    found = docs.search(k=24, **query)
+    return [f"Title {KEYS.index(key)}" for key in found.ids[0]]
+
+
+def test_a_typed_text_is_searched_for_and_reranked(page, address, docs):
+    page.goto(address)
+    expect(page.locator("#results li")).to_have_count(24)
+    page.locator("#text").fill("item 7")
+    page.keyboard.press("Enter")
+    expect(page.locator("#query b")).to_contain_text("item 7")
+    assert titles(page) == expected(docs, queries=embed(["7"]))
+    scores = [float(text) for text in re.findall(r"score (-?[\d.]+)", page.inner_text("#results"))]
+    found = docs.search(embed(["7"]), k=24)
+    np.testing.assert_allclose(scores, found.scores[0], atol=6e-4)
+    with page.expect_response("**/v1/search"):
+        page.locator("#rerank").check()
+    expect(page.locator("#status")).to_contain_text("reranked")
+    assert titles(page) == expected(docs, queries=embed(["7"]), rerank=40)
+    state = parse_qs(urlsplit(page.url).fragment)
+    assert (state["text"], state["rerank"]) == (["item 7"], ["1"])
+    page.reload()
+    expect(page.locator("#text")).to_have_value("item 7")
+    expect(page.locator("#rerank")).to_be_checked()
+
+
+def test_hamming_distances_are_absent_and_the_code_is_not_drawn(page, address):
+    page.goto(f"{address}#text=3")
+    expect(page.locator("#results li")).to_have_count(24)
+    for absent in ("#distances", "#radius", "#histogram"):
+        expect(page.locator(absent)).to_be_hidden()
+    assert page.locator("#results .strip").count() == 0
+    assert "distance" not in page.inner_text("#results")
+    page.locator(".details").first.click()
+    expect(page.locator("#detail .strip")).to_be_visible()
+
+
+@pytest.mark.parametrize("place", [5, N - 1])
+def test_items_with_string_ids_are_found_opened_and_linked(page, address, docs, place, browser):
+    key = KEYS[place]
+    page.goto(address)
+    choose(page, "by", "item").click()
+    page.locator("#words").fill(f"number {place} is")
+    page.keyboard.press("Enter")
+    item = page.locator("#found-items .item", has_text=f"Title {place}").first
+    item.click()
+    expect(page.locator("#query b")).to_have_text(f"Title {place}")
+    assert titles(page) == expected(docs, ids=[key])
+    assert f"Title {place}" not in titles(page)
+    with tab(browser) as other:  # the link, without the items seen so far
+        other.goto(page.url)
+        expect(other.locator("#query b")).to_have_text(f"Title {place}")
+        assert titles(other) == titles(page)
+    page.locator("#words").fill(key)
+    page.keyboard.press("Enter")
+    expect(page.locator("#query b")).to_have_text(f"Title {place}")
+
+
+def test_the_map_and_the_comparison_work_without_hamming_distances(page, address):
+    page.goto(f"{address}#view=map&text=3")
+    expect(page.locator(".dot").first).to_be_visible()
+    assert page.locator(".dot.near").count() == 24
+    page.goto(f"{address}#view=compare&text=3")
+    expect(page.locator("#side-b li")).to_have_count(12)
+    expect(page.locator("#way-b option:checked")).to_contain_text("reranked")
+
+
+def test_a_vector_file_is_searched_by(page, address, docs):
+    page.goto(address)
+    choose(page, "by", "vector").click()
+    text = ", ".join(map(str, X[9].tolist())).encode()
+    file = {"name": "query.csv", "mimeType": "text/csv", "buffer": text}
+    page.locator("#vector-file").set_input_files(file)
+    expect(page.locator("#query b")).to_contain_text("vector")
+    assert titles(page) == expected(docs, queries=X[9:10])
+
+
+def test_an_unknown_item_is_reported(page, address):
+    page.goto(f"{address}#id=nothing")
+    expect(page.get_by_role("alert")).to_contain_text("nothing")
+
+
+@pytest.mark.parametrize(("width", "height", "least"), [(1280, 900, 5), (390, 844, 3)])
+def test_results_are_within_the_first_screen(browser, address, width, height, least):
+    with tab(browser, viewport={"width": width, "height": height}) as page:
+        page.goto(f"{address}#text=3")
+        expect(page.locator("#results li")).to_have_count(24)
+        boxes = [item.bounding_box() for item in page.locator("#results li").all()]
+        assert sum(box["y"] + box["height"] <= height for box in boxes) >= least
+
+
+def test_a_failing_embedder_is_reported(page, address):
+    page.goto(address)
+    page.locator("#text").fill("no number")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("tests:embed")

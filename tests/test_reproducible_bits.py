@@ -1,0 +1,84 @@
+"""The bits of a row do not depend on other rows, blocks, threads or processes."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from antipodal import DeepLinf, LinfHash, load
+from antipodal.hashers.network import NetworkHasher
+from antipodal.hashers.registry import built_in_hashers, make_hasher
+from networks import network
+
+X, Y = load_digits(return_X_y=True)
+NAMES = [*built_in_hashers(), "LinfHash.asymmetric", "LinfHash.quick"]
+
+
+def rows_like(X, n_rows):
+    """Return random mixtures of rows: neighbouring values, but no repeated rows."""
+    rng = np.random.default_rng(0)
+    weights = rng.dirichlet(np.ones(3), n_rows)
+    mixed = sum(w[:, None] * X[rng.integers(len(X), size=n_rows)] for w in weights.T)
+    return mixed.astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def hasher(request):
+    name = request.param
+    made = make_hasher(name, 40, 0)
+    if isinstance(made, NetworkHasher):
+        made = network(type(made), 40, n_epochs=1, n_anchors=50, random_state=0)
+    return made.fit(X[:300], Y[:300])
+
+
+def test_blocks_single_rows_and_order_do_not_change_bits(hasher, monkeypatch):
+    rows = rows_like(X, 700)
+    values, codes = hasher.project(rows), hasher.encode(rows)
+    for size in (1, 31, 32, 100, 699):
+        starts = range(0, 700 if size > 1 else 40, size)
+        for start in starts:
+            part = slice(start, min(start + size, 700))
+            np.testing.assert_array_equal(hasher.project(rows[part]), values[part])
+            np.testing.assert_array_equal(hasher.encode(rows[part]), codes[part])
+    order = np.random.default_rng(1).permutation(700)
+    np.testing.assert_array_equal(hasher.project(rows[order]), values[order])
+    for block_rows in (7, 64, 333):
+        monkeypatch.setattr("antipodal.hashers.pipeline.BLOCK_ROWS", block_rows)
+        np.testing.assert_array_equal(hasher.project(rows), values)
+        monkeypatch.setattr("antipodal.hashers.base._BLOCK_ROWS", 3 * block_rows)
+        np.testing.assert_array_equal(np.concatenate(list(hasher.encode_blocks(rows))), codes)
+
+
+PROGRAM = """
+import sys
+import numpy as np
+from antipodal import load
+model, rows, codes = sys.argv[1:]
+np.save(codes, load(model).encode(np.load(rows)))
+"""
+
+
+@pytest.mark.parametrize(
+    "hasher",
+    [
+        LinfHash.asymmetric(160, random_state=0),
+        LinfHash(160, random_state=0),
+        network(DeepLinf, 160, n_epochs=1, feature_map="hidden", random_state=0),
+    ],
+    ids=["asymmetric", "LinfHash", "DeepLinf"],
+    indirect=False,
+)
+def test_processes_with_other_numbers_of_threads_make_the_same_bits(hasher, tmp_path):
+    rows = rows_like(X, 9000)
+    np.save(tmp_path / "rows.npy", rows)
+    hasher.fit(X[:300], Y[:300]).save(tmp_path / "model")
+    expected = load(tmp_path / "model").encode(rows)
+    for n_threads in ("1", "2", "3"):
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        environment = os.environ | dict.fromkeys(names, n_threads)
+        arguments = [tmp_path / "model", tmp_path / "rows.npy", tmp_path / "codes.npy"]
+        subprocess.run([sys.executable, "-c", PROGRAM, *arguments], env=environment, check=True)
+        np.testing.assert_array_equal(np.load(tmp_path / "codes.npy"), expected)

@@ -1,0 +1,107 @@
+"""Without PyTorch: every saved model encodes, and every hasher that is no network is fitted."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from antipodal.hashers.network import NetworkHasher
+from antipodal.hashers.registry import built_in_hashers
+
+DATA = Path(__file__).parent / "data" / "0.6.1"
+SOURCE = Path(__file__).parent.parent / "src" / "antipodal"
+BLOCKED = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+FITTED = [name for name, kind in built_in_hashers().items() if not issubclass(kind, NetworkHasher)]
+NETWORKS = sorted(set(built_in_hashers()) - set(FITTED))
+
+
+def run_without_torch(program):
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED + program], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_saved_model_encodes():
+    run_without_torch(f"""
+import numpy as np
+from pathlib import Path
+from antipodal import load
+rows, expected = np.load({str(DATA / "rows.npy")!r}), np.load({str(DATA / "expected.npz")!r})
+paths = sorted(Path({str(DATA)!r}).glob("*.antipodal"))
+assert len(paths) > 20
+for path in paths:
+    np.testing.assert_array_equal(load(path).encode(rows), expected[path.stem + ".codes"])
+""")
+
+
+def test_every_hasher_but_networks_is_fitted_encodes_and_answers_queries(tmp_path):
+    run_without_torch(f"""
+import numpy as np, antipodal
+from antipodal.hashers.registry import make_hasher
+from sklearn.datasets import load_digits
+X, y = load_digits(return_X_y=True)
+X, y = X[:300], y[:300]
+for name in {FITTED} + ["LinfHash.asymmetric", "LinfHash.quick"]:
+    hasher = make_hasher(name, 16, 0).fit(X, y)
+    codes = hasher.encode(X)
+    hasher.save({str(tmp_path / "model")!r})
+    loaded = antipodal.load({str(tmp_path / "model")!r})
+    np.testing.assert_array_equal(loaded.encode(X), codes)
+    assert loaded.query(X[:3]).shape == (3, 16)
+""")
+
+
+def test_networks_name_the_extra_that_training_needs():
+    run_without_torch(f"""
+import antipodal
+for name in {NETWORKS}:
+    for fit in (lambda h: h.fit([[0.0], [1.0]], [0, 1]),
+                lambda h: h.fit_pairs([[0.0], [1.0]], [[0, 1]], [1])):
+        try:
+            fit(getattr(antipodal, name)(8))
+        except antipodal.AntipodalError as error:
+            assert "antipodal[train]" in str(error) or ".[train]" in str(error), error
+        except ValueError:
+            assert name in ("CSQ", "OrthoHash")  # which cannot learn from pairs
+        else:
+            raise AssertionError(name)
+""")
+
+
+def test_the_paper_solves_arrays_and_images_have_descriptors():
+    run_without_torch("""
+import numpy as np
+from antipodal import audit, gist, ksvd, solve_linf
+rng = np.random.default_rng(0)
+D = ksvd(rng.standard_normal((50, 6)), 4, sparsity=2, random_state=0).dictionary
+solution = solve_linf(rng.standard_normal((5, 6)), D, 0.3)
+assert type(solution.codes) is type(D) is np.ndarray and solution.converged
+assert gist(rng.integers(0, 255, (2, 16, 16))).shape == (2, 384)
+assert audit(rng.standard_normal((300, 16)), bits=(16,), k=3)
+""")
+
+
+def test_only_the_paper_imports_torch_when_it_is_imported():
+    importing = {
+        path.relative_to(SOURCE).parts[0]
+        for path in SOURCE.rglob("*.py")
+        if re.search(r"^(import|from) torch", path.read_text(), re.MULTILINE)
+    }
+    assert importing == {"paper"}
+
+
+@pytest.mark.parametrize("module", ["paper.admm", "paper.solver", "paper.dictionary", "cli"])
+def test_modules_that_need_no_torch_can_be_imported(module):
+    run_without_torch(f"import antipodal.{module}")
