@@ -9,7 +9,14 @@ from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import cosine_similarity
 
 from antipodal import HammingIndex, LinfHash, load
-from antipodal.hashers.bit_descent import RIDGE, BitFlips, refit_dictionary, rescale_dictionary
+from antipodal.hashers.bit_descent import (
+    RIDGE,
+    BitFlips,
+    Correction,
+    TabuSearch,
+    refit_dictionary,
+    rescale_dictionary,
+)
 
 DIGITS = load_digits(return_X_y=True)[0]
 
@@ -62,6 +69,84 @@ def test_the_window_does_not_change_the_result(monkeypatch, window):
     np.testing.assert_array_equal(BitFlips(D).run(Y, offset, signs.copy()), whole)
 
 
+def tabu_by_loops(r, D, b, n_steps, tenure):
+    """Search with the objective computed anew for every candidate."""
+    b, best, free_at = b.copy(), b.copy(), np.zeros(len(b), int)
+    for t in range(n_steps):
+        values = [
+            np.sum((r - D @ np.where(np.arange(len(b)) == j, -b, b)) ** 2)
+            if t > free_at[j] or free_at[j] == 0
+            else np.inf
+            for j in range(len(b))
+        ]
+        j = int(np.argmin(values))
+        b[j] = -b[j]
+        free_at[j] = t + tenure
+        if np.sum((r - D @ b) ** 2) < np.sum((r - D @ best) ** 2) - 1e-6:
+            best = b.copy()
+    return best
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tabu_search_gives_the_same_signs_as_loops_over_rows_and_bits(seed):
+    R, D, _, signs = problem(seed, n_bits=40)
+    search = TabuSearch(D)
+    assert (search.n_steps, search.tenure) == (10, 10)
+    search.tenure = 4
+    ours = search.run(R, signs.copy())
+    for r, b, found in zip(R, signs, ours, strict=True):
+        np.testing.assert_array_equal(found, tabu_by_loops(r, D, b, 10, 4))
+
+
+def test_tabu_search_leaves_local_minima_of_the_descent():
+    R, D, _, signs = problem(0, m=300, n=12, n_bits=48)
+    greedy = BitFlips(D, 0.0).run(R, np.zeros(12), signs.copy())
+    search = TabuSearch(D)
+    search.n_steps = 100
+    found = search.run(R, greedy.copy())
+    errors = [np.square(R - b @ D.T).sum(axis=1) for b in (greedy, found)]
+    assert (errors[1] <= errors[0] + 1e-9).all()
+    assert errors[1].mean() < 0.9 * errors[0].mean()
+
+
+def test_tabu_search_of_a_row_does_not_depend_on_the_others():
+    R, D, _, signs = problem(3, m=700, n_bits=40)
+    R, D, signs = (x.astype(np.float32) for x in (R, D, signs))
+    whole = TabuSearch(D).run(R, signs.copy())
+    for part in (slice(0, 1), slice(255, 258), slice(500, 700)):
+        np.testing.assert_array_equal(TabuSearch(D).run(R[part], signs[part].copy()), whole[part])
+
+
+def test_a_correction_is_stored_as_a_binary_number():
+    rng = np.random.default_rng(0)
+    Y = rng.standard_normal((300, 20)).astype(np.float32)
+    Y /= np.linalg.norm(Y, axis=1, keepdims=True)
+    V = (Y + 0.1 * rng.standard_normal(Y.shape)).astype(np.float32)
+    correction = Correction(weight=0.5, low=-0.1, step=0.02, slope=1.2, offset=0.03)
+    signs = correction.signs(Y, V, 4)
+    k = (signs > 0) @ [8, 4, 2, 1]
+    exact = -0.5 * np.sum(V * (V - Y), axis=1)
+    np.testing.assert_array_equal(k, np.clip(np.rint((exact + 0.1) / 0.02), 0, 15))
+    np.testing.assert_allclose(
+        signs @ correction.query_values(4) + correction.constant(4), 1.2 * (0.02 * k - 0.1) + 0.03
+    )
+
+
+def test_the_correction_improves_scores_of_neighbours():
+    train, X, Q = DIGITS[:800], DIGITS[800:1600], DIGITS[1600:]
+    hasher = LinfHash.asymmetric(128, random_state=0).fit(train)
+    signs, query = 2.0 * hasher.transform(X) - 1, hasher.query(Q)
+    truth = cosine_similarity(Q, X)
+    near = np.argsort(-truth, axis=1)[:, :20]
+    plain = query.copy()
+    plain[:, -4:] = 0  # without the bits of the correction
+    spreads = []
+    for values in (plain, query):
+        error = np.take_along_axis(values @ signs.T - truth, near, axis=1)
+        spreads.append((error - error.mean(axis=1, keepdims=True)).std())
+    assert spreads[1] < 0.9 * spreads[0]
+
+
 def test_the_dictionary_is_that_of_ridge_regression_and_vectors_have_length_one():
     Y, _, offset, signs = problem(2, m=200)
     D = refit_dictionary(Y, offset, signs)
@@ -101,8 +186,9 @@ def test_scores_estimate_cosines_and_codes_reconstruct_directions(n_bits):
     rebuilt = hasher.reconstruct(hasher.encode(DIGITS))
     assert abs(np.linalg.norm(rebuilt, axis=1).mean() - 1) < 0.02
     signs = 2.0 * hasher.transform(DIGITS) - 1
-    scores = hasher.query(DIGITS[:50]) @ signs.T + units[:50] @ hasher.mean_[:, None]
-    np.testing.assert_allclose(scores, units[:50] @ rebuilt.T, atol=1e-4)
+    scores = hasher.query(DIGITS[:50]) @ signs.T + hasher.score_offset(DIGITS[:50])[:, None]
+    if n_bits < 64:  # no correction
+        np.testing.assert_allclose(scores, units[:50] @ rebuilt.T, atol=1e-4)
     error = np.sqrt(np.mean((scores - units[:50] @ units.T) ** 2))
     assert error < {16: 0.1, 64: 0.05, 128: 0.03}[n_bits]
 

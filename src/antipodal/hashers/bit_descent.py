@@ -1,13 +1,14 @@
-"""Bit descent: codes b and a dictionary D for which μ + D·b approximates rows y of length 1.
+"""Bit descent: codes b and a dictionary D for which v = μ + D·b approximates rows y of length 1.
 
-    f(b) = ‖y - v‖² + γ(‖v‖² - 1)²,    v = μ + D·b,    b in {-1, 1}ᴺ
-
-The second term keeps reconstructions at length 1, so that scores estimate cosines.
+There are two forms. `BitFlips` descends on ‖y - v‖² + γ(‖v‖² - 1)², whose second term keeps
+reconstructions at length 1, so that ⟨q, v⟩ ranks items. `TabuSearch` minimises ‖y - v‖² alone,
+and a few more bits of the code store a correction of the score (`Correction`). The second form has
+the higher recall, but its correction is too long for short codes.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,11 @@ LENGTH_WEIGHT = 1.0  # γ: recall is the same from 0.5 to 2
 RIDGE = 0.01  # ε of the least squares for D, relative to a mean over rows
 _MIN_GAIN = 1e-6  # smaller gains are rounding: a bit could be flipped forever
 _WINDOW = 256  # rows that descend at the same time: their tables stay in the cache
+_TENURE = 12  # steps for which `TabuSearch` does not flip a bit again
+_NEIGHBOURS = 20  # per query, from which `Correction` is fitted
+_QUERIES = 1000  # rows that serve as queries there
+_TAIL = 0.003  # of the corrections at each end, which are rounded to the extreme values
+_TINY = np.finfo(np.float32).tiny
 
 Floats = NDArray[np.floating[Any]]
 
@@ -156,6 +162,140 @@ class BitFlips:
         flat_c[at] = -change
 
 
+class TabuSearch:
+    """Minimise ‖r - D·b‖² over b in {-1, 1}ᴺ: flip the best bit of each row in every step.
+
+    With G = DᵀD, a flip of bⱼ changes the objective by
+
+        Δⱼ = 4(Gⱼⱼ - bⱼ(G·b - Dᵀr)ⱼ)
+
+    After it, Δⱼ changes its sign and all other Δᵢ change by 8bᵢbⱼGᵢⱼ. A flip is made even if it
+    increases the objective, which leads out of local minima; a bit is not flipped again for the
+    next steps. The result is the best code found. [Glover1989]
+
+    Parameters
+    ----------
+    D : (n, N)
+        Dictionary.
+    """
+
+    def __init__(self, D: Floats) -> None:
+        gram = D.T @ D
+        self.D, self.diagonal = D, gram.diagonal().copy()
+        self.gram = _rounded_for_signs(gram)
+        self.steps = 8 * gram
+        self.n_steps = max(gram.shape[0] // 4, 1)
+        self.tenure = min(_TENURE, gram.shape[0] // 4)
+        # Added to Δⱼ while bⱼ must not be flipped: a power of two that exceeds any |Δ|.
+        largest = float(np.abs(gram).sum(axis=0).max(initial=0)) + 1
+        self.penalty = gram.dtype.type(2.0 ** math.frexp(16 * largest)[1])
+
+    def run(self, R: Floats, signs: Floats) -> Floats:
+        """Return the best signs of each row of R; they do not depend on the other rows.
+
+        `signs` has the initial ±1 and is overwritten.
+        """
+        change = product(R, self.D, np.empty_like(signs))
+        change -= signs @ self.gram  # exact, so that the order of summation has no effect
+        change *= signs
+        change += self.diagonal
+        change *= 4
+        for start in range(0, len(R), _WINDOW):
+            part = slice(start, start + _WINDOW)
+            self._search(signs[part], change[part])
+        return signs
+
+    def _search(self, b: Floats, change: Floats) -> None:
+        starts = np.arange(len(b)) * b.shape[1]
+        flat_b, flat_change = b.reshape(-1), change.reshape(-1)
+        flipped = np.empty((self.n_steps, len(b)), np.intp)
+        total, lowest = np.zeros(len(b)), np.zeros(len(b))
+        n_kept = np.zeros(len(b), np.intp)  # flips up to the best code
+        work = np.empty_like(b)
+        for t in range(self.n_steps):
+            bits = change.argmin(axis=1)
+            flipped[t] = at = starts + bits
+            delta, sign = flat_change[at], flat_b[at]
+            np.take(self.steps, bits, axis=0, out=work, mode="clip")
+            work *= b
+            work *= sign[:, None]
+            change += work
+            flat_b[at] = -sign
+            flat_change[at] = self.penalty - delta
+            if t >= self.tenure:
+                flat_change[flipped[t - self.tenure]] -= self.penalty
+            total += delta
+            better = total < lowest - _MIN_GAIN
+            lowest[better] = total[better]
+            n_kept[better] = t + 1
+        for t in range(self.n_steps):
+            undone = flipped[t, n_kept <= t]
+            flat_b[undone] = -flat_b[undone]
+
+
+class Correction(NamedTuple):
+    """Correction of scores by the error e = v - y of an item, stored in the last bits of its code.
+
+        ⟨q, y⟩ ≈ α(⟨q, v⟩ - κ⟨v, e⟩) + β
+
+    A neighbour q of y also resembles v, so that ⟨q, e⟩, the error of the score, increases with
+    ⟨v, e⟩. The codes store low + k·step ≈ -κ⟨v, e⟩ as a binary number k.
+    """
+
+    weight: float = 0.0  # κ
+    low: float = 0.0
+    step: float = 0.0
+    slope: float = 1.0  # α
+    offset: float = 0.0  # β
+
+    def signs(self, Y: Array, V: Array, n_bits: int) -> Array:
+        """Return the bits of k as ±1, (m, n_bits), the most significant one first."""
+        value = -self.weight * np.vecdot(V, V - Y)
+        k = np.rint((value - self.low) / max(self.step, _TINY)).clip(0, 2**n_bits - 1)
+        bits = k.astype(np.int64)[:, None] >> np.arange(n_bits)[::-1] & 1
+        return np.where(bits, np.float32(1), np.float32(-1))
+
+    def query_values(self, n_bits: int) -> NDArray[np.float64]:
+        """Return the values of a float query for the bits of k."""
+        return self.slope * self.step / 2 * 2.0 ** np.arange(n_bits)[::-1]
+
+    def constant(self, n_bits: int) -> float:
+        """Return the part of the score that is the same for all items: β and the mean of k."""
+        return self.offset + self.slope * (self.low + self.step * (2**n_bits - 1) / 2)
+
+    @classmethod
+    def fit(cls, Y: Array, V: Array, n_bits: int) -> Self:
+        """Fit the correction to rows y and their reconstructions v.
+
+        The rows are also the queries, each with its nearest other rows. κ is the coefficient of
+        ⟨v, e⟩ in a regression of ⟨q, e⟩, among the neighbours of a query. α and β are fitted to
+        neighbours and to random rows.
+        """
+        n = min(_NEIGHBOURS, len(Y) - 2)
+        if n < 2:
+            return cls()
+        n_queries = min(len(Y), _QUERIES)
+        cosines = Y[:n_queries] @ Y.T
+        cosines[np.arange(n_queries), np.arange(n_queries)] = -2  # not a neighbour of itself
+        near = np.argpartition(-cosines, n, axis=1)[:, :n]
+        scores = Y[:n_queries] @ V.T
+        error = np.vecdot(V, V - Y)
+        truth, score = (np.take_along_axis(x, near, axis=1) for x in (cosines, scores))
+        columns = [x - x.mean(axis=1, keepdims=True) for x in (error[near], score, score - truth)]
+        A, target = np.stack([x.ravel() for x in columns[:2]], axis=1), columns[2].ravel()
+        weight = max(float(np.linalg.lstsq(A, target)[0][0]), 0.0)
+        low, high = np.quantile(-weight * error, [_TAIL, 1 - _TAIL])
+        step = float(high - low) / (2**n_bits - 1)
+        others = (np.arange(n_queries)[:, None] + np.arange(1, n + 1)) % len(Y)
+        pairs = np.concatenate([near, others], axis=1)
+        estimate = np.take_along_axis(scores, pairs, axis=1) - weight * error[pairs]
+        A = np.stack([estimate.ravel(), np.ones(estimate.size)], axis=1)
+        slope, offset = np.linalg.lstsq(A, np.take_along_axis(cosines, pairs, axis=1).ravel())[0]
+        if not slope > 0:
+            slope, offset = 1.0, 0.0
+        return cls(weight, float(low), step, float(slope), float(offset))
+
+
 def _rounded_for_signs(gram: Floats) -> Floats:
     """Return G rounded so that sums of ±its entries are exact in their dtype."""
     largest = float(np.abs(gram).sum(axis=0).max())
@@ -189,13 +329,22 @@ MakeSolver = Callable[[Array], Operation]
 
 
 class Level:
-    """The bits after the first n_before bits of a nested code."""
+    """The bits after the first n_before bits of a nested code; the last of them may correct it."""
 
-    def __init__(self, D: Array, n_before: int, mean: Array, make_solver: MakeSolver) -> None:
+    def __init__(
+        self,
+        D: Array,
+        n_before: int,
+        mean: Array,
+        make_solver: MakeSolver,
+        n_correction: int = 0,
+        correction: Correction | None = None,
+    ) -> None:
         self.mean, self.n_before = mean, n_before
+        self.n_correction, self.correction = n_correction, correction or Correction()
         self.before = np.ascontiguousarray(D[:, :n_before].T)
-        self.new = np.ascontiguousarray(D[:, n_before:])
-        self.flips = BitFlips(self.new)
+        self.new = np.ascontiguousarray(D[:, n_before : D.shape[1] - n_correction])
+        self.search = TabuSearch(self.new) if n_correction else BitFlips(self.new)
         size = np.linalg.norm(self.new, axis=0).mean()
         self.solver = make_solver(self.new / np.maximum(size, np.float32(1e-30)))
 
@@ -204,10 +353,21 @@ class Level:
         x = self.solver.run(unit_rows(Y - self.offset(signs)), memory)
         return np.where(x > 0, np.float32(1), np.float32(-1))
 
+    def descend(self, Y: Array, signs: Array, new: Array) -> Array:
+        """Return the new bits after descent from initial signs, without those of the correction."""
+        offset = self.offset(signs)
+        if isinstance(self.search, TabuSearch):
+            return self.search.run(Y - offset, new)
+        return self.search.run(Y, offset, new)
+
     def extend(self, Y: Array, signs: Array, memory: Workspace) -> Array:
         """Append the signs of the new bits to the signs (m, n_before)."""
-        new = self.initial_signs(Y, signs, memory)
-        return np.concatenate([signs, self.flips.run(Y, self.offset(signs), new)], axis=1)
+        new = self.descend(Y, signs, self.initial_signs(Y, signs, memory))
+        parts = [signs, new]
+        if self.n_correction:
+            V = self.reconstruct(signs, new)
+            parts.append(self.correction.signs(Y, V, self.n_correction))
+        return np.concatenate(parts, axis=1)
 
     def offset(self, signs: Array) -> Array:
         """Return the reconstruction from the first n_before bits."""
@@ -216,16 +376,20 @@ class Level:
         offset = np.empty((len(signs), len(self.mean)), np.float32)
         return product(signs, self.before, offset) + self.mean
 
+    def reconstruct(self, signs: Array, new: Array) -> Array:
+        """Return v, (m, n)."""
+        V = product(new, self.new.T, np.empty((len(new), len(self.mean)), np.float32))
+        V += self.offset(signs)
+        return V
+
 
 class BitDescent(Operation):
     """Map rows of length 1 to signs (m, N), level by level; it has no ONNX form."""
 
-    def __init__(self, dictionaries: Sequence[Array], mean: Array, make_solver: MakeSolver) -> None:
-        lengths = [0, *(D.shape[1] for D in dictionaries)]
-        self.levels = [
-            Level(D, n, mean, make_solver) for D, n in zip(dictionaries, lengths[:-1], strict=True)
-        ]
-        self.n_bits = int(lengths[-1])
+    def __init__(self, levels: Sequence[Level]) -> None:
+        self.levels = levels
+        last = levels[-1]
+        self.n_bits = last.n_before + last.new.shape[1] + last.n_correction
 
     def width(self, n: int) -> int:
         """Return the number of bits."""
@@ -243,17 +407,23 @@ class BitDescent(Operation):
 
 
 def fit_levels(
-    Y: Array, mean: Array, frames: Sequence[Array], n_refits: int, make_solver: MakeSolver
-) -> list[Array]:
-    """Fit one dictionary per level to rows of length 1, starting from a frame for its new bits.
+    Y: Array,
+    mean: Array,
+    frames: Sequence[Array],
+    n_corrections: Sequence[int],
+    n_refits: int,
+    make_solver: MakeSolver,
+) -> tuple[list[Array], list[Correction]]:
+    """Fit one dictionary and one correction per level to rows of length 1.
 
-    Bit descent (with γ = 0) and refits of the dictionary alternate; neither increases the error.
-    Lengths are corrected at the end.
+    A level starts from a frame for its new bits. Descent on ‖y - v‖² and refits of the dictionary
+    alternate. Without a correction, lengths are corrected at the end. With one, the dictionary
+    has columns of zeros for its bits.
     """
     signs, D = np.empty((len(Y), 0), np.float32), np.empty((Y.shape[1], 0), np.float32)
-    dictionaries = []
+    dictionaries, corrections = [], []
     memory = Workspace()
-    for frame in frames:
+    for frame, n_correction in zip(frames, n_corrections, strict=True):
         n_before = signs.shape[1]
         level = Level(np.concatenate([D, frame], axis=1), n_before, mean, make_solver)
         new, remainder = level.initial_signs(Y, signs, memory), Y - level.offset(signs)
@@ -262,9 +432,23 @@ def fit_levels(
         D = np.concatenate([D, size * frame], axis=1)
         for _ in range(n_refits):
             level = Level(D, n_before, mean, make_solver)
-            new = BitFlips(level.new, length_weight=0).run(Y, level.offset(signs), new)
+            if n_correction:
+                new = TabuSearch(level.new).run(Y - level.offset(signs), new)
+            else:
+                new = BitFlips(level.new, length_weight=0).run(Y, level.offset(signs), new)
             D = refit_dictionary(Y, mean, np.concatenate([signs, new], axis=1))
-        D = rescale_dictionary(D, mean, np.concatenate([signs, new], axis=1))
+        if not n_correction:
+            D = rescale_dictionary(D, mean, np.concatenate([signs, new], axis=1))
+        D = np.concatenate([D, np.zeros((len(D), n_correction), D.dtype)], axis=1)
+        level = Level(D, n_before, mean, make_solver, n_correction)
+        if n_correction:
+            new = level.descend(Y, signs, level.initial_signs(Y, signs, memory))
+            V = level.reconstruct(signs, new)
+            level.correction = Correction.fit(Y, V, n_correction)
+            ends = level.correction.signs(Y, V, n_correction)
+            signs = np.concatenate([signs, new, ends], axis=1)
+        else:
+            signs = level.extend(Y, signs, memory)
         dictionaries.append(D)
-        signs = Level(D, n_before, mean, make_solver).extend(Y, signs, memory)
-    return dictionaries
+        corrections.append(level.correction)
+    return dictionaries, corrections

@@ -11,7 +11,7 @@ from sklearn.utils import check_random_state
 
 from antipodal.codes import unpack
 from antipodal.hashers.base import BaseHasher, FloatArray, Scoring
-from antipodal.hashers.bit_descent import BitDescent, fit_levels
+from antipodal.hashers.bit_descent import BitDescent, Correction, Level, fit_levels
 from antipodal.hashers.operations import (
     Affine,
     Array,
@@ -34,6 +34,9 @@ from antipodal.threads import one_thread
 from antipodal.validation import check_type, check_whole
 
 _MIN_STEP = 64  # bits per level with `descent`, if there are fewer features
+# Shorter levels, and codes with fewer bits per feature, have no correction: it lowers their recall.
+_BITS_PER_CORRECTION, _LEAST_RATE = 16, 0.75
+_MAX_CORRECTION = 16
 _MAX_ITERATIONS = 100_000  # in a model file: a thousand times the number that a code needs
 
 
@@ -55,8 +58,9 @@ class LinfHash(BaseHasher):
     These codes are made for Hamming distance. With `descent`, codes are made for asymmetric
     search instead; `LinfHash.asymmetric` has the recommended settings. `bit_descent` starts from
     the signs of x and flips bits, D is fitted to the codes of the sample, and codes reconstruct
-    directions, μ + s·D·(2b - 1) ≈ row / ‖row‖, so that the scores of `query` estimate cosines.
-    Such codes are worse by Hamming distance.
+    directions, v = μ + D·(2b - 1) ≈ row / ‖row‖, so that the scores of `query` estimate cosines.
+    The last `correction_bits` bits correct them for the error of v (`Correction`). Such codes are
+    worse by Hamming distance.
 
     Parameters
     ----------
@@ -68,6 +72,10 @@ class LinfHash(BaseHasher):
         Shorter code lengths, ascending, with `descent`: the first bits of a code are a code of
         that length. Bits are found one level after another, each with at most as many bits as
         features (or 64). `prefix(length)` returns a hasher for any length in `levels_`.
+    correction_bits : int
+        With `descent`, number of bits of each level that correct the scores, 0 for none. Levels
+        with fewer than 16 bits for each of them, and codes with fewer than 0.75 bits per feature,
+        have no correction.
     n_refits : int
         Number of times that D is fitted to the codes of the sample, and these to D, with
         `descent`. With 0, D is a random frame.
@@ -98,12 +106,15 @@ class LinfHash(BaseHasher):
 
     presets = ("asymmetric", "quick")
 
-    encoding_parameters = ("n_bits", "descent", "nested", "bound", "penalty", "n_iter")
+    encoding_parameters = (
+        "n_bits", "descent", "nested", "correction_bits", "bound", "penalty", "n_iter",
+    )  # fmt: skip
 
     mean_: NDArray[np.float32]
     dictionary_: NDArray[np.float32]
     levels_: list[int]  # with descent, all code lengths
     inner_dictionaries_: NDArray[np.float32]  # with descent, dictionaries of the shorter lengths
+    corrections_: NDArray[np.float64]  # with correction_bits, the fields of `Correction` per level
     scale_: float
 
     def __init__(
@@ -112,6 +123,7 @@ class LinfHash(BaseHasher):
         *,
         descent: bool = False,
         nested: tuple[int, ...] = (),
+        correction_bits: int = 0,
         n_refits: int = 4,
         bound: float = 0.2,
         sparsity: int = 8,
@@ -123,6 +135,7 @@ class LinfHash(BaseHasher):
         self.n_bits = n_bits
         self.descent = descent
         self.nested = nested
+        self.correction_bits = correction_bits
         self.n_refits = n_refits
         self.bound = bound
         self.sparsity = sparsity
@@ -145,7 +158,14 @@ class LinfHash(BaseHasher):
         With descent, codes after one iteration of ADMM are as good as after fifty.
         """
         return cls(
-            n_bits, descent=True, nested=nested, bound=0.7, n_iter=1, random_state=random_state
+            n_bits,
+            descent=True,
+            nested=nested,
+            correction_bits=4,
+            bound=0.7,
+            n_samples=20_000,
+            n_iter=1,
+            random_state=random_state,
         )
 
     @classmethod
@@ -183,9 +203,24 @@ class LinfHash(BaseHasher):
         Y = _directions(rows[draw_rows(len(rows), self.n_samples, rng)])
         self.levels_ = self._lengths(rows.shape[1])
         widths = np.diff([0, *self.levels_]).tolist()
-        frames = [_frame(rows.shape[1], n, rng).astype(np.float32) for n in widths]
-        *inner, self.dictionary_ = fit_levels(Y, self.mean_, frames, self.n_refits, self._solver)
+        ends = [self._n_correction(level) for level in range(len(widths))]
+        frames = [
+            _frame(rows.shape[1], width - end, rng).astype(np.float32)
+            for width, end in zip(widths, ends, strict=True)
+        ]
+        (*inner, self.dictionary_), corrections = fit_levels(
+            Y, self.mean_, frames, ends, self.n_refits, self._solver
+        )
         self.inner_dictionaries_ = _concatenate(inner, rows.shape[1])
+        if self.correction_bits:
+            self.corrections_ = np.array(corrections)
+
+    def _n_correction(self, level: int) -> int:
+        """Return the number of bits that correct scores in a level, counted from 0 or the end."""
+        length = self.levels_[level]
+        width = length - max((n for n in self.levels_ if n < length), default=0)
+        is_long = width >= _BITS_PER_CORRECTION * self.correction_bits
+        return self.correction_bits if is_long and length >= _LEAST_RATE * len(self.mean_) else 0
 
     def _lengths(self, n_features: int) -> list[int]:
         """Return the lengths of the levels: the requested ones, and others in between."""
@@ -216,6 +251,8 @@ class LinfHash(BaseHasher):
         short.n_bits, short.levels_ = int(n_bits), shorter[:n_levels]
         short.nested = tuple(n for n in self.nested if n < n_bits)
         short.inner_dictionaries_ = _concatenate(inner, len(self.mean_))
+        if self.correction_bits:
+            short.corrections_ = self.corrections_[:n_levels]
         short._mark_fitted()
         return short
 
@@ -228,20 +265,32 @@ class LinfHash(BaseHasher):
         """Return float queries for asymmetric search, q = s·Dᵀy, (m, n_bits).
 
         ⟨q, 2b - 1⟩ = ⟨y, s·D·(2b - 1)⟩ is the inner product of y with the reconstruction of a
-        row. y = row / ‖row‖ with `descent`, and y = row - μ without.
+        row. y = row / ‖row‖ with `descent`, and y = row - μ without. The values for the bits of a
+        correction are the same in all queries.
         """
         D = self.scale_ * self.dictionary_
-        steps = [UnitRows(), Affine(D)] if self.descent else [Affine(D, mean=self.mean_)]
+        steps: list[Operation] = [Affine(D, mean=self.mean_)]
+        if self.descent:
+            n, correction = self._last_correction()
+            values = np.zeros(self.n_bits, np.float32)
+            values[self.n_bits - n :] = correction.query_values(n)
+            steps = [UnitRows(), Affine(np.float32(correction.slope) * D, values)]
         return Pipeline(steps).values(self._check_rows(X), self.n_bits)
 
     def score_offset(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Return ⟨y, μ⟩ with `descent`: added to ⟨q, 2b - 1⟩ it estimates the cosine."""
+        """Return α⟨y, μ⟩ + β with `descent`: added to ⟨q, 2b - 1⟩ it estimates the cosine."""
         rows = self._check_rows(X)
         if not self.descent:
             return np.zeros(len(rows))
+        n, correction = self._last_correction()
         lengths = np.linalg.norm(rows, axis=1)
-        offsets = rows @ self.mean_.astype(np.float64)
-        return np.asarray(offsets / np.where(lengths > 0, lengths, 1), np.float64)
+        offsets = rows @ self.mean_.astype(np.float64) / np.where(lengths > 0, lengths, 1)
+        return np.asarray(correction.slope * offsets + correction.constant(n), np.float64)
+
+    def _last_correction(self) -> tuple[int, Correction]:
+        """Return the correction of the whole code, and its number of bits."""
+        n = self._n_correction(-1)
+        return n, Correction(*self.corrections_[-1].tolist()) if n else Correction()
 
     def reconstruct(self, codes: ArrayLike) -> NDArray[np.float32]:
         """Return μ + s·D·(2b - 1), the rows (m, features) reconstructed from packed codes.
@@ -250,7 +299,8 @@ class LinfHash(BaseHasher):
         """
         self._check_fitted()
         bits = unpack(codes, self.n_bits)
-        return self.mean_ + np.float32(self.scale_) * self._corners(bits)
+        rows = self.mean_ + np.float32(self.scale_) * self._corners(bits)
+        return unit_rows(rows) if self.descent and self._last_correction()[0] else rows
 
     def _corners(self, bits: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return D·(2b - 1) for each row of bits."""
@@ -269,8 +319,13 @@ class LinfHash(BaseHasher):
         """Return the steps whose signs are the bits; with `descent` their values are ±1."""
         if not self.descent:
             return [UnitRows(self.mean_), self._solver(self.dictionary_)]
-        dictionaries = [*self._inner(), self.dictionary_]
-        return [UnitRows(), BitDescent(dictionaries, self.mean_, self._solver)]
+        starts = [0, *self.levels_[:-1]]
+        levels = []
+        for i, D in enumerate([*self._inner(), self.dictionary_]):
+            n = self._n_correction(i)
+            correction = Correction(*self.corrections_[i].tolist()) if n else None
+            levels.append(Level(D, starts[i], self.mean_, self._solver, n, correction))
+        return [UnitRows(), BitDescent(levels)]
 
     def _solver(self, D: Array) -> "LinfIterations":
         bound = self.bound / math.sqrt(D.shape[1])
@@ -286,12 +341,21 @@ class LinfHash(BaseHasher):
         self._check_parameters()
         if self.n_iter > _MAX_ITERATIONS:
             raise ValueError(f"n_iter must be at most {_MAX_ITERATIONS:,}: got {self.n_iter}")
+        if self.descent and self.correction_bits:
+            expected = len(self.levels_), len(Correction._fields)
+            if self.corrections_.shape != expected or not np.isfinite(self.corrections_).all():
+                raise ValueError(f"corrections_ must have the shape {expected} and finite values")
         super().check_restored()
 
     def _check_parameters(self) -> None:
         for name in ("sparsity", "n_samples", "n_iter"):
             check_whole(getattr(self, name), name, 1)
         check_whole(self.n_refits, "n_refits", 0)
+        check_whole(self.correction_bits, "correction_bits", 0)
+        if self.correction_bits > _MAX_CORRECTION:
+            raise ValueError(
+                f"correction_bits must be at most {_MAX_CORRECTION}: got {self.correction_bits}"
+            )
         check_type(self.descent, "descent", bool)
         check_type(self.nested, "nested", tuple[int, ...])
         lengths = list(self.nested)
