@@ -6,9 +6,11 @@ import os
 # most of their time waiting for each other. It reads the variable when NumPy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 
 from browsers import chromium
@@ -16,7 +18,19 @@ from effort import CAMPAIGN
 
 settings.register_profile("usual", derandomize=not CAMPAIGN, deadline=None, print_blob=True)
 settings.load_profile("usual")
-torch.set_num_threads(1)
+
+try:
+    import torch
+except ImportError:
+    # Without PyTorch, as in `make test-without-torch`: all tests of files that do not need it.
+    _NEEDS = re.compile(r"^(import torch|from torch|from networks|import networks)", re.MULTILINE)
+    collect_ignore = [
+        path.name
+        for path in Path(__file__).parent.glob("test_*.py")
+        if _NEEDS.search(path.read_text())
+    ]
+else:
+    torch.set_num_threads(1)
 
 
 @pytest.fixture
