@@ -26,6 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
+from antipodal import AntipodalError, Client
+
 N_FEATURES, N_BITS, N_ITEMS = 384, 384, 100_000
 
 ENCODE_ONE = """
@@ -82,7 +84,7 @@ def startup(old: Path, repeats: int) -> dict[str, float]:
 
 def idle_service() -> dict[str, float]:
     """Return the memory of a service after start-up and after the first search, in MB."""
-    from antipodal import Client, Collection
+    from antipodal import Collection
 
     rows = np.random.default_rng(0).standard_normal((N_ITEMS, N_FEATURES), dtype=np.float32)
     with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
@@ -94,13 +96,7 @@ def idle_service() -> dict[str, float]:
         command = [sys.executable, "-m", "antipodal", "serve", str(place), "--port", str(port)]
         service = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            client = Client(f"http://127.0.0.1:{port}")
-            for _ in range(600):
-                try:
-                    client.count()
-                    break
-                except Exception:
-                    time.sleep(0.5)
+            client = connected(f"http://127.0.0.1:{port}")
             started = megabytes(service.pid)
             client.search(rows[:1], k=10)
             time.sleep(1)
@@ -108,6 +104,16 @@ def idle_service() -> dict[str, float]:
         finally:
             service.send_signal(signal.SIGTERM)
             service.wait()
+
+
+def connected(url: str) -> Client:
+    """Return a client of a service as soon as it answers."""
+    for _ in range(600):
+        try:
+            return Client(url)
+        except AntipodalError:
+            time.sleep(0.5)
+    raise TimeoutError(f"no answer from {url}")
 
 
 def megabytes(pid: int) -> float:
