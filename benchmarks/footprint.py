@@ -37,14 +37,20 @@ import antipodal
 antipodal.load(sys.argv[1]).encode(np.load(sys.argv[2])[:1])
 """
 ENCODE_MANY = """
-import sys, time
+import json, os, sys, time
 import numpy as np
 import antipodal
-hasher, rows = antipodal.load(sys.argv[1]), np.load(sys.argv[2])
+hasher, n_repeats = antipodal.load(sys.argv[1]), int(sys.argv[2])
+rows = np.random.default_rng(0).standard_normal((50_000, hasher.n_features_in_), np.float32)
 hasher.encode(rows[:100])
-began = time.perf_counter()
-hasher.encode(rows)
-print(time.perf_counter() - began)
+seconds = {"default": [], "one": []}
+for _ in range(n_repeats):
+    for name, variable in (("default", ""), ("one", "1")):
+        os.environ["OMP_NUM_THREADS"] = variable
+        began = time.perf_counter()
+        hasher.encode(rows)
+        seconds[name].append(time.perf_counter() - began)
+print(json.dumps(seconds))
 """
 SIZES = """
 import importlib.metadata, json, os
@@ -82,7 +88,7 @@ def startup(old: Path, repeats: int) -> dict[str, float]:
     return {name: round(min(values), 3) for name, values in seconds.items()}
 
 
-def idle_service() -> dict[str, float]:
+def idle_service() -> dict[str, dict[str, float]]:
     """Return the memory of a service after start-up and after the first search, in MB."""
     from antipodal import Collection
 
@@ -116,41 +122,31 @@ def connected(url: str) -> Client:
     raise TimeoutError(f"no answer from {url}")
 
 
-def megabytes(pid: int) -> float:
-    """Return the proportional share of memory of a process (Linux)."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return round(int(line.split()[1]) / 1024, 1)
-    return 0.0
+def megabytes(pid: int) -> dict[str, float]:
+    """Return the resident memory of a process, and its proportional share of it (Linux)."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    sizes = {name: int(size.split()[0]) for name, size in (line.split(":") for line in lines)}
+    return {name: round(sizes[name] / 1024, 1) for name in ("Rss", "Pss")}
 
 
 def busy_cores(repeats: int) -> dict[str, float]:
     """Return the seconds of `encode` next to two busy loops, by number of threads."""
     from antipodal import DeepLinf, Training
 
-    rng = np.random.default_rng(0)
-    rows = rng.standard_normal((100_000, N_FEATURES), dtype=np.float32)
-    hasher = DeepLinf(64, training=Training(n_epochs=1), random_state=0)
-    hasher.fit(rows[:2000], np.arange(2000) % 10)
-    seconds: dict[str, list[float]] = {"default": [], "one": []}
+    rows = np.random.default_rng(0).standard_normal((2000, N_FEATURES), dtype=np.float32)
+    hasher = DeepLinf(64, feature_map="hidden", training=Training(n_epochs=1), random_state=0)
+    hasher.fit(rows, np.arange(2000) % 10)
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            model, file = Path(folder) / "model", Path(folder) / "rows.npy"
-            hasher.save(model)
-            np.save(file, rows)
-            command = [sys.executable, "-c", ENCODE_MANY, str(model), str(file)]
-            usual = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-            for _ in range(repeats):
-                for name, variables in (("default", {}), ("one", {"OMP_NUM_THREADS": "1"})):
-                    done = subprocess.run(
-                        command, env=usual | variables, check=True, stdout=subprocess.PIPE
-                    )
-                    seconds[name].append(float(done.stdout))
+            hasher.save(f"{folder}/model")
+            command = [sys.executable, "-c", ENCODE_MANY, f"{folder}/model", str(repeats)]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     finally:
         for loop in loops:
             loop.kill()
             loop.wait()
+    seconds = json.loads(done.stdout)
     medians = {name: round(float(np.median(values)), 3) for name, values in seconds.items()}
     return medians | {"ratio": round(medians["default"] / medians["one"], 3)}
 
