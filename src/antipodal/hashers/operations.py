@@ -588,8 +588,9 @@ class Unfolding(Operation):
 
     def on_columns(self, C: Array, memory: Workspace) -> Array:
         """Apply all layers."""
-        v = self.neuron.apply(C, memory.array(self, *C.shape))  # in place, `clip` is slow
-        u = memory.array(self, *C.shape, 1)
+        n, n_columns = C.shape
+        v = self.neuron.apply(C, memory.array(self, n, n_columns))  # in place, `clip` is slow
+        u = memory.array(self, n, n_columns, 1)
         for S, b in self.stages:
             np.matmul(S.T, v, out=u)
             if self.feeds_input:
