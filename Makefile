@@ -2,13 +2,23 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test campaign lint docs results clean
+.PHONY: demo test test-without-torch campaign lint docs results clean
 
 demo: .venv/.library
 	$(BIN)/antipodal demo
 
 test: .venv/.developer
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# Install without PyTorch into a new environment, and run the tests that need none there.
+test-without-torch:
+	rm -rf .venv-without-torch
+	$(PYTHON) -m venv .venv-without-torch
+	.venv-without-torch/bin/pip install --quiet --upgrade 'pip>=25.1'
+	.venv-without-torch/bin/pip install --quiet --editable '.[serve]' --group dev
+	! .venv-without-torch/bin/python -c 'import torch' 2>/dev/null
+	.venv-without-torch/bin/python tests/smoke.py
+	.venv-without-torch/bin/python -m pytest tests -n auto --dist worksteal
 
 # Fault-injection and stress tests, about an hour, with new seeds, which they print, and the Spark
 # and Dask examples. Records go to benchmarks/results.
@@ -56,4 +66,4 @@ results: .venv/.library
 	touch $@
 
 clean:
-	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-without-torch site .pytest_cache .mypy_cache .ruff_cache .hypothesis

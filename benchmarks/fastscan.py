@@ -11,12 +11,16 @@ The ten best codes for single queries and batches of 64, on one thread, for a mi
 
 `--filters` measures searches among a random share of the items, with FastScan over all rows and
 with byte tables over the allowed rows. `--ivf` compares `engine="ivf"` with the exhaustive search
-of clustered codes. Alternatives run in turn in the same process and are timed in CPU time. Compare
-ratios.
+of clustered codes, and `--ivf-data` their recall on real vectors, by the number of lists that a
+query probes: 384 bits of `LinfHash.asymmetric`, 1,000 rows as queries. It also records the share of
+these results that Faiss returns for the file of `to_faiss`. Alternatives run in turn in the same
+process and are timed in CPU time. Compare ratios.
 
     python benchmarks/fastscan.py --json benchmarks/results/fastscan.json
     python benchmarks/fastscan.py --filters --json benchmarks/results/fastscan-filters.json
     python benchmarks/fastscan.py --ivf 4000000 --json benchmarks/results/fastscan-ivf.json
+    python benchmarks/fastscan.py --json benchmarks/results/fastscan-ivf-data.json --ivf-data
+        cifar_effnet.npz clinc150_minilm.npz banking77_minilm.npz
 """
 
 import os
@@ -27,12 +31,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import argparse  # noqa: E402
 import json  # noqa: E402
+import tempfile  # noqa: E402
 import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import faiss  # noqa: E402
 import numpy as np  # noqa: E402
 
+from antipodal import LinfHash  # noqa: E402
 from antipodal.index import HammingIndex, fastscan  # noqa: E402
 from antipodal.index.asymmetric import best_rows  # noqa: E402
 
@@ -185,6 +191,41 @@ def measure_ivf(n_codes, repeats):
     return records
 
 
+def measure_ivf_data(path):
+    """Return the share of the exhaustive top 10 that IVF finds, by the number of probed lists."""
+    X = np.load(path)["X"].astype(np.float32)
+    X = X[np.random.default_rng(0).permutation(len(X))]
+    queries, rows = X[:1000], X[1000:]
+    hasher = LinfHash.asymmetric(384, random_state=0).fit(rows)
+    codes, z = hasher.encode(rows), hasher.query(queries)
+    exhaustive, index = HammingIndex(384), HammingIndex(384, engine="ivf")
+    for made in (exhaustive, index):
+        made.add(codes)
+        made.search(vectors=z[:1], k=K)
+    exact = exhaustive.search(vectors=z, k=K)
+    with tempfile.TemporaryDirectory() as folder:
+        hasher.to_faiss(codes, Path(folder) / "items.faiss")
+        _, ids = faiss.read_index(f"{folder}/items.faiss").search(queries, K)
+    shared = [np.isin(*pair).mean() for pair in zip(exact.ids, ids, strict=True)]
+    records = [{"data": Path(path).stem, "to_faiss_agreement": round(float(np.mean(shared)), 4)}]
+    print(json.dumps(records[0]), flush=True)
+    lists = index._approximate._lists.index
+    for n_probed in (4, 8, 16, 24, 32, 48, 64):
+        lists.nprobe = n_probed
+        found = index.search(vectors=z, k=K)
+        records.append(
+            {
+                "data": Path(path).stem,
+                "codes": len(codes),
+                "lists": lists.nlist,
+                "probed": n_probed,
+                "recall": round(float(np.mean(found.scores >= exact.scores[:, -1:])), 4),
+            }
+        )
+        print(json.dumps(records[-1]), flush=True)
+    return records
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="output file of the record")
@@ -192,8 +233,11 @@ if __name__ == "__main__":
     parser.add_argument("--codes", type=int, default=1_000_000)
     parser.add_argument("--filters", action="store_true")
     parser.add_argument("--ivf", type=int, metavar="CODES")
+    parser.add_argument("--ivf-data", nargs="+", metavar="FILE", help=".npz files with vectors X")
     arguments = parser.parse_args()
-    if arguments.ivf:
+    if arguments.ivf_data:
+        entries = [entry for path in arguments.ivf_data for entry in measure_ivf_data(path)]
+    elif arguments.ivf:
         entries = measure_ivf(arguments.ivf, arguments.repeats)
     elif arguments.filters:
         entries = measure_filters(arguments.codes, arguments.repeats)

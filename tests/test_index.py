@@ -590,6 +590,7 @@ def test_many_threads_return_the_same_results(monkeypatch):
     index = HammingIndex(64)
     index.add(codes)
     monkeypatch.setattr(scan, "_MIN_PARALLEL_BYTES", 0)
+    monkeypatch.setattr(scan, "usable_cores", lambda: 3)
     faiss = scan.load_faiss()
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(3)
@@ -630,19 +631,21 @@ print(os.environ.get("OMP_WAIT_POLICY"))
     assert run(program, OMP_WAIT_POLICY="active") == ["False", "faiss", "active", "active"]
 
 
-def test_faiss_uses_one_thread_per_query_and_restores_the_setting():
+def test_faiss_uses_one_thread_per_query_and_core_and_restores_the_setting(monkeypatch):
     faiss = scan.load_faiss()
     used = []
+    cores = iter((3, 3, 3, 2, 3))
+    monkeypatch.setattr(scan, "usable_cores", lambda: next(cores))
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(3)
     try:
-        for n_queries, n_bytes in ((1, 2**30), (2, 2**30), (8, 2**30), (8, 1000)):
+        for n_queries, n_bytes in ((1, 2**30), (2, 2**30), (8, 2**30), (8, 2**30), (8, 1000)):
             with scan.threads_for(n_queries, n_bytes):
                 used.append(faiss.omp_get_max_threads())
             assert faiss.omp_get_max_threads() == 3
     finally:
         faiss.omp_set_num_threads(before)
-    assert used == [1, 2, 3, 1]
+    assert used == [1, 2, 3, 2, 1]
 
 
 # ------------------------------------------------------------------------ search results

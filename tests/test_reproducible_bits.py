@@ -1,8 +1,10 @@
 """The bits of a row do not depend on other rows, blocks, threads or processes."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,6 +52,21 @@ def test_blocks_single_rows_and_order_do_not_change_bits(hasher, monkeypatch):
         np.testing.assert_array_equal(hasher.project(rows), values)
         monkeypatch.setattr("antipodal.hashers.base._BLOCK_ROWS", 3 * block_rows)
         np.testing.assert_array_equal(np.concatenate(list(hasher.encode_blocks(rows))), codes)
+
+
+def test_documentation_lists_the_operations(hasher):
+    """Compare with the table of docs/reference/architecture.md."""
+    page = Path(__file__).parent.parent / "docs" / "reference" / "architecture.md"
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", page.read_text(), re.MULTILINE)
+    name = type(hasher).__name__
+    listed = set()
+    for hashers, operations in rows:
+        is_network = isinstance(hasher, NetworkHasher) and hashers.startswith("the same")
+        if is_network or f"`{name}`" in hashers or f"`{name}." in hashers:
+            listed |= set(re.findall(r"`(\w+)", operations))
+            if "as `ClassifierLSH`" in operations:
+                listed |= {"Standardise", "GaussianKernel", "Affine", "Softmax"}
+    assert {type(step).__name__ for step in hasher._pipeline().operations} <= listed
 
 
 PROGRAM = """

@@ -7,9 +7,11 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_info, threadpool_limits
+from typer.testing import CliRunner
 
-from antipodal import AGH, ITQ, KSH, DeepLinf, Training, threads
-from antipodal.threads import one_core, one_thread, usable_cores
+from antipodal import AGH, ITQ, KSH, LSH, BaseHasher, DeepLinf, Training, threads
+from antipodal.cli import app
+from antipodal.threads import all_threads, one_core, one_thread, usable_cores
 
 X, Y = load_digits(return_X_y=True)
 
@@ -101,6 +103,36 @@ def test_usable_cores_respect_the_environment_the_quota_and_the_context(tmp_path
         assert usable_cores() == 1
         assert in_a_new_thread(usable_cores) == 8
     threads._cores.cache_clear()
+
+
+def test_threads_option_limits_encoding_and_ends_with_the_command(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    threads._cores.cache_clear()
+    used, encode = [], BaseHasher._encode
+
+    def recorded(*arguments):
+        used.append(usable_cores())
+        return encode(*arguments)
+
+    monkeypatch.setattr(BaseHasher, "_encode", recorded)
+    LSH(8, random_state=0).fit(X).save(tmp_path / "model")
+    np.save(tmp_path / "rows.npy", X)
+    command = ["encode", tmp_path / "model", tmp_path / "rows.npy", "-o", tmp_path / "codes.npy"]
+    for options in (["--threads", "2"], [], ["--threads", "99"]):
+        result = CliRunner().invoke(app, [*map(str, command), *options])
+        assert result.exit_code == 0, result.output
+    assert used == [2, 6, 8]
+    assert usable_cores() == 6
+    threads._cores.cache_clear()
+
+
+def test_fit_uses_several_threads_on_request():
+    with all_threads(), one_thread():
+        assert torch.get_num_threads() == 2
+        assert blas_threads() == {2}
+    with one_thread():
+        assert torch.get_num_threads() == 1
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ _n_limits = 0  # contexts that limit BLAS
 _saved: dict[str, tuple[Any, int]] = {}  # BLAS libraries and their threads before the first limit
 _n_torch_limits = 0  # Python threads that limit PyTorch
 _torch_threads = 1  # threads of PyTorch before the first limit
+_fit_on_all = False  # whether `one_thread` does nothing
 
 
 def usable_cores() -> int:
@@ -63,8 +64,12 @@ def one_thread() -> Iterator[None]:
     """Limit BLAS, OpenMP and, if it is imported, PyTorch to one CPU thread.
 
     The number of threads that share a sum decides how it is rounded, and training amplifies
-    rounding. On one thread a seed gives the same weights on any number of cores.
+    rounding. On one thread a seed gives the same weights on any number of cores. Within
+    `all_threads` there is no limit.
     """
+    if _fit_on_all:
+        yield
+        return
     controller = ThreadpoolController()
     with (
         one_core(),
@@ -74,6 +79,17 @@ def one_thread() -> Iterator[None]:
         controller.select(user_api="openmp", threading_layer="openmp").limit(limits=1),
     ):
         yield
+
+
+@contextmanager
+def all_threads() -> Iterator[None]:
+    """Let `fit` use several threads, for the whole process; a seed then gives other weights."""
+    global _fit_on_all
+    _fit_on_all = True
+    try:
+        yield
+    finally:
+        _fit_on_all = False
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 """Command-line application: shared options, output and progress."""
 
 import json
+import os
 import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -114,6 +116,34 @@ def _options(
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 Bits = Annotated[int, typer.Option("--bits", min=1, help="Code length in bits.")]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+
+
+def limit_threads(context: typer.Context, n_threads: int | None) -> int | None:
+    """Set the number of threads, before NumPy and Faiss are imported; restore it at the end."""
+    if n_threads is not None:
+        # Both are read by libraries when they are loaded, the first one also by `usable_cores`.
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            before = os.environ.get(name)
+            os.environ[name] = str(n_threads)
+            context.call_on_close(partial(_restore_variable, name, before))
+    return n_threads
+
+
+def _restore_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        callback=limit_threads,
+        help="Largest number of threads. Default: the cores that this process may use.",
+    ),
+]
 # The variable keeps passwords out of the command line, which other users of the machine can read.
 STORE_VARIABLE = "ANTIPODAL_STORE"
 StoreUrl = Annotated[

@@ -11,6 +11,7 @@ from antipodal.cli.app import (
     TABLES,
     AsJson,
     Seed,
+    Threads,
     app,
     bar,
     command_line,
@@ -98,6 +99,7 @@ def audit(
     ] = None,
     seed: Seed = 0,
     force: Force = False,
+    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the recall of binary codes on your vectors. No labels are needed."""

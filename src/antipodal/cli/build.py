@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from antipodal.cli.app import TABLES, AsJson, Seed, app, bar, is_service, print_json, print_next
+from antipodal.cli.app import (
+    TABLES,
+    AsJson,
+    Seed,
+    Threads,
+    app,
+    bar,
+    is_service,
+    print_json,
+    print_next,
+)
 from antipodal.cli.rows import IdColumn, IdFile, MetadataColumns, MetadataFile, RowOptions
 from antipodal.io.atomic import check_writable
 
@@ -67,6 +77,7 @@ def build(
         typer.Option(help="Also keep the vectors, for `search --rerank`. Default: none."),
     ] = None,
     seed: Seed = 0,
+    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Compress vectors into a collection: codes, ids and metadata with the model that made them.

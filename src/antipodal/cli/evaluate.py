@@ -11,6 +11,7 @@ from antipodal.cli.app import (
     TABLES,
     AsJson,
     Bits,
+    Threads,
     app,
     command_line,
     describe_model,
@@ -77,6 +78,7 @@ def evaluate(
         typer.Option(help="Metadata columns of both code files, such as title,thumbnail."),
     ] = None,
     force: Force = False,
+    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate retrieval with codes: mAP with tie bounds, precision and recall by radius.

@@ -12,6 +12,7 @@ from antipodal.cli.app import (
     TABLES,
     AsJson,
     StoreUrl,
+    Threads,
     app,
     bar,
     check_no_url,
@@ -112,6 +113,7 @@ def index(
         bool, typer.Option("--stats", help="Measure the recall of the index file.")
     ] = False,
     force: Force = False,
+    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Add codes to a store, or write them to an index file.

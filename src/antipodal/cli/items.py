@@ -13,6 +13,7 @@ from antipodal.cli.app import (
     AsJson,
     Key,
     Place,
+    Threads,
     app,
     bar,
     open_collection,
@@ -39,6 +40,7 @@ def add(
     metadata: MetadataFile = None,
     metadata_columns: MetadataColumns = None,
     key: Key = None,
+    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Add vectors to a collection.

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,9 +17,11 @@ from antipodal.cli.app import (
     AsJson,
     Bits,
     Seed,
+    Threads,
     app,
     bar,
     check_features,
+    limit_threads,
     print_json,
     print_next,
     split_commas,
@@ -73,6 +76,14 @@ def fit(
         Path | None, typer.Option(help="Checkpoint file. Interrupted training resumes from it.")
     ] = None,
     force: Force = False,
+    threads: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            callback=limit_threads,
+            help="Number of threads. A seed gives the same model on one thread only.",
+        ),
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Train a model on features with labels, pairs or neither, and save it."""
@@ -82,6 +93,7 @@ def fit(
     from antipodal.hashers.network import NetworkHasher
     from antipodal.hashers.registry import make_hasher
     from antipodal.io.vectors import open_vectors, read_column
+    from antipodal.threads import all_threads
 
     if paper and method != "DeepLinf":
         raise typer.BadParameter(f"--paper is for DeepLinf, not {method}")
@@ -118,7 +130,10 @@ def fit(
     rows = np.asarray(file)
     began = time.perf_counter()
     try:
-        with training_progress(f"{method}, {bits} bits") as progress:
+        with (
+            all_threads() if threads > 1 else nullcontext(),
+            training_progress(f"{method}, {bits} bits") as progress,
+        ):
             if isinstance(hasher, NetworkHasher):
                 options: dict[str, Any] = {"progress": progress, "checkpoint": checkpoint}
                 if pairs is not None:
@@ -199,6 +214,7 @@ def encode(
         str | None, typer.Option(help="Address of a running Ray cluster, such as auto.")
     ] = None,
     force: Force = False,
+    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Encode features as packed binary codes, in blocks of rows.

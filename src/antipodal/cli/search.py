@@ -15,6 +15,7 @@ from antipodal.cli.app import (
     AsJson,
     Key,
     StoreUrl,
+    Threads,
     app,
     check_no_url,
     is_service,
@@ -118,6 +119,7 @@ def search(
             help=f"Rerank by these vectors, in the row of the item id: {TABLE}.",
         ),
     ] = None,
+    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the nearest items of each query, one line per query.

@@ -500,19 +500,25 @@ class NetworkHasher(SupervisedHasher):
             product = Affine(kernel.weight @ W.T, (W @ -kernel.offset).astype(np.float32))
             first: list[Operation] = [scale, GaussianKernel(kernel.anchors, kernel.gamma), product]
         elif hidden:
-            first = [*self._hidden_steps(inputs, hidden), Affine(W.T)]
+            first, theta = self._hidden_steps(inputs, hidden)
+            first.append(Affine(W.T * theta[:, None]))
         else:
             first = linear_steps(inputs, W, np.zeros(len(W), np.float32))
         return [*first, _unfolding(layers, encoder, self.n_stages)]
 
-    def _hidden_steps(self, inputs: Inputs, weights: Weights) -> list[Operation]:
+    def _hidden_steps(
+        self, inputs: Inputs, weights: Weights
+    ) -> tuple[list[Operation], NDArray[np.float32]]:
+        """Return the steps of the hidden layer, and the factor of each of its outputs."""
         layers = self.layers(weights)
         if layers is None:
             raise ValueError(f"{type(self).__name__}.layers must describe the hidden layer too")
         theta = np.ones(len(weights["W"]), np.float32)
         theta = theta if layers.threshold is None else layers.threshold
         first = linear_steps(inputs, weights["W"] / theta[:, None], weights["c"] / theta)
-        return [*first, _unfolding(layers, weights, 0)]
+        output = layers._replace(threshold=None)
+        factor = theta if layers.readout is None else np.ones_like(theta)
+        return [*first, _unfolding(output, weights, 0)], factor
 
     def _weights(self, part: str) -> Weights:
         """Return the weights of the encoder or of the hidden layer by name, or an empty dict."""

@@ -17,6 +17,7 @@ Bound = float | np.float32 | Array  # for all columns, or one per column
 
 _MARGIN = 16  # rows of zeros, and granularity of the rows: the widest vector registers
 _CHUNK_ROWS = 224  # with margins 256
+_OUTPUT = 2  # index of scratch memory
 ROWS = 16  # rows that a function of a custom hasher receives at a time
 _TINY = np.finfo(np.float32).tiny
 
@@ -63,6 +64,15 @@ class Operation(ABC):
     def run(self, X: Array, memory: Workspace) -> Array:
         """Apply the operation to a block; the result may be scratch memory."""
 
+    @property
+    def runs_on_columns(self) -> bool:
+        """Whether `on_columns` is defined, so that `run_columns` can apply the operation."""
+        return False
+
+    def on_columns(self, C: Array, memory: Workspace) -> Array:
+        """Apply the operation to rows that are the columns of C (n, m), scratch memory."""
+        raise NotImplementedError(f"{type(self).__name__} does not run on columns")
+
     def export(self, graph: Graph, x: str) -> str:
         """Add the operation to an ONNX graph; return the name of its output."""
         raise NotImplementedError(f"{type(self).__name__} has no ONNX form")
@@ -80,16 +90,39 @@ def product(X: Array, weight: Array, out: Array) -> Array:
     return out
 
 
+def run_columns(operations: Sequence[Operation], X: Array, memory: Workspace) -> Array:
+    """Apply operations that run on columns to a block of rows, a chunk at a time.
+
+    A product has its rows as columns, as in `product`. The columns of one are the input of the
+    next, in the cache of the processor, so that only the first and the last are transposed.
+    """
+    out = None
+    for part in chunks(len(X)):
+        C = to_columns(X[part], memory)
+        for operation in operations:
+            C = operation.on_columns(C, memory)
+        if out is None:
+            out = memory.array(operations[-1], len(X), len(C), _OUTPUT)
+        from_columns(C, out[part])
+    return X if out is None else out
+
+
 def chunks(n_rows: int) -> Iterator[slice]:
     """Yield slices of the rows of a matrix product; few enough for one block of any BLAS."""
     for start in range(0, n_rows, _CHUNK_ROWS):
         yield slice(start, min(start + _CHUNK_ROWS, n_rows))
 
 
-def to_columns(X: Array) -> Array:
-    """Return up to `_CHUNK_ROWS` rows as columns, padded with margins of zeros."""
+def to_columns(X: Array, memory: Workspace | None = None) -> Array:
+    """Return a chunk of rows as columns, with margins of zeros, in new or scratch memory."""
     n_rows, n = X.shape
-    padded = np.zeros((2 * _MARGIN + -(-n_rows // _MARGIN) * _MARGIN, n), X.dtype)
+    n_padded = 2 * _MARGIN + -(-n_rows // _MARGIN) * _MARGIN
+    if memory is None:
+        padded = np.zeros((n_padded, n), X.dtype)
+    else:
+        padded = memory.array(to_columns, n_padded, n)
+        padded[:_MARGIN] = 0
+        padded[_MARGIN + n_rows :] = 0
     padded[_MARGIN : _MARGIN + n_rows] = X
     return padded.T
 
@@ -136,6 +169,21 @@ class Affine(Operation):
             values += self.offset
         return values
 
+    @property
+    def runs_on_columns(self) -> bool:
+        """Whether `on_columns` is defined."""
+        return True
+
+    def on_columns(self, C: Array, memory: Workspace) -> Array:
+        """Subtract, multiply, add."""
+        if self.mean is not None:
+            C -= self.mean[:, None]
+        values = memory.array(self, self.weight.shape[1], C.shape[1])
+        np.matmul(self.weight.T, C, out=values)
+        if self.offset is not None:
+            values += self.offset[:, None]
+        return values
+
     def export(self, graph: Graph, x: str) -> str:
         """Add Sub and Gemm."""
         if self.mean is not None:
@@ -147,6 +195,11 @@ class Affine(Operation):
 
 class Elementwise(Operation):
     """Operation on each entry, which can write to given memory."""
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all columns have the same parameters, so that `apply` accepts any shape."""
+        return False
 
     @abstractmethod
     def apply(self, X: Array, out: Array) -> Array:
@@ -250,8 +303,15 @@ class Clip(Elementwise):
     def __init__(self, lower: Bound, upper: Bound) -> None:
         self.lower, self.upper = lower, upper
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether the bounds are those of all columns."""
+        return np.ndim(self.lower) == np.ndim(self.upper) == 0
+
     def apply(self, X: Array, out: Array) -> Array:
         """Clip to the box."""
+        if self.is_uniform:  # a single pass, which is slower with bounds of columns
+            return X.clip(self.lower, self.upper, out=out)
         np.maximum(X, self.lower, out=out)
         return np.minimum(out, self.upper, out=out)
 
@@ -265,6 +325,11 @@ class Shrink(Elementwise):
 
     def __init__(self, threshold: Bound = 1.0) -> None:
         self.threshold = threshold
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether the threshold is that of all columns."""
+        return np.ndim(self.threshold) == 0
 
     def apply(self, X: Array, out: Array) -> Array:
         """Subtract the clipped entries."""
@@ -281,6 +346,11 @@ class Rectify(Elementwise):
 
     def __init__(self, threshold: float = 1.0) -> None:
         self.threshold = np.float32(threshold)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Return True."""
+        return True
 
     def apply(self, X: Array, out: Array) -> Array:
         """Subtract θ and set negative entries to 0."""
@@ -304,6 +374,11 @@ class Each(Elementwise):
     def __init__(self, operator: str) -> None:
         self.operator = operator  # its name in ONNX
 
+    @property
+    def is_uniform(self) -> bool:
+        """Return True."""
+        return True
+
     def apply(self, X: Array, out: Array) -> Array:
         """Apply the function."""
         if self.operator == "Sigmoid":  # ½(1 + tanh(x/2)) cannot overflow
@@ -324,6 +399,11 @@ class Chain(Elementwise):
 
     def __init__(self, *parts: Elementwise) -> None:
         self.parts = parts
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all parts are uniform."""
+        return all(part.is_uniform for part in self.parts)
 
     def apply(self, X: Array, out: Array) -> Array:
         """Apply each part."""
@@ -487,7 +567,7 @@ class Unfolding(Operation):
         return n
 
     def run(self, X: Array, memory: Workspace) -> Array:
-        """Apply all layers."""
+        """Apply all layers to rows, if the neurons of the columns differ."""
         n_rows, n = X.shape
         v = self.neuron.apply(X, memory.array(self, n_rows, n))
         u = memory.array(self, n_rows, n, 1)
@@ -500,6 +580,26 @@ class Unfolding(Operation):
         if self.readout is not None:
             self.readout.apply(v, v)
         return v if self.threshold is None else np.multiply(v, self.threshold, out=v)
+
+    @property
+    def runs_on_columns(self) -> bool:
+        """Whether neuron and readout are those of all columns."""
+        return self.neuron.is_uniform and (self.readout is None or self.readout.is_uniform)
+
+    def on_columns(self, C: Array, memory: Workspace) -> Array:
+        """Apply all layers."""
+        n, n_columns = C.shape
+        v = self.neuron.apply(C, memory.array(self, n, n_columns))  # in place, `clip` is slow
+        u = memory.array(self, n, n_columns, 1)
+        for S, b in self.stages:
+            np.matmul(S.T, v, out=u)
+            if self.feeds_input:
+                u += C
+            u += b[:, None]
+            self.neuron.apply(u, v)
+        if self.readout is not None:
+            self.readout.apply(v, v)
+        return v if self.threshold is None else np.multiply(v, self.threshold[:, None], out=v)
 
     def export(self, graph: Graph, x: str) -> str:
         """Add all layers."""

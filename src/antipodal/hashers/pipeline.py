@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.hashers.operations import Array, Function, Operation, Workspace
+from antipodal.hashers.operations import Array, Function, Operation, Workspace, run_columns
 from antipodal.threads import one_blas_thread, usable_cores
 from antipodal.validation import check_finite
 
@@ -30,6 +32,11 @@ class Pipeline:
     def __init__(self, steps: Sequence[Step]) -> None:
         self.operations: Sequence[Operation] = [
             step if isinstance(step, Operation) else Function(step) for step in steps
+        ]
+        # Neighbours that run on columns are run together.
+        self._groups = [
+            (on_columns, list(group))
+            for on_columns, group in groupby(self.operations, attrgetter("runs_on_columns"))
         ]
         self._idle: list[Workspace] = []
 
@@ -98,8 +105,12 @@ class Pipeline:
         if _first_not_finite(X) is not None:
             check_finite(rows, row_numbers=first + np.arange(len(rows)))  # raises
         with np.errstate(all="ignore"):  # reported below
-            for operation in self.operations:
-                X = operation.run(X, memory)
+            for on_columns, group in self._groups:
+                if on_columns:
+                    X = run_columns(group, X, memory)
+                    continue
+                for operation in group:
+                    X = operation.run(X, memory)
         if (bad := _first_not_finite(X)) is not None:
             raise ValueError(
                 f"the projection of row {first + bad} of X is not finite: its features are too "
@@ -111,10 +122,12 @@ class Pipeline:
 def _first_not_finite(values: Array) -> int | None:
     """Return the first row with an entry that is not finite, or None.
 
-    The sum is one fast pass. It may overflow, so the entries are checked before the answer.
+    The sum of squares is one fast pass. It may overflow, so the entries are checked before the
+    answer.
     """
+    flat = values.reshape(-1)
     with np.errstate(all="ignore"):
-        if math.isfinite(values.sum()):
+        if math.isfinite(np.dot(flat, flat)):
             return None
     bad = ~np.isfinite(values).all(axis=1)
     return int(bad.argmax()) if bad.any() else None

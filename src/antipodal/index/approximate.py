@@ -180,4 +180,4 @@ class _SignLists(NamedTuple):
 
 def _n_probed(index: Any) -> int:
     """Return the number of lists to scan for a float query: fewer than for a code."""
-    return max(16, int(index.nlist) // 32)
+    return max(32, int(index.nlist) // 32)

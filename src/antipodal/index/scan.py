@@ -15,6 +15,7 @@ from antipodal.codes import Codes
 from antipodal.index.items import MAX_ITEMS, RowNumbers, as_words
 from antipodal.index.results import Distances, SearchResult
 from antipodal.io.faiss import load_faiss
+from antipodal.threads import usable_cores
 
 _HEAP_MAX_K = 1024  # beyond it, counting distances is faster than Faiss's heap
 _MIN_PARALLEL_BYTES = 2**23  # scanning them takes about a millisecond
@@ -25,13 +26,14 @@ MAX_BITS = 2**20 - 1  # `sort_hits` has 20 bits for a distance
 
 @contextmanager
 def threads_for(n_queries: int, n_bytes: int) -> Iterator[None]:
-    """Limit Faiss to one thread per query, or to a single thread for little work.
+    """Limit Faiss to the usable cores, one thread per query, or one thread for little work.
 
     The setting belongs to the calling thread and is restored afterwards.
     """
     faiss = load_faiss()
     before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(min(before, n_queries) if n_bytes >= _MIN_PARALLEL_BYTES else 1)
+    allowed = min(before, n_queries, usable_cores())
+    faiss.omp_set_num_threads(allowed if n_bytes >= _MIN_PARALLEL_BYTES else 1)
     try:
         yield
     finally:
