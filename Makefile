@@ -2,13 +2,18 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test campaign lint docs results clean
+.PHONY: demo test integrations campaign lint docs results clean
 
 demo: .venv/.library
 	$(BIN)/antipodal demo
 
 test: .venv/.developer
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# Tests with other projects, which include the suites of LangChain, Haystack and mteb.
+INTEGRATIONS := haystack huggingface_datasets langchain llamaindex mteb sentence_transformers
+integrations: .venv/.integrations
+	$(BIN)/python -m pytest -n auto --dist loadfile $(INTEGRATIONS:%=tests/test_%.py)
 
 # Fault-injection and stress tests, about an hour, with new seeds, which they print, and the Spark
 # and Dask examples. Records go to benchmarks/results.
@@ -44,6 +49,10 @@ results: .venv/.library
 .venv/.developer: .venv/.library
 	$(BIN)/pip install --quiet --group dev
 	! command -v npm || npm install --silent --prefix examples/onnx || echo "npm install failed: the JavaScript example is not tested"
+	touch $@
+
+.venv/.integrations: .venv/.developer
+	$(BIN)/pip install --quiet --group dev --group integrations
 	touch $@
 
 # Spark also needs Java 17 or later.

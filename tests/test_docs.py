@@ -72,7 +72,13 @@ def test_functions_listed_for_equations_of_the_paper_exist():
 def test_names_in_pages_exist(page):
     for name in set(re.findall(r"\bantipodal(?:\.[A-Za-z_]\w*)+", page.read_text())):
         if not name.endswith((".npz", ".py")):
-            assert pkgutil.resolve_name(name)
+            try:
+                found = pkgutil.resolve_name(name)
+            except ModuleNotFoundError as error:
+                if str(error.name).startswith("antipodal"):
+                    raise
+                continue  # an integration of a project that is not installed
+            assert found
 
 
 FORMER_OPTIONS = re.compile(

@@ -19,11 +19,14 @@ RANDOM = "mteb/baseline-random-encoder"
 
 
 def test_the_mock_tasks_of_mteb_run():
-    model = CompressedEncoder(mteb.get_model(RANDOM), bytes=4)
+    plain = mteb.get_model(RANDOM)  # of texts only: a task of videos would skip this test
+    plain.mteb_model_meta = plain.mteb_model_meta.model_copy(update={"modalities": ["text"]})
+    model = CompressedEncoder(plain, bytes=4)
     assert isinstance(model, EncoderProtocol)
     results = mteb.mock_run(model)
-    assert results.all_passed, results.to_markdown()
-    assert sum(isinstance(status, TaskResult) for _, status in results.items()) > 10
+    statuses = [status for _, status in results.items() if status is not None]
+    assert len(statuses) > 20
+    assert all(isinstance(status, TaskResult) for status in statuses), results.to_markdown()
 
 
 def test_results_are_recorded_as_an_experiment_of_their_own():
