@@ -3,7 +3,8 @@
     python benchmarks/integrations.py FOLDER --json benchmarks/results/integrations.json
 
 FOLDER has clinc150_minilm.npz and banking77_minilm.npz, whose rows are split into a corpus and 500
-queries, and scifact_minilm.npz. Needs the dependency group `integrations`.
+queries, and scifact_minilm.npz. Needs the dependency group `integrations`. `--data` chooses some of
+them.
 
 `search` compares `semantic_search_faiss` of sentence-transformers with `semantic_search`, on the
 same vectors in one process: recall@10, bytes per vector, bytes of the index after the searches,
@@ -182,28 +183,36 @@ def judged(folder: Path) -> list[dict[str, Any]]:
     return records
 
 
+def measure(folder: Path, name: str) -> dict[str, Any]:
+    """Return the record of one data set."""
+    if name == "scifact":
+        return {"data": name, "mteb": judged(folder)}
+    corpus, queries = split(folder, name)
+    true = np.argsort(-(queries @ corpus.T), axis=1, kind="stable")[:, :K]
+    return {
+        "data": name,
+        "rows": len(corpus),
+        "search": [*theirs(corpus, queries, true), *ours(corpus, queries, true)],
+        "start": start_empty(corpus, queries, true),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--data", default="clinc150,banking77,scifact")
+    parser.add_argument("--json", type=Path, required=True, help="Records of others are kept.")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    content: dict[str, Any] = {
+    known = json.loads(arguments.json.read_text())["runs"] if arguments.json.exists() else []
+    runs = {run["data"]: run for run in known}
+    for name in arguments.data.split(","):
+        runs[name] = measure(arguments.folder, name)
+        print(json.dumps(runs[name], indent=1), flush=True)
+    content = {
         "version": __version__, "k": K, "queries": N_QUERIES, "rescore_multiplier": RESCORE,
-        "packages": {name: version(name) for name in PACKAGES}, "search": [], "start": [],
+        "packages": {name: version(name) for name in PACKAGES}, "runs": list(runs.values()),
     }  # fmt: skip
-    for name in ("clinc150", "banking77"):
-        corpus, queries = split(arguments.folder, name)
-        true = np.argsort(-(queries @ corpus.T), axis=1, kind="stable")[:, :K]
-        about = {"data": name, "rows": len(corpus)}
-        for record in [*theirs(corpus, queries, true), *ours(corpus, queries, true)]:
-            content["search"].append(about | record)
-            print(json.dumps(content["search"][-1]), flush=True)
-        for record in start_empty(corpus, queries, true):
-            content["start"].append(about | record)
-            print(json.dumps(content["start"][-1]), flush=True)
-    content["mteb"] = judged(arguments.folder)
-    print(json.dumps(content["mteb"]), flush=True)
     arguments.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
