@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test test-without-torch campaign lint docs results clean
+.PHONY: demo test test-without-torch integrations campaign lint docs results clean
 
 demo: .venv/.library
 	$(BIN)/antipodal demo
@@ -19,6 +19,11 @@ test-without-torch:
 	! .venv-without-torch/bin/python -c 'import torch' 2>/dev/null
 	.venv-without-torch/bin/python tests/smoke.py
 	.venv-without-torch/bin/python -m pytest tests -n auto --dist worksteal
+
+# Tests with other projects, which include the suites of LangChain, Haystack and mteb.
+INTEGRATIONS := haystack huggingface_datasets langchain llamaindex mteb sentence_transformers
+integrations: .venv/.integrations
+	$(BIN)/python -m pytest -n auto --dist loadfile $(INTEGRATIONS:%=tests/test_%.py)
 
 # Fault-injection and stress tests, about an hour, with new seeds, which they print, and the Spark
 # and Dask examples. Records go to benchmarks/results.
@@ -54,6 +59,10 @@ results: .venv/.library
 .venv/.developer: .venv/.library
 	$(BIN)/pip install --quiet --group dev
 	! command -v npm || npm install --silent --prefix examples/onnx || echo "npm install failed: the JavaScript example is not tested"
+	touch $@
+
+.venv/.integrations: .venv/.developer
+	$(BIN)/pip install --quiet --group dev --group integrations
 	touch $@
 
 # Spark also needs Java 17 or later.

@@ -15,8 +15,9 @@ PAGE = ROOT / "docs" / "reference" / "licences.md"
 INTRO = """# Licences
 
 antipodal has the MIT licence. These packages are installed with it, directly or indirectly, without
-extras (`core`) or with the named extras, except `compare`. `python benchmarks/licences.py` writes
-the table from the metadata of the installed packages.
+extras (`core`) or with the named extras, except `compare`, `haystack`, `langchain` and
+`llamaindex`. `python benchmarks/licences.py` writes the table from the metadata of the installed
+packages.
 
 Licences in bold are not permissive. **psycopg**, of the extra `postgres`, has the LGPL 3.0, and
 certifi and parts of orjson have the MPL 2.0: programs of any licence may use them, but changed
@@ -37,10 +38,14 @@ SHORT = {
 }
 
 
+# Of the rivals of the audit, and of projects that their users have installed already.
+NOT_LISTED = {"compare", "haystack", "langchain", "llamaindex"}
+
+
 def extras() -> dict[str, list[str]]:
-    """Return the requirements of the project by extra, without the rivals of the audit."""
+    """Return the requirements of the project by extra, without those that are not listed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    optional = {k: v for k, v in project["optional-dependencies"].items() if k != "compare"}
+    optional = {k: v for k, v in project["optional-dependencies"].items() if k not in NOT_LISTED}
     return {"core": project["dependencies"], **optional}
 
 

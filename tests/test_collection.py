@@ -177,6 +177,26 @@ def test_kept_vectors_lose_little(kind, tmp_path):
         assert recall > 0.97
 
 
+@pytest.mark.parametrize("ids", [None, STRING_IDS], ids=["int64", "string"])
+def test_vectors_of_items_are_kept_or_reconstructed(ids, tmp_path):
+    chosen = [5, 2, 599]
+    wanted = chosen if ids is None else [ids[i] for i in chosen]
+    options = {"ids": ids, "model": MODEL}
+    with Collection.create(tmp_path / "a.db", ROWS, keep_vectors="float32", **options) as docs:
+        assert np.array_equal(docs.vectors(wanted), ROWS[chosen])
+        assert docs.vectors([]).shape == (0, N_FEATURES)
+        with pytest.raises(KeyError, match="no item"):
+            docs.vectors([*wanted, -1 if ids is None else "unknown"])
+    with Collection.create(tmp_path / "b.db", ROWS, **options) as docs:
+        unit = ROWS[chosen] / np.linalg.norm(ROWS[chosen], axis=1, keepdims=True)
+        assert (cosines(docs.vectors(wanted), unit).argmax(axis=1) == [0, 1, 2]).all()
+    with (
+        Collection.create(tmp_path / "c.db", ROWS, ids=ids, model=HAMMING) as docs,
+        pytest.raises(AntipodalError, match="keep_vectors"),
+    ):
+        docs.vectors(wanted)
+
+
 def test_vectors_come_from_arrays_memory_maps_files_and_parquet(tmp_path):
     np.save(tmp_path / "rows.npy", ROWS)
     columns = {"id": STRING_IDS, "embedding": list(ROWS), "title": [m["title"] for m in METADATA]}

@@ -93,6 +93,17 @@ def test_similar_texts_are_neighbours_and_the_service_opens_them(tmp_path):
     engine.store.close()
 
 
+def test_langchain_finds_documents_with_scores_and_filters(tmp_path):
+    pytest.importorskip("langchain_core", reason="needs the dependency group integrations")
+    first, *nearest, others, diverse = run("langchain_search.py", tmp_path).splitlines()
+    assert "documents" in first
+    assert len(nearest) == 3
+    assert any("shutil.copytree" in line for line in nearest)
+    assert "random." not in others
+    assert "json.load" in diverse
+    assert (tmp_path / "python.db").exists()
+
+
 def test_shell_example_prints_scores_and_writes_a_report(tmp_path):
     # `python` and `antipodal` come from the environment of the tests.
     tools = Path(sys.executable).parent

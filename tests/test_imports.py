@@ -22,7 +22,7 @@ ORDER = [
     "stores",
     "datasets evaluation",
     "client collection",
-    "bench bulk service",
+    "bench bulk integrations service",
     "cli",
     "__main__",
 ]

@@ -57,6 +57,8 @@ def test_script_compiles_and_its_imports_exist(path):
     compile(source, str(path), "exec")
     tree = ast.parse(source)
     for module, name in [*imported(tree), *attributes(tree)]:
+        if module.startswith("antipodal.integrations"):
+            pytest.importorskip(module, reason="needs the dependency group integrations")
         found = import_module(module)
         assert name is None or hasattr(found, name) or _is_module(f"{module}.{name}"), (
             module,

@@ -320,6 +320,31 @@ class Collection:
         """Return the items with these ids, in the order given, without unknown ids."""
         return self.store.get(ids)
 
+    def vectors(self, ids: ArrayLike) -> NDArray[np.float32]:
+        """Return the kept vectors of items, in the order given, or else their reconstructions.
+
+        Raises
+        ------
+        KeyError
+            An item does not exist.
+        AntipodalError
+            The collection keeps no vectors, and its codes cannot be reconstructed.
+        """
+        given = check_unique_ids(ids, self.id_type)
+        with self.store.snapshot() as now:
+            items, numbers = self._stored(now, given)
+            if not len(given):
+                return np.empty((0, self.n_features), np.float32)
+            if self.keep_vectors is not None:
+                return self._kept(now, numbers)
+        if not hasattr(self.model, "reconstruct"):
+            raise AntipodalError(
+                f"{self.place} keeps no vectors, and codes of {type(self.model).__name__} cannot "
+                "be reconstructed: create it with keep_vectors='int8'"
+            )
+        rows: NDArray[np.float32] = self.model.reconstruct(items.codes)
+        return rows
+
     def count(self, where: Mapping[str, Any] | None = None) -> int:
         """Return the number of items, or of those that match a filter."""
         return self.store.count(where)
@@ -465,15 +490,7 @@ class Collection:
     def _query_of_items(self, ids: ArrayLike, scoring: str) -> Query:
         given = check_unique_ids(ids, self.id_type)
         with self.store.snapshot() as now:
-            items = now.get(given)
-            if len(items.ids) < len(given):
-                known = set(items.ids.tolist())
-                missing = next(i for i in given.tolist() if i not in known)
-                raise KeyError(f"{self.place} has no item {missing!r}")
-            numbers = given
-            if self.id_type == "string":
-                by_key = now._numbers_of(given.tolist())
-                numbers = np.array([by_key[key] for key in given.tolist()], np.int64)
+            items, numbers = self._stored(now, given)
             if self.keep_vectors is None:
                 query = self._query_of_codes(items.codes, scoring)
             else:
@@ -481,6 +498,18 @@ class Collection:
             if query.codes is not None:  # the kept vectors are rounded, the codes are not
                 query.codes = items.codes
         return query.leaving_out(numbers)
+
+    def _stored(self, now: Snapshot, ids: NDArray[Any]) -> tuple[Items, NDArray[np.int64]]:
+        """Return items and their integer ids, or raise KeyError if one does not exist."""
+        items = now.get(ids)
+        if len(items.ids) < len(ids):
+            known = set(items.ids.tolist())
+            missing = next(i for i in ids.tolist() if i not in known)
+            raise KeyError(f"{self.place} has no item {missing!r}")
+        if self.id_type == "int64":
+            return items, ids
+        by_key = now._numbers_of(ids.tolist())
+        return items, np.array([by_key[key] for key in ids.tolist()], np.int64)
 
     def _kept(self, now: Snapshot, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the kept vectors of items, in the order given."""
