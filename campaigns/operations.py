@@ -13,7 +13,7 @@ import numpy as np
 
 from antipodal import LSH, HammingIndex, load, open_store
 from antipodal.stores.transfer import back_up, restore
-from kills import N_BITS, State, contents, wrong_answers
+from workloads import N_BITS, State, contents, wrong_answers
 
 THINGS = ("store", "backup", "index", "model", "checkpoint")
 NOTHING: dict[str, Any] = dict.fromkeys(THINGS) | {"store": {}}  # before the first
