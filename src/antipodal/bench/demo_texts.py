@@ -74,7 +74,7 @@ def _model() -> Pipeline:
 
 
 def _searched(item: dict[str, Any]) -> str:
-    return re.sub(r"[._]", " ", item["title"]) + " " + item["text"]
+    return f"{re.sub('[._]', ' ', item['title'])} {item['text']}"
 
 
 def embed(texts: Sequence[str]) -> NDArray[np.float32]:
@@ -83,7 +83,7 @@ def embed(texts: Sequence[str]) -> NDArray[np.float32]:
     It stands in for an embedding model, and needs no download. Texts without a known word are
     vectors of zeros.
     """
-    return _model().transform(texts).astype(np.float32)
+    return np.asarray(_model().transform(texts), np.float32)
 
 
 def write_texts(path: Path) -> int:
