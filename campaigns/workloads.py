@@ -268,17 +268,26 @@ def wrong_scores(docs: Collection, state: State, rng: np.random.Generator) -> st
     query = rng.standard_normal((1, docs.n_features)).astype(np.float32)
     for rerank in (None, len(state)) if docs.keep_vectors and state else (None,):
         found = docs.search(query, 10, rerank=rerank)
-        scores = expected_scores(docs, state, query, reranked=rerank is not None)
-        best = sorted(scores.values(), reverse=True)[:10]
-        own = [scores.get(key, np.nan) for key in found.ids[0].tolist()]
-        for expected in (best, own):
-            if len(expected) != found.ids.shape[1] or not np.allclose(found.scores[0], expected):
-                return f"rerank={rerank}: scores {found.scores}, brute force {expected}"
+        scores = expected_scores(docs, state, query, rerank is not None)
+        if len(found.ids[0]) != min(10, len(state)):
+            return f"{rerank=}: {len(found.ids[0])} results of {len(state)} items"
+        if problem := unlike(found, scores):
+            return f"{rerank=}: {problem}"
+    return ""
+
+
+def unlike(found: SearchResult, scores: dict[Any, float]) -> str:
+    """Compare the results of a query with the scores of all items; return the deviation, if any."""
+    best = sorted(scores.values(), reverse=True)[: found.ids.shape[1]]
+    own = [scores.get(key, np.nan) for key in found.ids[0].tolist()]
+    for expected in (best, own):  # items of equal score may have any order
+        if len(expected) != found.ids.shape[1] or not np.allclose(found.scores[0], expected):
+            return f"scores {found.scores[0]}, brute force {expected}"
     return ""
 
 
 def expected_scores(
-    docs: Collection, state: State, query: np.ndarray, *, reranked: bool
+    docs: Collection, state: State, query: np.ndarray, reranked: bool
 ) -> dict[Any, float]:
     """Return the score of each item: of its code, or the cosine of its kept vector."""
     n_bytes = docs.n_bits // 8

@@ -129,7 +129,7 @@ def test_demo_shows_texts_and_digits(tmp_path, monkeypatch):
     scores = [r for r in records if "map" in r]
     assert [r["method"] for r in scores] == ["DeepLinf", "LSH"]
     assert all({"precision_r2", "fit_seconds", "seed"} <= r.keys() for r in scores)
-    assert [r["text"] for r in records if "ids" in r][0].startswith("copy a directory")
+    assert next(r["text"] for r in records if "ids" in r).startswith("copy a directory")
 
 
 def test_demo_runs_without_pytorch(tmp_path, monkeypatch):

@@ -472,7 +472,8 @@ def test_the_demonstration_opens_a_browser_on_its_page_and_ends_with_ctrl_c(tmp_
     assert "Traceback" not in errors
     assert (tmp_path / "visited").read_text().strip() == address
     assert mounts == {"digits", "texts"}
-    assert texts["texts"] and texts["keep_vectors"] == "int8"
+    assert texts["texts"]
+    assert texts["keep_vectors"] == "int8"
     assert card["scores"]["map"] == record["map"]
     hasher = load(tmp_path / "a b" / "digits.antipodal")
     data = digits()
