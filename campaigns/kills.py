@@ -27,7 +27,7 @@ from workloads import Attached, Codes, Created, State, Workload
 
 # Children are forked from a small process with all imports done.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["workloads", "antipodal.stores.sqlite"])
+processes.set_forkserver_preload(["antipodal.collection", "antipodal.stores.sqlite"])
 
 HANG = 600  # seconds that only a hang exceeds
 KILLS_OF_A_STORE = 8  # then a new one is started

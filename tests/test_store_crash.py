@@ -19,7 +19,7 @@ from kills import kill_milvus, kill_postgresql, kill_sqlite
 
 # Children are forked from a small process with the imports done.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["antipodal.stores.sqlite", "pytest", "workloads"])
+processes.set_forkserver_preload(["antipodal.collection", "antipodal.stores.sqlite", "pytest"])
 
 
 HANG = 600  # seconds that only a hang exceeds
