@@ -10,7 +10,7 @@ demo: .venv/.library
 test: .venv/.developer
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# Fault-injection and stress tests, about an hour, with new seeds, which they print, and the Spark
+# Fault-injection and stress tests, some hours, with new seeds, which they print, and the Spark
 # and Dask examples. Records go to benchmarks/results.
 CAMPAIGNS := kills powerloss ioerrors races fuzz snapshot hostile soak
 campaign: .venv/.developer .venv/.cluster
