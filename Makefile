@@ -25,7 +25,7 @@ INTEGRATIONS := haystack huggingface_datasets langchain llamaindex mteb sentence
 integrations: .venv/.integrations
 	$(BIN)/python -m pytest -n auto --dist loadfile $(INTEGRATIONS:%=tests/test_%.py)
 
-# Fault-injection and stress tests, about an hour, with new seeds, which they print, and the Spark
+# Fault-injection and stress tests, some hours, with new seeds, which they print, and the Spark
 # and Dask examples. Records go to benchmarks/results.
 CAMPAIGNS := kills powerloss ioerrors races fuzz snapshot hostile soak
 campaign: .venv/.developer .venv/.cluster

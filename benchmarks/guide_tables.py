@@ -155,7 +155,7 @@ def fault_injection() -> str:
     runs: dict[str, list[dict[str, Any]]] = {}
     for (name, part), record in sorted(last.items()):
         runs.setdefault("fuzz.py" if name == "fuzz" else f"{name}.py {part}", []).append(record)
-    lines = ["| test | counts | failures | version | minutes |", "|---|---|--:|---|--:|"]
+    lines = ["| test | counts | failures | version | seed | minutes |", "|---|---|--:|---|--:|--:|"]
     for name, records in runs.items():
         counts = []
         for key, shown in COUNTS.items():
@@ -167,8 +167,9 @@ def fault_injection() -> str:
                 counts.append(f"{sum(values):,} {shown}")
         failures = sum(len(r["failures"]) for r in records)
         minutes = sum(r["seconds"] for r in records) / 60
+        versions = ", ".join(sorted({r["version"] for r in records}))
+        seed = records[0]["seed"] if len(records) == 1 else f"{len(records)} seeds"
         lines.append(
-            f"| `{name}` | {', '.join(counts)} | {failures} | {records[-1]['version']} "
-            f"| {minutes:.0f} |"
+            f"| `{name}` | {', '.join(counts)} | {failures} | {versions} | {seed} | {minutes:.0f} |"
         )
     return "\n".join(lines)

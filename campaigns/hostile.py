@@ -224,13 +224,17 @@ def unread_responses(run: Campaign) -> None:
 
 
 def aborted_requests(run: Campaign) -> None:
-    """Send requests and disconnect at once."""
+    """Send whole, partial or many requests, and disconnect."""
     body = json.dumps({"codes": ["0badc0de"] * 50, "radius": 8, "items": False}).encode()
     head = f"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {READ}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    whole = head.encode() + body
     for _ in range(20):
         with suppress(OSError), run.connect() as connection:
-            connection.sendall(head.encode() + body[: run.random.choice([len(body), 20])])
+            connection.sendall(run.random.choice([whole, whole[:-100], whole * 20]))
+            time.sleep(run.random.choice([0, 0.05]))
+            reset = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
     run.counts["aborted requests"] += 20
 
 

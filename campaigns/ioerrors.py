@@ -6,7 +6,6 @@ package. The files must be in the state before or after the operation, and the o
 succeed when retried.
 """
 
-import random
 import re
 import shutil
 import tempfile
@@ -18,7 +17,7 @@ import faultydisk
 from antipodal.errors import AntipodalError
 from campaign import Part, main
 from faultydisk import BROKEN, FULL, SHORT, FaultyDisk
-from operations import NOTHING, THINGS, Operation, Work, look
+from operations import NOTHING, THINGS, Looks, Operation, Work
 
 FAULTS = {
     "full for a moment": (FULL, False),
@@ -40,31 +39,27 @@ def break_own_disk(n_operations: int, seed: int, every: int) -> dict[str, Any]:
     """Run the operations in this process, which must have a faulty disk."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
-        trial = _Trial(folder, FaultyDisk(folder / "now"), every)
-        (folder / "before").mkdir()
-        now = dict(NOTHING)
-        for number in range(n_operations):
-            work, operation = _operation(folder / "before", number, seed)
+        before, now = Work(folder / "before", seed), Work(folder / "now", seed)
+        before.folder.mkdir()
+        trial = _Trial(before, now, every)
+        states = dict(NOTHING)
+        on_both = zip(before.operations(n_operations), now.operations(n_operations), strict=True)
+        for number, (operation, tried) in enumerate(on_both):
             for fault in FAULTS:
-                trial.try_all_points(number, seed, fault, now)
-            work.do(operation)
-            work.close()
-            now[operation.thing] = operation.steps[-1]
+                trial.try_all_points(tried, fault, number, states)
+            before.do(operation)
+            before.close()
+            states[operation.thing] = operation.steps[-1]
     return trial.report(n_operations)
-
-
-def _operation(folder: Path, number: int, seed: int) -> tuple[Work, Operation]:
-    """Return the operation of a number, for a folder in which the earlier ones are done."""
-    work = Work(folder, seed)
-    *_, operation = work.operations(number + 1)
-    return work, operation
 
 
 class _Trial:
     """Operations on copies of a folder with a faulty disk."""
 
-    def __init__(self, folder: Path, disk: FaultyDisk, every: int) -> None:
-        self._folder, self._disk, self._every = folder, disk, every
+    def __init__(self, before: Work, work: Work, every: int) -> None:
+        self._before, self._work, self._every = before.folder, work, every
+        self._disk = FaultyDisk(work.folder)
+        self._look = Looks(work.folder.parent)
         self._points = 0
         self._outcomes: Counter[str] = Counter()
         self._messages: Counter[str] = Counter()
@@ -80,37 +75,36 @@ class _Trial:
             "failures": self._failures,
         }
 
-    def try_all_points(self, number: int, seed: int, fault: str, now: dict[str, Any]) -> None:
+    def try_all_points(
+        self, operation: Operation, fault: str, number: int, now: dict[str, Any]
+    ) -> None:
         """Make each call of an operation fail once."""
         at = n_calls = (number + len(fault)) % min(self._every, 6)  # a save has about six calls
         while at <= n_calls:
-            here = self._folder / "now"
-            shutil.copytree(self._folder / "before", here, copy_function=_copy)
-            work, operation = _operation(here, number, seed)
-            n_calls = self._try(work, operation, fault, at, now)
-            shutil.rmtree(here)
+            shutil.copytree(self._before, self._work.folder, copy_function=_copy)
+            n_calls = self._try(operation, fault, at, now)
+            shutil.rmtree(self._work.folder)
             at += self._every
             self._points += 1
 
-    def _try(
-        self, work: Work, operation: Operation, fault: str, at: int, now: dict[str, Any]
-    ) -> int:
+    def _try(self, operation: Operation, fault: str, at: int, now: dict[str, Any]) -> int:
         """Run an operation with one failing call; return the number of calls that could fail."""
-        if (work.folder / "store.db").exists():
-            work.open()
+        work = self._work
+        work.open_existing()
         how, lasting = FAULTS[fault]
         self._disk.fail(at, how, lasting=lasting)
         error = _error_of(work, operation)
         n_calls, failed_syncs = self._disk.heal()
-        problem = self._judge(error) or self._compare(work, operation, error, now)
+        problem = self._judge(error) or self._compare(operation, error, now)
         # SQLite ignores failures that do not affect durability: a sync of the folder of its log,
         # or a checkpoint on close, which the next connection repeats.
-        if failed_syncs and error is None and operation.thing != "store":
+        is_in_sqlite = operation.thing in ("store", "collection", "attached")
+        if failed_syncs and error is None and not is_in_sqlite:
             problem = problem or "no error although a sync failed"
         if again := _error_of(work, operation):
             problem = problem or f"the retry failed: {again!r}"
         work.close()
-        problem = problem or self._compare(work, operation, None, now)
+        problem = problem or self._compare(operation, None, now)
         if left := [path.name for path in work.folder.glob(".*.unfinished")]:
             problem = problem or f"temporary file left: {left[0]}"
         if problem:
@@ -123,18 +117,16 @@ class _Trial:
             return ""
         if not isinstance(error, AntipodalError) or "\n" in str(error):
             return "not an error of this package, or more than one line"
-        self._messages[re.sub(rf"{self._folder}\S*/", "", str(error))] += 1
+        self._messages[re.sub(rf"{self._before.parent}\S*/", "", str(error))] += 1
         return ""
 
-    def _compare(
-        self, work: Work, operation: Operation, error: Exception | None, now: dict[str, Any]
-    ) -> str:
+    def _compare(self, operation: Operation, error: Exception | None, now: dict[str, Any]) -> str:
         """Check all files; return the first deviation, if any."""
+        files = {path.name: path.read_bytes() for path in self._work.folder.iterdir()}
         for thing in THINGS:
-            try:
-                found = look(work.folder, thing, random.Random(0))
-            except (AntipodalError, ValueError) as unreadable:
-                return f"the {thing} cannot be read: {unreadable!r}"
+            found = self._look(files, thing)
+            if isinstance(found, Exception):
+                return f"the {thing} cannot be read: {found!r}"
             may_be = [now[thing]]
             if thing == operation.thing:
                 may_be = operation.steps[-1:] if error is None else [now[thing], *operation.steps]

@@ -7,7 +7,6 @@ last one torn. A new file name is durable only after its directory was synced. A
 operations must be present, and an operation in progress complete or absent.
 """
 
-import hashlib
 import random
 import struct
 import tempfile
@@ -16,9 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import faultydisk
-from antipodal.errors import AntipodalError
 from campaign import Part, main
-from operations import NOTHING, THINGS, Work, look
+from operations import NOTHING, THINGS, Looks, Work
 
 DRAWS = 5  # random states per point, in addition to the one without unsynced changes
 SECTOR = 512  # bytes that are written atomically
@@ -159,7 +157,7 @@ def _check(journal: list[Entry], folder: Path, size: int, seed: int) -> dict[str
         for operation in Work(folder, seed).operations(size)
         for value in operation.steps
     ]
-    draw, disk, look_at = random.Random(seed), Disk(), _Looks(folder)
+    draw, disk, look_at = random.Random(seed), Disk(), Looks(folder)
     acknowledged = points = states = 0
     now = dict(NOTHING)
     failures: list[str] = []
@@ -173,7 +171,8 @@ def _check(journal: list[Entry], folder: Path, size: int, seed: int) -> dict[str
             under_way = steps[acknowledged] if acknowledged < len(steps) else ("", "", None)
             for number in range(1 + DRAWS):
                 states += 1
-                files = disk.after_a_loss(draw if number else None)
+                survivors = disk.after_a_loss(draw if number else None)
+                files = {name.rpartition("/")[2]: data for name, data in survivors.items()}
                 for thing in THINGS:
                     found = look_at(files, thing)
                     may_be = [now[thing]] + [under_way[2]] * (under_way[1] == thing)
@@ -191,33 +190,6 @@ def _check(journal: list[Entry], folder: Path, size: int, seed: int) -> dict[str
         "states": states,
         "failures": failures,
     }
-
-
-class _Looks:
-    """Inspector of a folder that caches results by file content."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._known = folder, dict[str, Any]()
-        self._prefix = f"{folder}/work/"
-
-    def __call__(self, files: dict[str, bytes], thing: str) -> Any:
-        """Return the result of `look`, or the package error that it raises."""
-        name = f"{self._prefix}{thing}"
-        of_thing = {
-            path.removeprefix(self._prefix): data
-            for path, data in files.items()
-            if path == name or path.startswith(f"{name}.db")
-        }
-        key = hashlib.sha256(repr((thing, sorted(of_thing.items()))).encode()).hexdigest()
-        if key not in self._known:
-            with tempfile.TemporaryDirectory(dir=self._folder) as place:
-                for path, data in of_thing.items():
-                    (Path(place) / path).write_bytes(data)
-                try:
-                    self._known[key] = look(Path(place), thing, random.Random(0))
-                except (AntipodalError, ValueError) as error:
-                    self._known[key] = error
-        return self._known[key]
 
 
 def _short(found: Any) -> str:

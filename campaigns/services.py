@@ -109,7 +109,8 @@ class Service:
     def errors(self) -> list[str]:
         """Return the log lines that report an error."""
         lines = self.log.read_text().splitlines()
-        return [line[:1_000] for line in lines if '"error"' in line or "Traceback" in line]
+        errors = [line for line in lines if '"error"' in line or "Traceback" in line]
+        return [line if len(line) < 2_000 else f"{line[:200]}…{line[-1_800:]}" for line in errors]
 
 
 class Proxy:

@@ -1,8 +1,8 @@
 """Snapshot consistency of searches while codes, metadata and membership change together.
 
-Every item stores the number of its state in its metadata. All items of a service response, or of
-several searches on one snapshot, must belong to one state and match brute force on it. Milvus has
-no snapshots; inconsistent responses are counted there.
+Every item stores the number of its state in its metadata. All items of a service response, of a
+search of a collection, or of several searches on one snapshot, must belong to one state and match
+brute force on it. Milvus has no snapshots; inconsistent responses are counted there.
 """
 
 import logging
@@ -10,6 +10,7 @@ import multiprocessing
 import random
 import tempfile
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +25,10 @@ from antipodal.service.schemas import SearchRequest
 from antipodal.stores import Store, open_store
 from antipodal.stores.metadata import metadata_text
 from antipodal.stores.snapshot import ItemBatch
+from antipodal.stores.vectors import pack_vectors
 from campaign import Part, main
 from servers import running_engines
+from workloads import expected_scores, unlike
 
 N_BITS = 16
 READERS = 3
@@ -53,24 +56,25 @@ def write(store: Store, number: int) -> None:
         store._replace_all(iter([ItemBatch(ids, codes, list(map(metadata_text, metadata)))]))
 
 
-def write_on(url: str, began: Any, stop: Any) -> None:
-    """Change a store from state to state."""
-    with open_store(url, n_bits=N_BITS) as store:
+def write_on(url: str, write: Callable[[Any, int], None], began: Any, stop: Any) -> None:
+    """Change a store, or the collection in it, from state to state."""
+    with open_store(url) as store:
+        written = Collection.of_store(store) if write is write_vectors else store
         number = 1
         while not stop.is_set():
-            write(store, number)
+            write(written, number)
             began.set()
             number += 1
 
 
 @contextmanager
-def writing(url: str) -> Iterator[None]:
+def writing(url: str, write: Callable[[Any, int], None]) -> Iterator[None]:
     """Write from another process, or a thread for Milvus Lite."""
     in_thread = url.startswith("milvus")
     event = threading.Event if in_thread else processes.Event
     began, stop = event(), event()
     kind = threading.Thread if in_thread else processes.Process
-    writer = kind(target=write_on, args=(url, began, stop))
+    writer = kind(target=write_on, args=(url, write, began, stop))
     writer.start()
     began.wait()
     try:
@@ -83,30 +87,44 @@ def writing(url: str) -> Iterator[None]:
 class Reader(threading.Thread):
     """Client that alternates kinds of searches and compares each response with brute force."""
 
-    def __init__(self, store: Store, engine: Engine, seed: int, is_enough: Callable[[int], bool]):
+    def __init__(self, share: int, seed: int):
         super().__init__()
-        self._store, self._engine, self._is_enough = store, engine, is_enough
-        self._draw = random.Random(seed)
+        self._share, self.draw = share, random.Random(seed)
         self.answers = 0
         self.states: set[int] = set()
         self.torn: list[str] = []
 
     def run(self) -> None:
         """Search until the required number of responses is reached."""
-        while self._is_enough(self.answers):
-            ask = self._draw.choice([self._ask_service, self._ask_service, self._ask_snapshot])
+        while self.answers < self._share:
             try:
-                problem = ask()
+                problem = self.ask()
             except Exception as error:
                 problem = repr(error)
             self.answers += 1
             if problem:
                 self.torn.append(problem)
 
+    @abstractmethod
+    def ask(self) -> str:
+        """Search once; return the deviation from brute force, if any."""
+
+
+class CodeReader(Reader):
+    """Client of a store of codes, through the service or on a snapshot."""
+
+    def __init__(self, share: int, seed: int, store: Store, engine: Engine):
+        super().__init__(share, seed)
+        self._store, self._engine = store, engine
+
+    def ask(self) -> str:
+        """Search once."""
+        return self.draw.choice([self._ask_service, self._ask_service, self._ask_snapshot])()
+
     def _ask_service(self) -> str:
-        query = self._draw.getrandbits(N_BITS)
-        where = self._draw.choice([None, {"even": True}, {"even": False}])
-        radius = self._draw.choice([None, 6])
+        query = self.draw.getrandbits(N_BITS)
+        where = self.draw.choice([None, {"even": True}, {"even": False}])
+        radius = self.draw.choice([None, 6])
         request = SearchRequest(
             code=f"{query:04x}",
             where=where,
@@ -133,7 +151,7 @@ class Reader(threading.Thread):
         return ""
 
     def _ask_snapshot(self) -> str:
-        query = self._draw.getrandbits(N_BITS)
+        query = self.draw.getrandbits(N_BITS)
         code = np.array([[query >> 8, query & 255]], np.uint8)
         with self._store.snapshot() as now:
             n_items = now.count()
@@ -166,26 +184,99 @@ def _by_distance(items: State, query: int) -> list[tuple[int, int]]:
 
 
 def ask(url: str, size: int, seed: int) -> dict[str, Any]:
-    """Search during writes; return the number of responses and the inconsistent ones."""
+    """Search codes during writes; return the number of responses and the inconsistent ones."""
     rows = np.random.default_rng(0).standard_normal((40, 20))
     hasher = LSH(N_BITS, random_state=0).fit(rows)
     with open_store(url, n_bits=N_BITS) as store:
         write(store, 0)
         engine = Engine(Collection(store, hasher, Settings()))
-        share = -(-size // READERS)
-        readers = [
-            Reader(store, engine, seed + number, lambda n: n < share) for number in range(READERS)
-        ]
-        with writing(url):
-            for reader in readers:
-                reader.start()
-            for reader in readers:
-                reader.join()
+        return _ask(url, write, size, seed, lambda *given: CodeReader(*given, store, engine))
+
+
+def _ask(
+    url: str,
+    write: Callable[[Any, int], None],
+    size: int,
+    seed: int,
+    make: Callable[[int, int], Reader],
+) -> dict[str, Any]:
+    readers = [make(-(-size // READERS), seed + number) for number in range(READERS)]
+    with writing(url, write):
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
     return {
         "answers": sum(reader.answers for reader in readers),
         "states": len(set().union(*(reader.states for reader in readers))),
         "failures": [problem for reader in readers for problem in reader.torn],
     }
+
+
+# -------------------------------------------------------------------------------- collections
+
+N_VECTORS, N_DELETED = 12, 4
+
+
+def write_vectors(docs: Collection, number: int) -> None:
+    """Replace all vectors of a collection; delete some of every other state."""
+    ids, rows, metadata = vectors_of(number)
+    docs.upsert(rows, ids, metadata)
+    if number % 2:
+        docs.delete(ids[-N_DELETED:])
+
+
+def vectors_of(number: int) -> tuple[list[str], np.ndarray, list[dict[str, Any]]]:
+    """Return the ids, vectors and metadata of a state."""
+    rows = np.random.default_rng(number).standard_normal((N_VECTORS, 8)).astype(np.float32)
+    metadata = [{"state": number, "even": number % 2 == 0}] * N_VECTORS
+    return [f"item {n}" for n in range(N_VECTORS)], rows, metadata
+
+
+class VectorReader(Reader):
+    """Client that searches a collection, with and without filters and reranking."""
+
+    def __init__(self, share: int, seed: int, docs: Collection):
+        super().__init__(share, seed)
+        self._docs = docs
+
+    def ask(self) -> str:
+        """Search once."""
+        rng = np.random.default_rng(self.draw.getrandbits(32))
+        query = rng.standard_normal((1, 8)).astype(np.float32)
+        where = self.draw.choice([None, {"even": True}, {"even": False}])
+        rerank = self.draw.choice([None, 4])
+        found = self._docs.search(query, 5, where=where, rerank=rerank, metadata=True)
+        numbers = {fields["state"] for fields in found.metadata[0]}
+        if not numbers:
+            return "" if where else "no results"
+        if len(numbers) > 1:
+            return f"items of states {sorted(numbers)}"
+        number = numbers.pop()
+        self.states.add(number)
+        if where is not None and where["even"] != (number % 2 == 0):
+            return f"state {number} does not pass {where}"
+        ids, rows, _ = vectors_of(number)
+        codes, kept = self._docs.model.encode(rows), pack_vectors(rows, "int8")
+        items = [(code.tobytes() + vector, {}) for code, vector in zip(codes, kept, strict=True)]
+        problem = ""
+        for n in (N_VECTORS, N_VECTORS - N_DELETED) if number % 2 else (N_VECTORS,):
+            state = dict(zip(ids[:n], items[:n], strict=True))
+            problem = unlike(found, expected_scores(self._docs, state, query, rerank is not None))
+            if not problem:
+                return ""
+        return f"state {number}, {rerank=}: {problem}"
+
+
+def ask_collection(url: str, size: int, seed: int) -> dict[str, Any]:
+    """Search vectors during writes; return the number of responses and the inconsistent ones."""
+    ids, rows, metadata = vectors_of(0)
+    options = {"ids": ids, "metadata": metadata, "bits": N_BITS, "keep_vectors": "int8"}
+    with Collection.create(url, rows, **options) as docs:
+        return _ask(url, write_vectors, size, seed, lambda *given: VectorReader(*given, docs))
+
+
+# --------------------------------------------------------------------------------------- parts
 
 
 def ask_sqlite(size: int, seed: int) -> dict[str, Any]:
@@ -198,6 +289,18 @@ def ask_postgresql(size: int, seed: int) -> dict[str, Any]:
     """Search a PostgreSQL store."""
     with running_engines() as engines:
         return ask(engines.url("postgresql", "snapshot"), size, seed)
+
+
+def ask_sqlite_collection(size: int, seed: int) -> dict[str, Any]:
+    """Search a collection in a SQLite file."""
+    with tempfile.TemporaryDirectory() as folder:
+        return ask_collection(f"sqlite:///{Path(folder)}/codes.db?timeout=60", size, seed)
+
+
+def ask_postgresql_collection(size: int, seed: int) -> dict[str, Any]:
+    """Search a collection in PostgreSQL."""
+    with running_engines() as engines:
+        return ask_collection(engines.url("postgresql", "snapshot"), size, seed)
 
 
 def ask_milvus(size: int, seed: int) -> dict[str, Any]:
@@ -214,6 +317,8 @@ if __name__ == "__main__":
         {
             "sqlite": Part(ask_sqlite, 100_000),
             "postgresql": Part(ask_postgresql, 100_000),
+            "sqlite-collection": Part(ask_sqlite_collection, 30_000),
+            "postgresql-collection": Part(ask_postgresql_collection, 30_000),
             "milvus": Part(ask_milvus, 10_000),
         },
     )

@@ -1,10 +1,11 @@
 """Soak test of a service under load, with restarts, restores and model switches.
 
-A writer adds and deletes items; readers search by k and by radius and compare the results with
-brute force. Meanwhile the service is stopped, killed and restarted, its store is backed up and
-restored, and `antipodal switch` alternates between two models with their own stores. No
-acknowledged write may be lost and no response may be wrong. In the last third of the time the
-service runs undisturbed, and neither its memory nor its number of file descriptors may grow.
+A writer adds and deletes items; readers search by k, by radius and with reranking, and compare the
+results with brute force. Meanwhile the service is stopped, killed and restarted, its store is
+backed up and restored, and `antipodal switch` alternates between a store of codes with its model
+and a collection with string ids and kept vectors. No acknowledged write may be lost and no response
+may be wrong. In the last third of the time the service runs undisturbed, and neither its memory nor
+its number of file descriptors may grow.
 
 The size is in seconds.
 """
@@ -24,13 +25,15 @@ from typing import Any
 
 import numpy as np
 
-from antipodal import LSH, open_store
+from antipodal import LSH, Collection, open_store
 from antipodal.io.model_file import model_identity
 from antipodal.stores.transfer import back_up, restore
+from antipodal.stores.vectors import pack_vectors, unpack_vectors
 from campaign import Part, main
 from services import READ, WRITE, Answer, Service, ask, is_alive, is_refused_well
+from workloads import contents
 
-N_BITS, N_IDS, BATCH = 32, 3_000, 20
+N_BITS, N_FEATURES, N_IDS, BATCH = 32, 8, 3_000, 20
 NAME = "live"  # name of the mount
 HANG = 600  # seconds that only a hang exceeds
 MOST_GROWTH = 1.1  # allowed growth of memory during the last third
@@ -42,16 +45,105 @@ Items = dict[int, tuple[str, int]]  # id -> code and turn
 
 
 class World:
-    """A model, its store and the expected items."""
+    """A store of codes, its model, and the expected items."""
 
-    def __init__(self, folder: Path, number: int) -> None:
-        self.model, self.url = folder / f"model{number}", f"sqlite:///{folder}/codes{number}.db"
-        LSH(N_BITS, random_state=number).fit(np.eye(8)).save(self.model)
-        self.identity = model_identity(self.model)
+    def __init__(self, folder: Path) -> None:
+        path, self.url = folder / "model", f"sqlite:///{folder}/codes.db"
+        self.model: Any = LSH(N_BITS, random_state=0).fit(np.eye(N_FEATURES))
+        self.model.save(path)
+        self.mount, self.identity = f"{path},{self.url}", model_identity(path)
         open_store(self.url, n_bits=N_BITS, model=self.identity).close()
         self.items: Items = {}
         self.sent: set[tuple[int, str, int]] = set()
         self.kept: tuple[Path, Items] | None = None  # the last backup and its items
+
+    bounds: tuple[dict[str, int], ...] = ({"k": 10}, {"k": 100}, {"radius": 8}, {"radius": 12})
+
+    def id_of(self, number: int) -> Any:
+        """Return the id of an item in the store."""
+        return number
+
+    def codes(self, numbers: list[int], turn: int, source: random.Random) -> list[str]:
+        """Return the codes of new items."""
+        return [f"{source.getrandbits(N_BITS):08x}" for _ in numbers]
+
+    def fields(self, number: int, code: str, turn: int) -> dict[str, Any]:
+        """Return the fields of a new item in a request."""
+        return {"code": code}
+
+    def keys(self, query: np.ndarray, ids: np.ndarray, codes: list[str]) -> np.ndarray:
+        """Return the keys by which items are ordered: the distance, then the id."""
+        bits = np.array([int(code, 16) for code in codes], np.uint32)
+        target = np.uint32(int(self.model.encode(query).tobytes().hex(), 16))
+        return np.asarray(np.bitwise_count(bits ^ target) + ids / 10**6)
+
+    def key_of_hit(self, hit: dict[str, Any], number: int) -> float:
+        """Return the key of a result."""
+        return float(hit["distance"] + number / 10**6)
+
+    def stored(self, soak: "Soak") -> Items:
+        """Return all items, by a search of the service."""
+        everything = {"code": "00000000", "radius": N_BITS}
+        answer = soak.service.ask("POST", f"/{NAME}/v1/search", everything, READ)
+        return {
+            hit["id"]: (hit["code"], hit["metadata"]["turn"]) for hit in answer.json()["results"]
+        }
+
+
+class VectorWorld(World):
+    """A collection with string ids and kept vectors, and the expected items."""
+
+    bounds = ({"k": 10}, {"k": 100}, {"k": 10, "rerank": 4})
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.mount, self.url = f"{folder}/vectors.db", f"sqlite:///{folder}/vectors.db"
+        rows = np.random.default_rng(0).standard_normal((200, N_FEATURES)).astype(np.float32)
+        ids = [f"created-{n}" for n in range(len(rows))]
+        options = {"ids": ids, "bits": N_BITS, "keep_vectors": "int8"}
+        with Collection.create(self.url, rows, **options) as docs:
+            self.model, self.identity = docs.model, docs.identity
+            docs.delete(ids)
+
+    def id_of(self, number: int) -> str:
+        """Return the id of an item in the collection."""
+        return f"item-{number}"
+
+    def codes(self, numbers: list[int], turn: int, source: random.Random) -> list[str]:
+        """Return the codes of new items."""
+        rows = np.array([vector(number, turn) for number in numbers])
+        return [code.tobytes().hex() for code in self.model.encode(rows)]
+
+    def fields(self, number: int, code: str, turn: int) -> dict[str, Any]:
+        """Return the fields of a new item in a request."""
+        return {"vector": vector(number, turn).tolist()}
+
+    def keys(self, query: np.ndarray, ids: np.ndarray, codes: list[str]) -> np.ndarray:
+        """Return the keys by which items are ordered: the negative score."""
+        packed = np.frombuffer(bytes.fromhex("".join(codes)), np.uint8).reshape(-1, N_BITS // 8)
+        signs = 2.0 * np.unpackbits(packed, axis=1) - 1
+        return np.asarray(-(signs @ self.model.query(query)[0] + self.model.score_offset(query)))
+
+    def key_of_hit(self, hit: dict[str, Any], number: int) -> float:
+        """Return the key of a result."""
+        return -float(hit["score"])
+
+    def stored(self, soak: "Soak") -> Items:
+        """Return all items, read from the file; the kept vectors must be those that were sent."""
+        with open_store(self.url) as store:
+            found = contents(store, keeps_vectors=True)
+        items = {}
+        for key, (data, fields) in found.items():
+            number, turn = int(key.removeprefix("item-")), fields["turn"]
+            items[number] = (data[: N_BITS // 8].hex(), turn)
+            if data[N_BITS // 8 :] != pack_vectors(vector(number, turn)[None], "int8")[0]:
+                soak.fail(f"the vector of {key} is not that of turn {turn}")
+        return items
+
+
+def vector(number: int, turn: int) -> np.ndarray:
+    """Return the vector of an item."""
+    return np.random.default_rng([number, turn]).standard_normal(N_FEATURES).astype(np.float32)
 
 
 class Soak:
@@ -110,14 +202,16 @@ def _write_batch(soak: Soak, source: random.Random, connection: Any) -> bool:
     ids = source.sample(range(N_IDS), BATCH)
     new: Items = {}
     if source.random() < 0.75:
-        new = {number: (f"{source.getrandbits(N_BITS):08x}", soak.turn) for number in ids}
+        codes = world.codes(ids, soak.turn, source)
+        new = {number: (code, soak.turn) for number, code in zip(ids, codes, strict=True)}
         items = [
-            {"id": number, "code": code, "metadata": {"turn": turn}}
+            {"id": world.id_of(number), "metadata": {"turn": turn}}
+            | world.fields(number, code, turn)
             for number, (code, turn) in new.items()
         ]
         method, body = "PUT", {"items": items}
     else:
-        method, body = "DELETE", {"ids": ids}
+        method, body = "DELETE", {"ids": [world.id_of(number) for number in ids]}
     with soak.lock:
         before = {number: world.items.pop(number) for number in ids if number in world.items}
         world.sent |= {(number, *value) for number, value in new.items()}
@@ -158,7 +252,8 @@ def _items(soak: Soak, ids: list[int]) -> Items | None:
     connection = new_connection(soak)
     try:
         for number in ids:
-            answer = try_to_ask(soak, connection, "GET", f"/{NAME}/v1/items/{number}", None, READ)
+            path = f"/{NAME}/v1/items/{soak.world.id_of(number)}"
+            answer = try_to_ask(soak, connection, "GET", path, None, READ)
             if answer is None or answer.status not in (200, 404):
                 return None
             if answer.status == 200:
@@ -184,51 +279,74 @@ def read(soak: Soak, source: random.Random, reader: int) -> None:
 
 
 def _search(soak: Soak, source: random.Random, connection: Any) -> bool:
-    query = source.getrandbits(N_BITS)
-    bound = source.choice([{"k": 10}, {"k": 100}, {"radius": 8}, {"radius": 12}])
+    query = np.array([[source.gauss(0, 1) for _ in range(N_FEATURES)]], np.float32)
     with soak.lock:
         before = {world: dict(world.items) for world in soak.worlds}
         answering = soak.answering()
-    asked = {"code": f"{query:08x}", **bound}
+        bound = source.choice(soak.world.bounds)
+    asked = {"vector": query[0].tolist(), **bound}
     answer = try_to_ask(soak, connection, "POST", f"/{NAME}/v1/search", asked, READ)
-    if answer is None or answer.status != 200:
-        return answer is not None
-    hits = [
-        (hit["distance"], hit["id"], hit["code"], hit["metadata"]["turn"])
-        for hit in answer.json()["results"]
-    ]
     with soak.lock:
-        stable = [
-            {n: value for n, value in before[world].items() if world.items.get(n) == value}
-            for world in answering | soak.answering()
-            if all(hit[1:] in world.sent for hit in hits)
-        ]
+        answering |= soak.answering()
+        if answer is None or answer.status != 200:
+            if answer is not None and answer.status == 422 and len(answering) == 1:
+                soak.fail(f"a search with {bound}: {answer.body[:300]!r}")
+            return answer is not None
+        hits = answer.json()["results"]
+        numbers = [int(str(hit["id"]).removeprefix("item-")) for hit in hits]
+        stable = {
+            world: {n: value for n, value in before[world].items() if world.items.get(n) == value}
+            for world in answering
+            if all(
+                hit["id"] == world.id_of(n)
+                and (n, hit["code"], hit["metadata"]["turn"]) in world.sent
+                for n, hit in zip(numbers, hits, strict=True)
+            )
+        }
     soak.counts["answers checked"] += 1
-    wrong = [what_is_wrong(query, bound, hits, items) for items in stable]
+    soak.counts[f"answers checked, {' '.join(bound)}"] += 1
+    wrong = [
+        what_is_wrong(world, query, bound, numbers, hits, items) for world, items in stable.items()
+    ]
     if all(wrong):  # also if no world ever had all of these items
-        soak.fail(f"a search for {query:08x} with {bound}: {wrong or hits[:3]}")
+        soak.fail(f"a search for {query} with {bound}: {wrong or hits[:3]}")
     return True
 
 
 def what_is_wrong(
-    query: int, bound: dict[str, int], hits: list[tuple[int, int, str, int]], stable: Items
+    world: World,
+    query: np.ndarray,
+    bound: dict[str, int],
+    numbers: list[int],
+    hits: list[dict[str, Any]],
+    stable: Items,
 ) -> str:
     """Compare a response with the items that were not written during the request."""
-    keys = [hit[:2] for hit in hits]
-    if keys != sorted(set(keys)):
+    found = np.array([world.key_of_hit(hit, n) for n, hit in zip(numbers, hits, strict=True)])
+    if (np.diff(found) < 0).any() or len(set(numbers)) < len(numbers):
         return "the hits are not in order"
-    for distance, number, code, _ in hits:
-        if distance != (int(code, 16) ^ query).bit_count():
-            return f"{number} is not at distance {distance}"
+    if "rerank" in bound:
+        rows = np.array(
+            [vector(n, h["metadata"]["turn"]) for n, h in zip(numbers, hits, strict=True)]
+        )
+        rows = unpack_vectors(
+            pack_vectors(rows.reshape(-1, N_FEATURES), "int8"), N_FEATURES, "int8"
+        )
+        lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(query)
+        is_right = np.allclose(-found, rows @ query[0] / lengths, atol=1e-5)
+        return "" if is_right else f"scores {-found} are not the cosines"
+    own = world.keys(query, np.array(numbers, np.int64), [hit["code"] for hit in hits])
+    if not np.allclose(found, own, rtol=0, atol=1e-6):
+        return f"the keys are {found}, expected {own}"
     ids = np.fromiter(stable, np.int64, len(stable))
-    codes = np.array([int(stable[number][0], 16) for number in ids.tolist()], np.uint32)
-    distances = np.bitwise_count(codes ^ np.uint32(query))
+    keys = world.keys(query, ids, [stable[number][0] for number in ids.tolist()])
     if "k" in bound and len(hits) == bound["k"]:
-        last = keys[-1]
-        due = (distances < last[0]) | ((distances == last[0]) & (ids <= last[1]))
+        due = keys < found[-1] - 1e-7  # less than the difference of two ids
     else:
-        due = distances <= bound.get("radius", N_BITS)
-    returned = {hit[1]: hit[2:] for hit in hits}
+        due = keys < bound.get("radius", N_BITS) + 0.5
+    returned = {
+        n: (hit["code"], hit["metadata"]["turn"]) for n, hit in zip(numbers, hits, strict=True)
+    }
     missing = [n for n in ids[due].tolist() if returned.get(n) != stable[n]]
     return f"{missing[:5]} are missing or outdated" if missing else ""
 
@@ -251,7 +369,7 @@ def try_to_ask(soak: Soak, connection: Any, *request: Any) -> Answer | None:
         time.sleep(0.05)
         return None
     soak.counts[f"answers {answer.status}"] += 1
-    if not is_refused_well(answer) or answer.status not in (200, 404, 503):
+    if not is_refused_well(answer) or answer.status not in (200, 404, 422, 503):
         soak.fail(f"{request[:2]}: {answer.status} {answer.body[:300]!r}")
     return answer
 
@@ -326,7 +444,7 @@ def switch_model(soak: Soak) -> None:
 
 def point_to(world: World, folder: Path) -> None:
     """Point the mount to this world in the mount file."""
-    mount = f"{NAME}={world.model},{world.url}"
+    mount = f"{NAME}={world.mount}"
     command = [sys.executable, "-m", "antipodal", "switch", str(folder / "mounts.json"), mount]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
@@ -338,13 +456,9 @@ def _served(soak: Soak) -> str:
 
 
 def compare_all(soak: Soak) -> None:
-    """Compare all items of the service with the expected ones."""
+    """Compare all items of the world that is served with the expected ones."""
     with soak.stopped():
-        everything = {"code": "00000000", "radius": 32}
-        answer = soak.service.ask("POST", f"/{NAME}/v1/search", everything, READ)
-        found = {
-            hit["id"]: (hit["code"], hit["metadata"]["turn"]) for hit in answer.json()["results"]
-        }
+        found = soak.world.stored(soak)
         if found != soak.world.items:
             n_wrong = sum(found.get(n) != value for n, value in soak.world.items.items())
             soak.fail(f"{len(found)} items of {len(soak.world.items)}: {n_wrong} lost or outdated")
@@ -361,7 +475,7 @@ def run_soak(size: int, seed: int) -> dict[str, Any]:
         service = Service(
             folder, "--max-results", "100000", "--mounts", str(folder / "mounts.json")
         )
-        worlds = [World(folder, 0), World(folder, 1)]
+        worlds = [VectorWorld(folder), World(folder)]
         point_to(worlds[0], folder)
         service.start()
         stack.callback(service.end)

@@ -20,6 +20,7 @@ class StoreProcesses(ABC):
     """The processes of an engine."""
 
     is_atomic = True  # whether operations are atomic
+    keeps_vectors = True  # whether vectors can be kept for reranking
 
     @abstractmethod
     def url(self, name: str) -> str:
@@ -100,7 +101,7 @@ class PostgresProcesses(StoreProcesses):
 class MilvusProcesses(StoreProcesses):
     """Milvus Lite, whose server is a child of the process that opened the file."""
 
-    is_atomic = False
+    is_atomic = keeps_vectors = False
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines

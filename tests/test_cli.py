@@ -16,9 +16,9 @@ import pytest
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
-from antipodal import KSH, LSH, HammingIndex, evaluate, load
+from antipodal import KSH, LSH, Collection, HammingIndex, evaluate, load
+from antipodal.bench.demo_texts import embed
 from antipodal.cli import app
-from antipodal.hashers.registry import built_in_hashers
 
 X, Y = load_digits(return_X_y=True)
 X, Y = X.astype(np.float32), Y
@@ -103,20 +103,44 @@ def test_fit_takes_pairs_and_other_methods(folder, monkeypatch):
     np.testing.assert_array_equal(load(folder / "k").encode(X), again.encode(X))
 
 
-def test_demo_prints_scores_and_neighbours_and_saves_the_model(tmp_path, monkeypatch):
+def test_demo_shows_texts_and_digits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("antipodal.bench.demo.METHODS", ("DeepLinf", "LSH"))
     done = run_here("demo", "--epochs", 2, "--bits", 16)
-    for text in (*built_in_hashers(), "query: 0", "██"):
+    for text in ("$ antipodal audit", "$ antipodal build", "$ antipodal search", "recall@10",
+                 "shutil.copytree", "DeepLinf", "LSH", "query: 0", "██"):  # fmt: skip
         assert text in done.stdout
-    assert "DeepLinf" in done.stderr
-    assert load(tmp_path / "antipodal-demo" / "digits.antipodal").n_bits == 16
-    assert np.load(tmp_path / "antipodal-demo" / "digits-codes.npy").shape == (1597, 2)
-    few = {"DeepLinf": built_in_hashers()["DeepLinf"], "LSH": built_in_hashers()["LSH"]}
-    monkeypatch.setattr("antipodal.bench.demo.built_in_hashers", lambda: few)
+    # Captions and pictures fit a terminal.
+    pictures = done.stdout[done.stdout.index("query: 0") :]
+    assert max(map(len, pictures.splitlines())) <= 80
+    folder = tmp_path / "antipodal-demo"
+    assert load(folder / "digits.antipodal").n_bits == 16
+    assert np.load(folder / "digits-codes.npy").shape == (1597, 2)
+    with Collection.open(folder / "texts.db", embed="antipodal.bench.demo_texts:embed") as texts:
+        rows = [json.loads(line) for line in (folder / "texts.jsonl").read_text().splitlines()]
+        assert texts.count() == len(rows) > 2000
+        found = texts.search(texts=["wait until the thread terminates"], k=1, rerank=4)
+    # The nearest item by the exact cosine, too.
+    query = embed(["wait until the thread terminates"])[0]
+    best = max(rows, key=lambda row: float(np.dot(row["embedding"], query)))
+    assert found.ids[0, 0] == best["title"] == "threading.Thread.join"
     done = run_here("demo", "--epochs", 2, "--bits", 16, "--json")
     records = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [r["method"] for r in records] == list(few)
-    assert all({"map", "precision_r2", "fit_seconds", "seed"} <= r.keys() for r in records)
+    scores = [r for r in records if "map" in r]
+    assert [r["method"] for r in scores] == ["DeepLinf", "LSH"]
+    assert all({"precision_r2", "fit_seconds", "seed"} <= r.keys() for r in scores)
+    assert next(r["text"] for r in records if "ids" in r).startswith("copy a directory")
+
+
+def test_demo_runs_without_pytorch(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("antipodal.cli.demo.find_spec", lambda name: None)
+    monkeypatch.setattr("antipodal.cli.demo._show_texts", lambda *options: None)
+    monkeypatch.setattr("antipodal.bench.demo.WITHOUT_TORCH", ("LSH", "ITQ"))
+    done = run_here("demo", "--bits", 16)
+    assert "PyTorch" in done.stdout
+    assert "DeepLinf" not in done.stdout
+    assert isinstance(load(tmp_path / "antipodal-demo" / "digits.antipodal"), LSH)
 
 
 def test_datasets_are_listed_and_existing_ones_not_downloaded_again(tmp_path):

@@ -10,13 +10,13 @@ pytestmark = pytest.mark.skipif(not IS_AVAILABLE, reason="needs Linux and a C co
 
 
 def test_what_was_acknowledged_is_there_after_a_loss_of_power_and_nothing_is_half_there():
-    found = lose_power(7, seed=0)
+    found = lose_power(4, seed=0)
     assert not found["failures"]
     assert found["points"] > 20
 
 
 def test_a_full_or_broken_disk_is_an_error_that_leaves_files_whole_and_usable():
-    found = break_disk(6, seed=0, every=13)
+    found = break_disk(5, seed=0, every=19)
     assert not found["failures"]
     assert len(found["messages"]) > 3
     assert found["outcomes"]["an error, and the files are as before"] > 20

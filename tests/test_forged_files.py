@@ -61,6 +61,16 @@ def write_and_use(path, header, arrays):
     return True
 
 
+@pytest.mark.parametrize("size", np.geomspace(1e36, 3e38, 12))
+def test_weights_that_almost_overflow_are_refused_or_encode_all_rows(tmp_path, size):
+    path = tmp_path / "model"
+    hasher = built_in_hashers()["SpectralHash"](8).fit(X)
+    hasher.save(path)
+    header, arrays = read_model_file(path, "hasher")
+    arrays["components_"] = np.full_like(arrays["components_"], size)
+    write_and_use(path, header, arrays)
+
+
 def changed(array):
     """Yield arrays that differ in shape, kind or values."""
     yield from (array[None], array.astype(np.float64), array.astype(np.float16))

@@ -19,7 +19,7 @@ import uvicorn
 from PIL import Image
 from playwright.sync_api import expect
 
-from antipodal import LSH, load, open_store
+from antipodal import LSH, Collection, load, open_store
 from antipodal.bench.demo import Demo, data_url, png
 from antipodal.codes import unpack
 from antipodal.datasets import digits
@@ -453,19 +453,27 @@ def test_the_demonstration_opens_a_browser_on_its_page_and_ends_with_ctrl_c(tmp_
         text=True,
     ) as process:
         try:
-            record = json.loads(process.stdout.readline())
+            built, record = (json.loads(process.stdout.readline()) for _ in range(2))
+            assert built["items"] > 2000
             assert record.items() >= {"method": "DeepLinf", "bits": 16}.items()
             address = record["page"]
-            with urlopen(address + "v1/items?limit=1000") as answer:
+            with urlopen(address + "v1/mounts") as answer:
+                mounts = {mount["name"] for mount in json.load(answer)["mounts"]}
+            with urlopen(address + "digits/v1/items?limit=1000") as answer:
                 items = json.load(answer)["items"]
-            with urlopen(address + "v1/model") as answer:
+            with urlopen(address + "digits/v1/model") as answer:
                 card = json.load(answer)
+            with urlopen(address + "texts/v1/model") as answer:
+                texts = json.load(answer)
         finally:
             process.send_signal(signal.SIGINT)
             errors = process.communicate(timeout=600)[1]
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
     assert (tmp_path / "visited").read_text().strip() == address
+    assert mounts == {"digits", "texts"}
+    assert texts["texts"]
+    assert texts["keep_vectors"] == "int8"
     assert card["scores"]["map"] == record["map"]
     hasher = load(tmp_path / "a b" / "digits.antipodal")
     data = digits()
@@ -477,11 +485,10 @@ def test_the_demonstration_opens_a_browser_on_its_page_and_ends_with_ctrl_c(tmp_
         picture = base64.b64decode(item["metadata"]["thumbnail"].partition(",")[2])
         np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(picture))), data.images[row])
     again = Demo(16, 1, 0)
-    again.score_deep()
-    model, _ = again.save(tmp_path / "a b")
-    with open_store(again.fill_store(tmp_path / "a b", model)) as store:  # in the old one's place
-        assert store.count() == 1597
-        assert store.model != card["identity"]
+    again.score_first()
+    with Collection.open(again.build(tmp_path / "a b")) as rebuilt:  # in the old one's place
+        assert rebuilt.count() == 1597
+        assert rebuilt.identity != card["identity"]
     assert sorted(p.name for p in (tmp_path / "a b" / "unseen").iterdir()) == [
         f"{digit}.png" for digit in range(10)
     ]

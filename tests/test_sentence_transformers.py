@@ -27,13 +27,14 @@ def recall(results, queries, corpus):
     return np.mean([np.isin(a, b).mean() for a, b in zip(true, corpus_ids(results), strict=True)])
 
 
-def test_scores_are_those_of_the_reconstructed_embeddings(embeddings):
+def test_scores_are_those_of_asymmetric_search(embeddings):
     corpus, queries = embeddings[200:], embeddings[:200]
     codes, codec = quantize_embeddings(corpus, bytes=8)
     assert (codes.shape, codes.dtype) == ((3000, 8), np.uint8)
     results, seconds = semantic_search(queries, codec=codec, corpus=codes, top_k=K)
     assert seconds > 0
-    scores = queries @ codec.reconstruct(codes).T
+    scores = codec.query(queries) @ (2.0 * codec.transform(corpus) - 1).T
+    scores += codec.score_offset(queries)[:, None]
     expected = -np.sort(-scores, axis=1)[:, :K]
     np.testing.assert_allclose(
         [[h["score"] for h in hits] for hits in results], expected, atol=1e-5

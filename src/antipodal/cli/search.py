@@ -455,8 +455,18 @@ def _print_record(record: dict[str, Any], as_json: bool) -> None:
         values = [f"{score:.3f}" for score in record["scores"]]
     else:
         values = list(map(str, record["distances"]))
-    hits = ", ".join(f"{i} ({value})" for i, value in zip(record["ids"], values, strict=True))
     name = record.get("text", record.get("id", record["query"]))
+    if record["ids"] and "metadata" in record:
+        typer.echo(name)
+        for i, value, fields in zip(record["ids"], values, record["metadata"], strict=True):
+            shown = "; ".join(f"{key}: {_written(field)}" for key, field in fields.items())
+            typer.echo(f"  {value}  {i}{shown and '  '}{shown}")
+        return
+    hits = ", ".join(f"{i} ({value})" for i, value in zip(record["ids"], values, strict=True))
     typer.echo(f"{name}: {hits or 'no items'}")
-    for i, fields in zip(record["ids"], record.get("metadata", []), strict=False):
-        typer.echo(f"    {i}: {json.dumps(fields, ensure_ascii=False)}")
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, str) and value.isprintable():
+        return value
+    return json.dumps(value, ensure_ascii=False)

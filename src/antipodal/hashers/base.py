@@ -284,7 +284,8 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """Raise an error if the attributes read from a file cannot encode n_features_in_ features.
 
         Names, types and shapes must be those that encoding needs. Widths are compared first,
-        which takes no memory whatever the file claims; then random rows are encoded.
+        which takes no memory whatever the file claims; then random rows are encoded. They are
+        larger than usual rows, which therefore do not overflow if these do not.
         """
         check_whole(self.n_bits, "n_bits", 1)
         check_whole(self.n_features_in_, "n_features_in_", 1)
@@ -294,7 +295,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         width = self._pipeline().width(self.n_features_in_)
         if width != self.n_bits:
             raise ValueError(f"its arrays encode to {width} bits, not {self.n_bits}")
-        rows = np.random.default_rng(0).standard_normal((ROWS, self.n_features_in_))
+        rows = 8 * np.random.default_rng(0).standard_normal((ROWS, self.n_features_in_))
         for values in (self.project(rows), self.query(rows)):
             if values.shape != (ROWS, width) or not np.isfinite(values).all():
                 raise ValueError("its arrays do not encode finite rows to finite values")

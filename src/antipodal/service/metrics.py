@@ -17,6 +17,7 @@ _log = logging.getLogger("antipodal.service")
 _SHARED = "PROMETHEUS_MULTIPROC_DIR"  # folder in which workers add up their metrics
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _CLIENT_CLOSED = 499  # as nginx logs a request that was never answered
+_CLOSED = "handler is closed"  # in the error of uvloop
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
 
 
@@ -38,11 +39,22 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)
 
 
+class ClosedConnections(logging.Filter):
+    """Drop the error of uvicorn for a response to a closed connection, which `Observe` logs."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to log a record."""
+        return not record.getMessage().startswith("ASGI callable returned without completing")
+
+
 LOG_CONFIG: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"json": {"()": "antipodal.service.metrics.JsonFormatter"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
+    "filters": {"closed": {"()": "antipodal.service.metrics.ClosedConnections"}},
+    "handlers": {
+        "stderr": {"class": "logging.StreamHandler", "formatter": "json", "filters": ["closed"]}
+    },
     "loggers": {
         name: {"handlers": ["stderr"], "level": "INFO", "propagate": False}
         for name in ("antipodal.service", "uvicorn")
@@ -103,14 +115,22 @@ class Observe:
             await self._app(scope, receive, send)
             return
         started, request_id, status = time.perf_counter(), os.urandom(8).hex(), 0
+        is_closed = False
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_closed
             if message["type"] == "http.response.start":
                 status = message["status"]
                 id_header = (b"x-request-id", request_id.encode())
                 message["headers"] = [*message["headers"], id_header, *self._headers]
-            await send(message)
+            try:
+                await send(message)
+            except RuntimeError as error:
+                # Of several requests sent at once by a client that disconnects, uvicorn ends only
+                # the last, and uvloop refuses the responses to the others.
+                if _CLOSED not in str(error):
+                    raise
+                is_closed = True
 
         with self._metrics.running.track_inprogress():
             try:
@@ -121,7 +141,7 @@ class Observe:
                     failed = problem(500, f"internal error, request {request_id}")
                     await failed(scope, receive, send_with_headers)
             seconds = time.perf_counter() - started
-        status = status or _CLIENT_CLOSED
+        status = _CLIENT_CLOSED if is_closed else status or _CLIENT_CLOSED
         self._count(scope, status, seconds)
         fields = {
             "client": (scope.get("client") or ("",))[0],

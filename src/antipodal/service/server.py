@@ -125,10 +125,14 @@ def serve(settings: Settings) -> None:
 
 def worker() -> ASGIApp:
     """Return the application of one worker, by the settings in the environment."""
-    settings = Settings.from_json(os.environ[_VARIABLE])
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)  # JSON creates many objects at once, and no cycles
     sys.setswitchinterval(5e-4)  # the event loop waits less for threads that search
+    return application(Settings.from_json(os.environ[_VARIABLE]))
+
+
+def application(settings: Settings) -> ASGIApp:
+    """Return the ASGI application of the settings."""
     keys = Keys.find(settings.keys)
     known = keys is not None or settings.allow_anyone
     hosts = None if known else _LOCAL_NAMES | {_bracketed(settings.host)}
