@@ -13,10 +13,15 @@ from hypothesis import settings
 
 from browsers import chromium
 from effort import CAMPAIGN
+from processes import PRELOADED, processes
 
 settings.register_profile("usual", derandomize=not CAMPAIGN, deadline=None, print_blob=True)
 settings.load_profile("usual")
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish():
+    processes.set_forkserver_preload(PRELOADED)  # campaigns set shorter lists when imported
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import multiprocessing
 import os
 import random
 import re
@@ -29,10 +28,7 @@ from antipodal.io.formats import find_format
 from antipodal.io.model_file import model_identity
 from antipodal.io.tables import ParquetTable
 from effort import rounds
-
-# Child processes are forked from a process that has imported this module.
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["test_bulk"])
+from processes import processes
 
 WIDTH, N_BITS = 12, 20
 HANG = 600  # seconds that only a hang exceeds
