@@ -10,12 +10,12 @@ demo: .venv/.library
 test: .venv/.developer
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# Fault-injection and stress tests, about an hour, with new seeds, which they print, and the Spark
-# and Dask examples. Records go to benchmarks/results.
+# Fault-injection and stress tests, about an hour, with new seeds, which they print, and the Spark,
+# Dask and Ray examples. Records go to benchmarks/results.
 CAMPAIGNS := kills powerloss ioerrors races fuzz snapshot hostile soak
 campaign: .venv/.developer .venv/.cluster
 	failed=; for name in $(CAMPAIGNS); do $(BIN)/python campaigns/$$name.py || failed="$$failed $$name"; done; \
-	$(BIN)/python -m pytest campaigns/test_cluster.py || failed="$$failed cluster"; \
+	$(BIN)/python -m pytest campaigns/test_cluster.py campaigns/test_ray.py || failed="$$failed cluster"; \
 	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 lint: .venv/.developer

@@ -33,6 +33,12 @@ def two_threads():
 
 
 @pytest.fixture
+def forked_workers(monkeypatch):
+    """Fork the workers of benchmarks, since spawned ones spend seconds on imports."""
+    monkeypatch.setattr("antipodal.bench.workers.multiprocessing.get_context", lambda *_: processes)
+
+
+@pytest.fixture
 def fresh_rng():
     """Return a generator with a new seed. pytest prints the seed if the test fails.
 

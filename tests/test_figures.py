@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 from PIL import Image
 from typer.testing import CliRunner
@@ -75,6 +76,14 @@ def short_training(monkeypatch):
 
     monkeypatch.setattr(DeepLinf, "paper", quick)
     monkeypatch.setattr(drawing, "make_hasher", partial(make_hasher, settings=["n_epochs=2"]))
+
+
+@pytest.fixture
+def no_drawing(monkeypatch):
+    """Files that contain only the name of their format: drawing takes a second each."""
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, file, format, **_: file.write(format.encode())
+    )
 
 
 def bounds(hasher):
@@ -352,7 +361,8 @@ def bench(*arguments):
     return CliRunner().invoke(app, list(map(str, command)))
 
 
-def test_the_command_writes_all_figures_and_prints_records_only(tmp_path, short_training):
+@pytest.mark.usefixtures("short_training", "no_drawing")
+def test_the_command_writes_all_figures_and_prints_records_only(tmp_path):
     folder = tmp_path / "deep" / "figures"
     options = ("--methods", METHODS[1], "--bits", "12,8", "--out", tmp_path / "r", "--json")
     done = bench(*options, "--figures", folder)
@@ -368,6 +378,7 @@ def test_the_command_writes_all_figures_and_prints_records_only(tmp_path, short_
         assert len(re.findall(line, done.stderr, re.MULTILINE)) == 1, line
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_figures_that_cannot_be_drawn_are_logged_and_skipped(tmp_path, monkeypatch):
     monkeypatch.setattr(drawing, "DEFAULT_METHODS", ["NNHash:n_epochs=2"])
     wild = "DeepLinf:optimizer=sgd:learning_rate=1e20"
