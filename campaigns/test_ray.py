@@ -18,6 +18,7 @@ import ray
 from antipodal import LSH, bulk
 from antipodal.bulk.run import connected
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray uses its own deprecated settings
 EXAMPLE = Path(__file__).parent.parent / "examples" / "ray_encode.py"
 
 
