@@ -41,8 +41,16 @@ FAST = {"n_epochs": 3, **SEED}
 ONCE = {"n_epochs": 1, **SEED}
 CHECKED = [  # scikit-learn also fits on a single feature, and on ten rows
     network(DeepLinf, 8, **ONCE),
-    network(DeepLinf, 8, init="ksvd", sparsity=2, pairs="sampled", n_pairs=200, **ONCE),
-    network(DeepLinf, 8, feature_map="none", **ONCE),
+    network(
+        DeepLinf,
+        8,
+        feature_map="none",
+        init="ksvd",
+        sparsity=2,
+        pairs="sampled",
+        n_pairs=200,
+        **ONCE,
+    ),
     network(NNHash, 8, **ONCE),
     network(SparseHash, 8, **ONCE),
     network(OrthoHash, 8, **ONCE),
