@@ -25,12 +25,12 @@ INTEGRATIONS := haystack huggingface_datasets langchain llamaindex mteb sentence
 integrations: .venv/.integrations
 	$(BIN)/python -m pytest -n auto --dist loadfile $(INTEGRATIONS:%=tests/test_%.py)
 
-# Fault-injection and stress tests, some hours, with new seeds, which they print, and the Spark
-# and Dask examples. Records go to benchmarks/results.
+# Fault-injection and stress tests, some hours, with new seeds, which they print, and the Spark,
+# Dask and Ray examples. Records go to benchmarks/results.
 CAMPAIGNS := kills powerloss ioerrors races fuzz snapshot hostile soak
 campaign: .venv/.developer .venv/.cluster
 	failed=; for name in $(CAMPAIGNS); do $(BIN)/python campaigns/$$name.py || failed="$$failed $$name"; done; \
-	$(BIN)/python -m pytest campaigns/test_cluster.py || failed="$$failed cluster"; \
+	$(BIN)/python -m pytest campaigns/test_cluster.py campaigns/test_ray.py || failed="$$failed cluster"; \
 	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 lint: .venv/.developer

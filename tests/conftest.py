@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from browsers import chromium
 from effort import CAMPAIGN
+from processes import PRELOADED, processes
 
 settings.register_profile("usual", derandomize=not CAMPAIGN, deadline=None, print_blob=True)
 settings.load_profile("usual")
@@ -48,12 +49,22 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
+def pytest_collection_finish():
+    processes.set_forkserver_preload(PRELOADED)  # campaigns set shorter lists when imported
+
+
 @pytest.fixture
 def two_threads():
     """Compute on two threads, for results that must not depend on the number of threads."""
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def forked_workers(monkeypatch):
+    """Fork the workers of benchmarks, since spawned ones spend seconds on imports."""
+    monkeypatch.setattr("antipodal.bench.workers.multiprocessing.get_context", lambda *_: processes)
 
 
 @pytest.fixture

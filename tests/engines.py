@@ -2,16 +2,20 @@
 
 import pytest
 
-from servers import ENGINES, Engines
+from servers import ENGINES, Engines, running_engines
 
 __all__ = ["ENGINES", "engines"]
 
-_started: list[Engines] = []  # shared by all test files that define the fixture
+_started: list[Engines] = []  # shared by all test files that import the fixture
 
 
 @pytest.fixture(scope="session")
-def engines(tmp_path_factory):
-    if not _started:
-        _started.append(Engines(tmp_path_factory.mktemp("engines")))
-    yield _started[0]
-    _started[0].stop()
+def engines():
+    if _started:
+        yield _started[0]
+        return
+    # Not in the folder of pytest: other sessions of root make its parent private, and PostgreSQL
+    # runs as another user.
+    with running_engines() as running:
+        _started.append(running)
+        yield running

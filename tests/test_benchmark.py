@@ -3,14 +3,9 @@
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
-from io import StringIO
 from statistics import mean, stdev
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,8 +36,8 @@ from antipodal.bench.runner import (
     run_cells,
 )
 from antipodal.bench.tables import PUBLISHED, published_scores, spread, table
-from antipodal.cli import main
 from antipodal.hashers.registry import built_in_hashers, make_hasher
+from processes import run_command, start_command
 
 DIGITS = datasets.digits()
 SMALL = {"n_train": 20, "n_query": 10}
@@ -369,17 +364,7 @@ def test_the_name_of_a_dataset_includes_its_features(tmp_path):
 
 
 def bench(*arguments, cwd):
-    """Run the command in this process, to save the imports."""
-    command = ["antipodal", "bench", *map(str, arguments)]
-    printed, said, code = StringIO(), StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(said):
-        patch.chdir(cwd)
-        patch.setattr(sys, "argv", [*command, "--processes", "1"])
-        try:
-            main()
-        except SystemExit as stopped:
-            code = stopped.code or 0
-    return SimpleNamespace(returncode=code, stdout=printed.getvalue(), stderr=said.getvalue())
+    return run_command("bench", *arguments, "--processes", 1, cwd=cwd)
 
 
 QUICK = (
@@ -416,8 +401,7 @@ def test_the_command_prints_and_stores_one_record_per_cell(tmp_path):
 def test_a_killed_run_resumes(tmp_path):
     options = ("--bits", 8, "--train", 100, "--queries", 10, "--out", "r.jsonl", "--json")
     slow = ("digits", "--methods", "LSH,DeepLinf:n_epochs=5000", "--processes", 1, *options)
-    command = [sys.executable, "-m", "antipodal", "bench", *map(str, slow)]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    process = start_command("bench", *slow, cwd=tmp_path, files=[tmp_path / "printed"] * 2)
     deadline = time.monotonic() + 600
     while not read_records(tmp_path / "r.jsonl") and process.poll() is None:
         assert time.monotonic() < deadline

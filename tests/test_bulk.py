@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import multiprocessing
 import os
 import random
 import re
@@ -29,15 +28,11 @@ from antipodal.io.formats import find_format
 from antipodal.io.model_file import model_identity
 from antipodal.io.tables import ParquetTable
 from effort import rounds
-
-# Child processes are forked from a process that has imported this module.
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["test_bulk"])
+from processes import processes
 
 WIDTH, N_BITS = 12, 20
 HANG = 600  # seconds that only a hang exceeds
 N_BATCHES = 97  # of 5,000 bytes
-EXAMPLES = Path(__file__).parent.parent / "examples"
 SIZES = {"a.parquet": 700, "b.parquet": 0, "sub/c.parquet": 3, "sub/d.parquet": 5000}
 
 
@@ -389,8 +384,7 @@ def test_killed_runs_leave_complete_files_and_resume(work, tmp_path, monkeypatch
 
 
 ON_CLUSTER = """
-import os, runpy, sys, time
-import pyarrow.parquet as pq, ray
+import os, time
 from antipodal import bulk
 from antipodal.bulk import run
 
@@ -411,32 +405,17 @@ class BlockingFileEncoder(run.FileEncoder):
 
 folder = os.getcwd()
 with run.connected(None):
-    run.FileEncoder, plain = BlockingFileEncoder, run.FileEncoder
+    run.FileEncoder = BlockingFileEncoder
     print(bulk.encode("model.antipodal", "in", "by-ray", engine="ray"), flush=True)
-    run.FileEncoder = plain
-    batches = ray.data.read_parquet("in").map_batches(
-        bulk.BatchEncoder,
-        fn_constructor_args=("model.antipodal",),
-        fn_constructor_kwargs={"column": "v", "columns": ["id"]},
-        batch_format="pyarrow",
-        compute=ray.data.ActorPoolStrategy(size=1),
-        num_cpus=0.5,
-    )
-    for number, part in enumerate(batches.iter_batches(batch_size=None, batch_format="pyarrow")):
-        pq.write_table(part, f"part{number}.parquet")
-    os.mkdir("example")
-    os.chdir("example")
-    sys.argv = sys.argv[1:]
-    runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
 def test_ray_writes_the_same_files_although_a_worker_is_killed(work, tmp_path):
-    """Encode with Ray, with Ray Data and with the example: starting Ray takes seconds."""
+    """`campaigns/test_ray.py` runs the example and Ray Data: starting Ray takes seconds."""
     pytest.importorskip("ray")
     encode(target="locally")
     child = subprocess.Popen(
-        [sys.executable, "-c", ON_CLUSTER, EXAMPLES / "ray_encode.py"],
+        [sys.executable, "-c", ON_CLUSTER],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ
         | {"PYTHONPATH": str(Path(bulk.__file__).parents[2]), "RAY_worker_niceness": "0"},
@@ -458,14 +437,6 @@ def test_ray_writes_the_same_files_although_a_worker_is_killed(work, tmp_path):
     assert "Report(files=4, rows=5703, files_encoded=4" in printed
     locally, by_ray = contents("locally"), contents("by-ray")
     assert {k: v for k, v in by_ray.items() if k.name[0] != "."} == locally
-    parts = pa.concat_tables(pq.read_table(path) for path in sorted(Path().glob("part*.parquet")))
-    local = pa.concat_tables(
-        pq.read_table(f"locally/{name}", columns=["id", "code"]) for name in SIZES
-    )
-    order = [("id", "ascending"), ("code", "ascending")]
-    assert parts.sort_by(order).equals(local.sort_by(order))
-    assert "1,797 rows in 3 files" in printed
-    assert "columns ['id', 'code'], 4 bytes per code" in printed
 
 
 def test_a_worker_refuses_a_model_that_was_replaced(tmp_path):

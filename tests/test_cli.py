@@ -1,4 +1,4 @@
-"""Commands in separate processes: files, output and exit codes."""
+"""Commands: files, output, exit codes, pipes and signals."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +20,16 @@ from typer.testing import CliRunner
 from antipodal import KSH, LSH, Collection, HammingIndex, evaluate, load
 from antipodal.bench.demo_texts import embed
 from antipodal.cli import app
+from processes import run_command
 
 X, Y = load_digits(return_X_y=True)
-X, Y = X.astype(np.float32), Y
+X, Y = X[:600].astype(np.float32), Y[:600]
 
 
-def antipodal(*arguments, cwd=None):
-    command = [sys.executable, "-m", "antipodal", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+def start(*arguments):
+    """Run a command in a new process."""
+    command = [sys.executable, "-m", "antipodal", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def run_here(*arguments):
@@ -43,15 +46,13 @@ def folder(tmp_path_factory):
     np.save(folder / "X.npy", X)
     np.save(folder / "y.npy", Y)
     np.savez(folder / "all.npz", X=X, y=Y)
-    done = antipodal(
+    done = run_command(
         "fit", "all.npz:X", "--labels", "all.npz:y", "--bits", 24, "--out", "m", "--json",
         "--set", "n_epochs=20", "--set", "n_anchors=100", "--checkpoint", "state", cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
-    assert (
-        record.items() >= {"method": "DeepLinf", "bits": 24, "rows": 1797, "features": 64}.items()
-    )
+    assert record.items() >= {"method": "DeepLinf", "bits": 24, "rows": 600, "features": 64}.items()
     assert len(re.findall(r"\b\d+/20\b", done.stderr)) == 10
     return folder
 
@@ -65,9 +66,9 @@ def test_fit_gives_the_hasher_of_the_python_api(folder):
 
 
 def test_encode_gives_the_codes_of_the_python_api(folder):
-    done = antipodal("encode", "m", "X.npy", "--out", "codes.npy", "--json", cwd=folder)
+    done = run_command("encode", "m", "X.npy", "--out", "codes.npy", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["bytes"] == 1797 * 3
+    assert json.loads(done.stdout)["bytes"] == 600 * 3
     np.testing.assert_array_equal(np.load(folder / "codes.npy"), load(folder / "m").encode(X))
 
 
@@ -78,24 +79,24 @@ def test_evaluate_gives_the_measures_of_the_python_api(folder):
     np.save(folder / "d.npy", codes)
     arguments = ("evaluate", "q.npy", "d.npy", "--query-labels", "qy.npy", "--database-labels",
                  "y.npy", "--bits", 24, "--radius", 1, "--top", 10)  # fmt: skip
-    done = antipodal(*arguments, "--json", cwd=folder)
+    done = run_command(*arguments, "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     expected = evaluate(codes[:100], codes, Y[:100], Y, n_bits=24, radii=(1,), top=(10,))
     assert json.loads(done.stdout) == expected.to_dict()
-    table = antipodal(*arguments, cwd=folder)
+    table = run_command(*arguments, cwd=folder)
     assert "precision_r1" in table.stdout
 
 
 def test_fit_takes_pairs_and_other_methods(folder, monkeypatch):
     monkeypatch.chdir(folder)
     rng = np.random.default_rng(0)
-    pairs = rng.integers(0, 1797, (500, 2))
+    pairs = rng.integers(0, 600, (500, 2))
     similar = (Y[pairs[:, 0]] == Y[pairs[:, 1]]).astype(int)
     np.save(folder / "pairs.npy", np.column_stack([pairs, similar]))
     run_here("fit", "X.npy", "--pairs", "pairs.npy", "--bits", 8, "-o", "p",
                      "--set", "n_epochs=2", "--set", "feature_map=none")  # fmt: skip
     done = run_here("fit", "X.npy", "--method", "LSH", "--bits", 8, "-o", "l")
-    assert re.search(r"\bLSH\b.*\b8 bits\b.*\b1,797 rows\b.*\b64 features\b", done.stdout)
+    assert re.search(r"\bLSH\b.*\b8 bits\b.*\b600 rows\b.*\b64 features\b", done.stdout)
     assert isinstance(load(folder / "l"), LSH)
     run_here("fit", "X.npy", "--labels", "y.npy", "--method", "KSH", "--bits", 8, "-o", "k",
                      "--set", "n_anchors=50")  # fmt: skip
@@ -144,19 +145,19 @@ def test_demo_runs_without_pytorch(tmp_path, monkeypatch):
 
 
 def test_datasets_are_listed_and_existing_ones_not_downloaded_again(tmp_path):
-    done = antipodal("datasets", "--json")
+    done = run_command("datasets", "--json")
     listed = {r["dataset"]: r["download"] for r in map(json.loads, done.stdout.splitlines())}
     assert listed["cifar10"] == "antipodal datasets cifar10"
     assert listed["nuswide"] is None
-    assert "60,000" in antipodal("datasets").stdout
+    assert "60,000" in run_command("datasets").stdout
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
     for name in ("test_batch", *(f"data_batch_{i}" for i in range(1, 6))):
         with (folder / f"{name}.bin").open("wb") as file:
             file.truncate(30_730_000)  # a sparse file of the right size
-    done = antipodal("datasets", "cifar10", "--data", tmp_path, "--json")
+    done = run_command("datasets", "cifar10", "--data", tmp_path, "--json")
     assert json.loads(done.stdout) == {"dataset": "cifar10", "path": str(folder)}
-    done = antipodal("datasets", "nuswide")
+    done = run_command("datasets", "nuswide")
     assert done.returncode == 2
     assert "nuswide" in done.stderr
 
@@ -171,7 +172,7 @@ def test_help_does_not_import_torch_or_sklearn():
 
 
 def test_colours_are_only_used_on_terminals():
-    assert "\x1b" not in antipodal("--help").stdout
+    assert "\x1b" not in start("--help").stdout
     reader, terminal = pty.openpty()
     environment = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"}
     command = [sys.executable, "-m", "antipodal", "--help"]
@@ -196,21 +197,21 @@ def test_shell_completes_commands():
 
 
 def test_version_is_printed():
-    assert antipodal("--version").stdout.startswith("antipodal 0.")
+    assert start("--version").stdout.startswith("antipodal 0.")
 
 
-def test_arrays_can_be_piped(folder):
+def test_arrays_can_be_piped(folder, monkeypatch):
     command = f"{sys.executable} -m antipodal"
     shell = (
         f"cat X.npy | {command} encode m - --out - | "
         f"{command} index - --out piped.index --bits 24 --json"
     )
     done = subprocess.run(shell, shell=True, capture_output=True, text=True, cwd=folder)
-    assert json.loads(done.stdout)["items"] == 1797, done.stderr
+    assert json.loads(done.stdout)["items"] == 600, done.stderr
     index = HammingIndex.load(folder / "piped.index")
-    np.testing.assert_array_equal(index.codes(range(1797)), load(folder / "m").encode(X))
-    done = subprocess.run(f"echo nonsense | {command} encode m - --out c.npy", shell=True,
-                          capture_output=True, text=True, cwd=folder)  # fmt: skip
+    np.testing.assert_array_equal(index.codes(range(600)), load(folder / "m").encode(X))
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"nonsense")))
+    done = run_command("encode", "m", "-", "--out", "c.npy", cwd=folder)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert re.search(r"\bstandard input\b.*\bNumPy\b", done.stderr)

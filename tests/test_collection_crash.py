@@ -1,10 +1,7 @@
 """Creation of a collection: kills, resumption, concurrent creations, full disks and damage."""
 
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -15,6 +12,7 @@ from antipodal.collection import create
 from antipodal.errors import AntipodalError, StoreError
 from antipodal.stores.sqlite import SqliteStore
 from engines import ENGINES, engines  # noqa: F401
+from processes import run_program
 
 N = 2_000
 ROWS = np.random.default_rng(0).standard_normal((N, 8)).astype(np.float32)
@@ -98,8 +96,7 @@ Collection.create({place!r}, test.ROWS, **test.OPTIONS)
 def test_a_killed_creation_does_not_open_and_resumes(method, calls, tmp_path):
     place = str(tmp_path / "docs.db")
     program = _CREATE.format(calls=calls, method=method, place=place)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    killed = subprocess.run([sys.executable, "-c", program], check=False, env=environment)
+    killed = run_program(program)
     assert killed.returncode == -signal.SIGKILL
     with pytest.raises(StoreError):
         Collection.open(place)

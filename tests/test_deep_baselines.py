@@ -129,7 +129,7 @@ def test_sparse_stages_approach_the_lasso():
 
 def test_all_networks_have_weights_of_the_same_shape_and_depth():
     settings = {"feature_map": "none", "n_epochs": 1, "random_state": 0}
-    fitted = [network(kind, 20, **settings).fit(X, Y).encoder_ for kind in NETWORKS]
+    fitted = [network(kind, 20, **settings).fit(X[:200], Y[:200]).encoder_ for kind in NETWORKS]
     for encoder in fitted:
         shapes = [tuple(weight.shape) for weight in (encoder.W, encoder.S, encoder.b)]
         assert shapes == [(20, 64), (2, 20, 20), (2, 20)]  # W and two stages: three layers

@@ -72,14 +72,14 @@ def dense(codes, n_atoms):
 
 def test_the_atoms_that_generated_the_signals_are_recovered():
     recovered = []
-    for seed in range(5):
+    for seed in range(2):
         Y, D = sparse_signals(seed)
         learned = ksvd(Y, 50, sparsity=3, n_iter=80, random_state=seed)
         recovered.append(np.mean(np.abs(D.T @ learned.dictionary).max(axis=1) > 0.99))
     assert np.mean(recovered) >= 0.95, recovered
 
 
-@fresh_examples(300)
+@fresh_examples(100)
 @given(data=difficult_samples(), seed=seeds)
 def test_the_error_never_increases_and_atoms_have_length_one(data, seed):
     Y, n_atoms, sparsity = data
@@ -129,7 +129,7 @@ def test_one_atom_per_sample_represents_all_samples_exactly():
 
 
 def test_digits_are_coded_better_than_with_scikit_learns_dictionaries():
-    Y, sparsity = load_digits().data / 16, 4
+    Y, sparsity = load_digits().data[:900] / 16, 4
 
     def error(D):  # with codes of scikit-learn for both
         X = sparse_encode(Y, D.T, algorithm="omp", n_nonzero_coefs=sparsity)

@@ -11,8 +11,6 @@ import shutil
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +23,7 @@ import pytest
 from antipodal import AntipodalError
 from antipodal.datasets import cifar10, download, idx, nus_wide
 from antipodal.datasets.download import SOURCES, RemoteDataset, RemoteFile
+from processes import lines_of, start_program
 
 fetching = import_module("antipodal.datasets.download")
 RNG = np.random.default_rng(0)
@@ -369,14 +368,16 @@ def test_a_killed_download_leaves_partial_files_only_and_is_resumed(server, tmp_
         "SOURCES['cifar10'] = source\n"
         "download('cifar10', dir, progress=lambda *n: print(n[0], flush=True))\n"
     )
-    command = [sys.executable, "-c", script, first.url, str(first.size), first.md5, str(tmp_path)]
+    tmp_path, printed = tmp_path / "data", tmp_path / "printed"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Handler, "send_header", lambda *args: None)  # without a length
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            while int(process.stdout.readline()) < HALF - fetching._CHUNK:
-                pass
-            process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
+        arguments = (first.url, first.size, first.md5, tmp_path)
+        process = start_program(script, *arguments, files=[printed])
+        n_lines = 1
+        while int((lines := lines_of(printed, n_lines))[-1]) < HALF - fetching._CHUNK:
+            n_lines = len(lines) + 1
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
     server.gate.set()
     assert os.listdir(tmp_path) == [f"{FOLDER}.part"]
     unpacked = tmp_path / f"{FOLDER}.part" / "unpacked"

@@ -160,16 +160,18 @@ def test_an_endpoint_that_is_down_is_an_error(pauses):
 
 
 def test_a_slow_endpoint_is_an_error_without_retries(pauses):
-    release = threading.Event()
+    release, received = threading.Event(), threading.Event()
 
     def slow(request):
-        release.wait(60)
+        received.set()
+        release.wait(600)
         return embeddings(request)
 
     with endpoint(slow) as (url, requests):
         try:
             with pytest.raises(EmbeddingError, match=r"0\.2 s"):
                 load_embedder(url, timeout=0.2)(["a"])
+            assert received.wait(600)  # a busy machine may receive it after the timeout
         finally:
             release.set()
         assert len(requests) == 1

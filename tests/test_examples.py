@@ -1,8 +1,8 @@
-"""Every example runs and prints the expected results. `test_bulk.py` runs that of Ray."""
+"""Every example runs and prints the expected results. `campaigns/test_ray.py` runs that of Ray."""
 
-import os
 import re
 import runpy
+import shlex
 import socket
 import subprocess
 import sys
@@ -18,6 +18,7 @@ import uvicorn
 from antipodal import open_store
 from antipodal.service import Engine, create_app
 from engines import engines  # noqa: F401
+from processes import run_command
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -104,19 +105,25 @@ def test_langchain_finds_documents_with_scores_and_filters(tmp_path):
     assert (tmp_path / "python.db").exists()
 
 
-def test_shell_example_prints_scores_and_writes_a_report(tmp_path):
-    # `python` and `antipodal` come from the environment of the tests.
-    tools = Path(sys.executable).parent
-    environment = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["sh", EXAMPLES / "supervised_codes.sh"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=environment,
+def test_shell_example_prints_scores_and_writes_a_report(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = EXAMPLES / "supervised_codes.sh"
+    subprocess.run(["sh", "-n", file], check=True)  # its syntax; the commands run in this process
+    before, program, after = re.split(
+        r"python - <<'PYTHON'\n|^PYTHON\n", file.read_text(), flags=re.M
     )
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout
+    exec(program, {})
+    printed = ""
+    for line in (before + after).replace("\\\n", " ").splitlines():
+        command, *filters = line.split(" | ")
+        match shlex.split(command, comments=True):
+            case ["antipodal", *arguments]:
+                done = run_command(*arguments)
+                assert done.returncode == 0, (line, done.stderr)
+                assert filters in ([], ["head -n 1"])
+                printed += done.stdout
+            case words:
+                assert words in ([], ["set", "-eu"])
     assert re.search(r"│ map +│ +\d", printed)
     assert '"query": 0, "ids": [' in printed
     assert "<h2>Example queries</h2>" in (tmp_path / "report.html").read_text()

@@ -4,8 +4,7 @@ import errno
 import hashlib
 import os
 import struct
-import subprocess
-import sys
+import warnings
 from dataclasses import replace
 from importlib import import_module
 
@@ -15,6 +14,7 @@ import pytest
 from antipodal.datasets import Dataset, arrays, idx
 from antipodal.features import gist
 from antipodal.io.model_file import read_model_file, write_model_file
+from processes import processes
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 16, 20, 3), dtype=np.uint8)
 SMALL = {"orientations": (4, 2), "grid": 2}
@@ -217,8 +217,10 @@ def test_a_dataset_without_images_is_refused():
         Dataset("mine", np.ones((3, 2)), np.arange(3)).with_gist()
 
 
-def use_and_delete(data):
+def use_and_delete(directory, ready):
     """Request the features repeatedly, and remove the file every time."""
+    data = Dataset("d", None, np.arange(6), IMAGES, directory)
+    ready.wait(600)
     for _ in range(20):
         np.testing.assert_allclose(data.with_gist(**SMALL).features, EXPECTED, atol=1e-6)
         for file in files(data.directory):
@@ -226,22 +228,18 @@ def use_and_delete(data):
                 file.unlink(missing_ok=True)
 
 
+def use_and_delete_strictly(directory, ready):
+    warnings.simplefilter("error")
+    use_and_delete(directory, ready)
+
+
 def test_concurrent_processes_do_not_interfere(data):
-    script = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import pathlib, torch; torch.set_num_threads(1)\n"
-        "from test_feature_cache import IMAGES, Dataset, np, use_and_delete\n"
-        "data = Dataset('d', None, np.arange(6), IMAGES, pathlib.Path(sys.argv[2]))\n"
-        "print('ready', flush=True); use_and_delete(data)"
-    )
-    command = [sys.executable, "-W", "error", "-c", script]
-    command += [os.path.dirname(__file__), str(data.directory)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as other:
-        assert other.stdout.readline() == "ready\n"
-        use_and_delete(data)
-        assert other.communicate(timeout=600) == ("", "")
-        assert other.returncode == 0
+    ready = processes.Barrier(2)
+    other = processes.Process(target=use_and_delete_strictly, args=(data.directory, ready))
+    other.start()
+    use_and_delete(data.directory, ready)
+    other.join()
+    assert other.exitcode == 0
 
 
 def test_loaders_set_the_directory(tmp_path):

@@ -5,8 +5,6 @@ import os
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager, nullcontext
 
@@ -14,6 +12,7 @@ import pytest
 
 from antipodal import AntipodalError
 from antipodal.io.atomic import check_writable, make_folder, replacing
+from processes import run_program
 from races import race_deletion, race_replacement
 
 
@@ -314,7 +313,7 @@ def test_files_of_killed_writers_are_removed_by_the_next_writer(tmp_path):
     for name in others:
         (tmp_path / name).write_bytes(b"mine")
     for _ in range(2):
-        killed = subprocess.run([sys.executable, "-c", _KILLED_SAVE, path], timeout=600)
+        killed = run_program(_KILLED_SAVE, path)
         assert killed.returncode == -signal.SIGKILL
     before = set(os.listdir(tmp_path)) - set(others)
     assert before

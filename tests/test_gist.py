@@ -1,5 +1,7 @@
 """GIST compared with its definition, image by image and filter by filter, and its invariances."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -50,6 +52,22 @@ def both_signs(f):
     return [0.5, -0.5] if abs(f) == 0.5 else [f]
 
 
+@cache
+def reference_filter(shape, i, j, o):
+    """Return the gains of a filter at all frequencies."""
+    return np.array(
+        [
+            [
+                np.mean(
+                    [reference_gain(y, x, i, j, o) for y in both_signs(fy) for x in both_signs(fx)]
+                )
+                for fx in np.fft.fftfreq(shape[1])
+            ]
+            for fy in np.fft.fftfreq(shape[0])
+        ]
+    )
+
+
 def reference_gist(images, orientations, grid, border):
     """Compute GIST directly from the definition; the grid must divide the sides."""
     rows = []
@@ -60,21 +78,7 @@ def reference_gist(images, orientations, grid, border):
             spectrum = np.fft.fft2(padded)
             for i, o in enumerate(orientations):
                 for j in range(o):
-                    gabor = np.array(
-                        [
-                            [
-                                np.mean(
-                                    [
-                                        reference_gain(y, x, i, j, o)
-                                        for y in both_signs(fy)
-                                        for x in both_signs(fx)
-                                    ]
-                                )
-                                for fx in np.fft.fftfreq(padded.shape[1])
-                            ]
-                            for fy in np.fft.fftfreq(padded.shape[0])
-                        ]
-                    )
+                    gabor = reference_filter(padded.shape, i, j, o)
                     magnitude = np.abs(np.fft.ifft2(spectrum * gabor))
                     height, width = channel.shape
                     magnitude = magnitude[border[0] : border[0] + height][

@@ -1,8 +1,6 @@
 """What every hasher promises, tested on each of them."""
 
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -36,17 +34,27 @@ from antipodal import (
 )
 from antipodal.hashers.registry import built_in_hashers
 from networks import network
+from processes import run_program
 
 SEED = {"random_state": 0}
 FAST = {"n_epochs": 3, **SEED}
+ONCE = {"n_epochs": 1, **SEED}
 CHECKED = [  # scikit-learn also fits on a single feature, and on ten rows
-    network(DeepLinf, 8, **FAST),
-    network(DeepLinf, 8, init="ksvd", sparsity=2, pairs="sampled", n_pairs=200, **FAST),
-    network(DeepLinf, 8, feature_map="none", **FAST),
-    network(NNHash, 8, **FAST),
-    network(SparseHash, 8, **FAST),
-    network(OrthoHash, 8, **FAST),
-    network(CSQ, 8, **FAST),
+    network(DeepLinf, 8, **ONCE),
+    network(
+        DeepLinf,
+        8,
+        feature_map="none",
+        init="ksvd",
+        sparsity=2,
+        pairs="sampled",
+        n_pairs=200,
+        **ONCE,
+    ),
+    network(NNHash, 8, **ONCE),
+    network(SparseHash, 8, **ONCE),
+    network(OrthoHash, 8, **ONCE),
+    network(CSQ, 8, **ONCE),
     KSH(2, **SEED),
     SDH(2, **SEED),
     SDH(2, fast=True, **SEED),
@@ -174,8 +182,8 @@ def test_saved_hashers_give_the_same_bits_in_a_fresh_process(tmp_path):
     np.save(tmp_path / "rows.npy", X)
     for model, hasher in fitted.items():
         hasher.save(model)
-    command = [sys.executable, "-c", LOAD_AND_ENCODE, str(tmp_path / "rows.npy"), *fitted]
-    subprocess.run(command, check=True)
+    done = run_program(LOAD_AND_ENCODE, tmp_path / "rows.npy", *fitted)
+    assert done.returncode == 0, done.stderr
     for model, hasher in fitted.items():
         np.testing.assert_array_equal(np.load(model + ".npy"), hasher.encode(X), name(hasher))
 

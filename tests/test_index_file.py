@@ -5,10 +5,7 @@ import json
 import os
 import signal
 import struct
-import subprocess
-import sys
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +15,7 @@ from antipodal.errors import AntipodalError, IndexFileError
 from antipodal.index import HammingIndex, index_file, radius_tables
 from antipodal.index.approximate import ApproximateEngine
 from antipodal.index.radius_tables import BandTables
-
-SOURCE = Path(__file__).parents[1] / "src"
+from processes import lines_of, start_program
 
 
 def make_index(n_bits=20, n_items=7, gaps=True, engine="flat"):
@@ -242,15 +238,10 @@ def wait(handle):  # everything is written, but not renamed yet
 os.fsync = wait
 index.save(sys.argv[1])
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(path)],
-        env=os.environ | {"PYTHONPATH": str(SOURCE)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        assert process.stdout.readline() == "written\n"
-        process.send_signal(signal.SIGKILL)
+    process = start_program(program, path, files=[tmp_path / "printed"])
+    assert lines_of(tmp_path / "printed", 1) == ["written"]
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
     check_same(HammingIndex.load(path), old)
 
 

@@ -2,8 +2,6 @@
 
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ from antipodal.hashers.registry import load_with_identity
 from antipodal.io.model_file import model_bits, model_identity, read_model_file, write_model_file
 from antipodal.service import Engine
 from effort import fresh_examples
+from processes import run_program
 
 ROWS = np.random.default_rng(0).standard_normal((20, 6))
 
@@ -190,9 +189,8 @@ except AntipodalError as error:
 def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path, model_bytes):
     file = tmp_path / "m"
     file.write_bytes(model_bytes)
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, file], capture_output=True, text=True, check=True
-    )
+    done = run_program(FULL_DISK, file)
+    assert done.returncode == 0, done.stderr
     assert str(file) in done.stdout
     assert file.read_bytes() == model_bytes
     assert list(tmp_path.iterdir()) == [file]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -27,19 +28,28 @@ def run(*arguments, code=0):
     return f"{done.exception} {done.output}"
 
 
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    """Return a folder with a store, features, codes, a model, an index and a table."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("originals"))
+        with open_store("sqlite:///items.db", n_bits=N_BITS) as store:
+            store.add(CODES)
+        np.save("X.npy", np.random.default_rng(1).standard_normal((N, 4)))
+        np.save("codes.npy", CODES)
+        run("fit", "X.npy", "--method", "LSH", "--bits", N_BITS, "--out", "model")
+        run("index", "codes.npy", "--out", "index")
+        run("export", "items.db", "--parquet", "items.parquet")
+        return Path.cwd()
+
+
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """Return a folder with a store, links to it, features, codes and a model."""
+def folder(originals, tmp_path, monkeypatch):
+    """Return a copy of these files, with links to the store."""
+    shutil.copytree(originals, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    with open_store("sqlite:///items.db", n_bits=N_BITS) as store:
-        store.add(CODES)
     os.symlink("items.db", "symbolic.db")
     os.link("items.db", "hard.db")
-    np.save("X.npy", np.random.default_rng(1).standard_normal((N, 4)))
-    np.save("codes.npy", CODES)
-    run("fit", "X.npy", "--method", "LSH", "--bits", N_BITS, "--out", "model")
-    run("index", "codes.npy", "--out", "index")
-    run("export", "items.db", "--parquet", "items.parquet")
     return tmp_path
 
 

@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from io import BytesIO
@@ -25,6 +23,7 @@ from antipodal.codes import unpack
 from antipodal.datasets import digits
 from antipodal.service import Keys, create_app
 from browsers import tab
+from processes import lines_of, start_command
 from served import engine_of
 
 BITS = 20
@@ -443,31 +442,29 @@ def test_the_demonstration_opens_a_browser_on_its_page_and_ends_with_ctrl_c(tmp_
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/visited\n')
     browser.chmod(0o755)
-    command = [sys.executable, "-m", "antipodal", "demo", "--open", "--epochs", "2", "--json"]
-    with subprocess.Popen(
-        [*command, "--bits", "16", "--out", "a b"],  # a folder that a URL cannot hold as it is
-        cwd=tmp_path,
-        env=os.environ | {"BROWSER": str(browser)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            built, record = (json.loads(process.stdout.readline()) for _ in range(2))
-            assert built["items"] > 2000
-            assert record.items() >= {"method": "DeepLinf", "bits": 16}.items()
-            address = record["page"]
-            with urlopen(address + "v1/mounts") as answer:
-                mounts = {mount["name"] for mount in json.load(answer)["mounts"]}
-            with urlopen(address + "digits/v1/items?limit=1000") as answer:
-                items = json.load(answer)["items"]
-            with urlopen(address + "digits/v1/model") as answer:
-                card = json.load(answer)
-            with urlopen(address + "texts/v1/model") as answer:
-                texts = json.load(answer)
-        finally:
-            process.send_signal(signal.SIGINT)
-            errors = process.communicate(timeout=600)[1]
+    files = [tmp_path / "stdout", tmp_path / "stderr"]
+    process = start_command(
+        *("demo", "--open", "--epochs", 2, "--json", "--bits", 16),
+        *("--out", "a b"),  # a folder that a URL cannot hold as it is
+        cwd=tmp_path, env=os.environ | {"BROWSER": str(browser)}, files=files,
+    )  # fmt: skip
+    try:
+        built, record = map(json.loads, lines_of(files[0], 2))
+        assert built["items"] > 2000
+        assert record.items() >= {"method": "DeepLinf", "bits": 16}.items()
+        address = record["page"]
+        with urlopen(address + "v1/mounts") as answer:
+            mounts = {mount["name"] for mount in json.load(answer)["mounts"]}
+        with urlopen(address + "digits/v1/items?limit=1000") as answer:
+            items = json.load(answer)["items"]
+        with urlopen(address + "digits/v1/model") as answer:
+            card = json.load(answer)
+        with urlopen(address + "texts/v1/model") as answer:
+            texts = json.load(answer)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+    errors = files[1].read_text()
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
     assert (tmp_path / "visited").read_text().strip() == address

@@ -205,6 +205,7 @@ def test_the_command_line_fits_a_custom_class(custom_module):
     np.testing.assert_array_equal(load("m").transform(X), expected)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_workers_of_a_benchmark_import_a_custom_class_or_report_the_error(custom_module):
     register(LocalHash)  # in this process only, as under `if __name__ == "__main__"`
     cells = grid(["custom_module:CustomHash", "LocalHash"], [8], [0])

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -24,6 +22,7 @@ from antipodal.evaluation.charts import (
 )
 from antipodal.evaluation.metrics import bit_health
 from antipodal.evaluation.report import bits_of, write_report
+from processes import run_command
 
 BITS = 12
 
@@ -271,11 +270,10 @@ def test_a_failed_report_keeps_the_existing_file(data, tmp_path):
 def test_the_command_writes_the_report_and_prints_the_same_scores(data, tmp_path):
     for name, array in zip(("q", "d", "ql", "dl"), data, strict=True):
         np.save(tmp_path / f"{name}.npy", array)
-    command = [
-        sys.executable, "-m", "antipodal", "evaluate", "q.npy", "d.npy", "--query-labels", "ql.npy",
-        "--database-labels", "dl.npy", "--bits", str(BITS), "--html", "r.html", "--examples", "3",
-    ]  # fmt: skip
-    done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True)
+    done = run_command(
+        "evaluate", "q.npy", "d.npy", "--query-labels", "ql.npy", "--database-labels", "dl.npy",
+        "--bits", BITS, "--html", "r.html", "--examples", 3, "--json", cwd=tmp_path,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == evaluate(*data, n_bits=BITS).to_dict()
     text = (tmp_path / "r.html").read_text()

@@ -218,7 +218,6 @@ def test_concurrent_readiness_probes_share_one_check(store, monkeypatch):
         asked.release()
         return await shared(self)
 
-    monkeypatch.setattr("antipodal.service.limits._PROBE_SECONDS", HANG)
     monkeypatch.setattr(engine, "check", check)
     monkeypatch.setattr(Shared, "__call__", ask)
     statuses = []

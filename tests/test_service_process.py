@@ -189,6 +189,12 @@ def test_two_workers_share_a_store_and_no_result_is_wrong(model, tmp_path):
 
     with running(model, tmp_path, "--workers", "2") as (_, port):
 
+        def both_have_started():
+            ask(port, "GET", "/v1/store")
+            return len({x["pid"] for x in lines(tmp_path) if "method" in x}) == 2
+
+        wait_until(both_have_started)  # under load, the second one would take long
+
         def both_have_written():
             return len({x["pid"] for x in lines(tmp_path) if x.get("method") == "PUT"}) == 2
 

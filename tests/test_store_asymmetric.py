@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -19,6 +17,7 @@ from antipodal.stores.milvus import MAX_HITS
 from antipodal.stores.snapshot import ItemBatch
 from antipodal.stores.url import parse_url
 from engines import ENGINES, engines  # noqa: F401
+from processes import run_program
 
 N_BITS = 28  # not a whole number of bytes
 FOLLOWING = ("sqlite", "postgresql")  # engines whose index in memory follows the store
@@ -165,7 +164,7 @@ def test_changes_of_another_process_are_followed(following_url, fresh_rng):
     with open_store(following_url, n_bits=N_BITS) as store:
         store.upsert(range(20), pack(bits), metadata)
         assert {0, 1} <= set(store.search(vectors=z, k=20).ids[0].tolist())
-        subprocess.run([sys.executable, "-c", text], check=True, timeout=600)
+        assert run_program(text).returncode == 0
         found = store.search(vectors=z, k=20)
     assert len(found.ids[0]) == 19
     assert not {0, 1} & set(found.ids[0].tolist())

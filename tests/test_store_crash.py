@@ -1,7 +1,6 @@
 """SQLite stores: kill -9, concurrent processes and threads, damaged files."""
 
 import itertools
-import multiprocessing
 import os
 import random
 import shutil
@@ -16,11 +15,7 @@ from antipodal.errors import StoreError
 from antipodal.stores import open_store, sqlite, sqlite_file
 from effort import rounds
 from kills import kill_milvus, kill_postgresql, kill_sqlite
-
-# Children are forked from a small process with the imports done.
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["antipodal.collection", "antipodal.stores.sqlite", "pytest"])
-
+from processes import processes
 
 HANG = 600  # seconds that only a hang exceeds
 

@@ -757,11 +757,10 @@ def test_postgres_reconnects_after_a_lost_connection(engines):  # noqa: F811
     url = engines.url("postgresql", "lost")
     with open_store(url, n_bits=16) as store:
         store.upsert([1], np.zeros((1, 2), np.uint8))
+        with store.snapshot() as now:  # not the connections of other tests
+            (process,) = now._cursor.execute("SELECT pg_backend_pid()").fetchone()
         with psycopg.connect(parse_url(url).target, autocommit=True) as connection:
-            connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE application_name = 'antipodal'"
-            )
+            connection.execute("SELECT pg_terminate_backend(%s)", (process,))
         with pytest.raises(StoreError, match="terminating connection"):
             store.count()
         assert store.count() == 1

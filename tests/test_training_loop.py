@@ -45,11 +45,11 @@ def weights(hasher):
 )
 @pytest.mark.usefixtures("two_threads")
 def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path, digits, settings):
-    settings = {"n_bits": 12, "n_epochs": 25, "batch_size": 64, "random_state": 3} | settings
+    settings = {"n_bits": 12, "n_epochs": 14, "batch_size": 64, "random_state": 3} | settings
     whole = network(DeepLinf, **settings).fit(*digits)
     file = tmp_path / "run.checkpoint"
     with pytest.raises(Stopped):
-        network(DeepLinf, **settings).fit(*digits, checkpoint=file, progress=stop_after(17))
+        network(DeepLinf, **settings).fit(*digits, checkpoint=file, progress=stop_after(12))
     epochs = []
     resumed = network(DeepLinf, **settings).fit(*digits, checkpoint=file, progress=epochs.append)
     assert epochs[0].number == 11  # checkpoints are written every ten epochs

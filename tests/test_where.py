@@ -263,7 +263,7 @@ def test_filters_with_many_values(store):
 
 
 def test_remembered_filters_use_bounded_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("antipodal.stores.index_cache._FILTER_BYTES", 4_000_000)
+    monkeypatch.setattr("antipodal.stores.index_cache._FILTER_BYTES", 1_000_000)
     code = np.zeros((1, 1), np.uint8)
     with open_store(f"sqlite:///{tmp_path}/items.db", n_bits=8) as opened:
         opened.upsert([0], code, [{"a": 1}])
@@ -271,14 +271,14 @@ def test_remembered_filters_use_bounded_memory(tmp_path, monkeypatch):
         tracemalloc.start()
         try:
             for first in range(16):
-                values = [first, *range(100_000 * first + 1000, 100_000 * first + 30_000)]
+                values = [first, *range(100_000 * first + 1000, 100_000 * first + 8_500)]
                 found = opened.search(code, 1, where={"a": {"in": values}})
                 assert found.ids.size == (first == 1)
             del values, found
             used, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert used < 4_500_000
+        assert used < 1_500_000
         small = {"a": {"in": [1, 2]}}
         assert opened.search(code, 1, where=small).ids.tolist() == [[0]]
         assert opened._cache._filters  # small filters are remembered
