@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from antipodal.cli.app import TABLES, AsJson, Seed, app, bar, is_service, print_json, print_next
+from antipodal.cli.app import (
+    STORE_VARIABLE,
+    TABLES,
+    AsJson,
+    Seed,
+    app,
+    bar,
+    is_service,
+    print_json,
+    print_next,
+)
 from antipodal.cli.rows import IdColumn, IdFile, MetadataColumns, MetadataFile, RowOptions
 from antipodal.io.atomic import check_writable
 
@@ -36,7 +46,10 @@ def build(
     out: Annotated[
         str,
         typer.Option(
-            "--out", "-o", help="Collection to create: a file, such as docs.db, or a store URL."
+            "--out",
+            "-o",
+            envvar=STORE_VARIABLE,
+            help="Collection to create: a file, such as docs.db, or a store URL.",
         ),
     ],
     ids: IdFile = None,
