@@ -34,9 +34,8 @@ LOADED = re.compile(r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^>
 
 # British spellings of these pages and their American counterparts, for the search.
 STEMS = (
-    "binar|character|discret|equal|factor|final|general|initial|maxim|minim|normal|optim|organ|"
-    "parallel|penal|quant|random|recogn|regular|serial|special|standard|summar|synchron|token|"
-    "util|vector|visual"
+    "character|equal|factor|final|general|initial|maxim|minim|normal|optim|organ|parallel|penal|"
+    "quant|random|recogn|regular|serial|special|standard|synchron|token|util|vector|visual"
 )
 AMERICAN = [
     (re.compile(british), spelled)
