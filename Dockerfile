@@ -1,16 +1,20 @@
-# The service on a CPU: see docs/guide/deployment.md.
-FROM python:3.11-slim
+# The service on a CPU, without PyTorch: see docs/guide/deployment.md.
+FROM python:3.11.14-slim-bookworm
 
-COPY pyproject.toml README.md LICENSE /antipodal/
-COPY src /antipodal/src
-RUN pip install --no-cache-dir '/antipodal[serve,postgres]' \
+# Dependencies before the source: a change of the source does not install them again.
+COPY deploy/requirements.lock /antipodal/deploy/
+RUN pip install --no-cache-dir --require-hashes --requirement /antipodal/deploy/requirements.lock \
     && useradd --uid 10001 --create-home antipodal \
     && install --directory --owner antipodal /data
 
-USER antipodal
+COPY pyproject.toml README.md LICENSE /antipodal/
+COPY src /antipodal/src
+RUN pip install --no-cache-dir --no-deps --no-build-isolation /antipodal
+
+USER 10001
 WORKDIR /data
 VOLUME /data
-ENV ANTIPODAL_STORE=sqlite:////data/codes.db
+ENV ANTIPODAL_STORE=/data/docs.db
 EXPOSE 8000
 
 # The health check must not use a proxy of the environment.
@@ -18,4 +22,4 @@ HEALTHCHECK --interval=10s --timeout=6s --start-period=60s \
     CMD ["python", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:8000/readyz', timeout=5)"]
 
 ENTRYPOINT ["antipodal"]
-CMD ["serve", "--model", "/data/model.antipodal", "--keys", "/run/secrets/keys", "--host", "0.0.0.0", "--port", "8000"]
+CMD ["serve", "--keys", "/run/secrets/keys", "--host", "0.0.0.0", "--port", "8000"]

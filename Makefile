@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test test-without-torch integrations campaign lint docs results clean
+.PHONY: demo test test-without-torch integrations campaign lint docs results lock clean
 
 demo: .venv/.library
 	$(BIN)/antipodal demo
@@ -46,6 +46,13 @@ docs: .venv/.docs
 # Write the tables of README.md and docs/research/results.md from benchmarks/results.
 results: .venv/.library
 	$(BIN)/python benchmarks/render.py
+
+# Pin the dependencies of the container image, with hashes. hatchling builds the package.
+lock: .venv/.library
+	$(BIN)/pip install --quiet uv==0.13.8
+	echo hatchling | $(BIN)/uv pip compile pyproject.toml - --extra serve --extra postgres --extra arrow \
+	  --python-version 3.11 --python-platform linux --generate-hashes --no-header --no-annotate \
+	  --quiet --upgrade --output-file deploy/requirements.lock
 
 # Dependency groups need pip 25.1. PyTorch is installed first and pinned: a looser requirement
 # may install gigabytes of CUDA packages on a machine without a GPU.

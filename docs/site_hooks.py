@@ -1,10 +1,11 @@
 """Hooks of the site.
 
 README, SECURITY and CHANGELOG become pages, links that leave docs/ become paths, formulas become
-MathML, and no page may load an external script, font or image. On the code host the same links and
-formulas work as they are written.
+MathML, the search finds American spellings, and no page may load an external script, font or image.
+On the code host the same links and formulas work as they are written.
 """
 
+import json
 import os.path
 import re
 from pathlib import Path
@@ -31,6 +32,31 @@ LOADED = re.compile(r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^>
                     r"<link\b[^>]*\bhref=[\"']?(?:https?:)?//[^>]*>|"
                     r"(?:@import|url\()\s*[\"']?(?:https?:)?//[^)\"';]*")  # fmt: skip
 
+# British spellings of these pages and their American counterparts, for the search.
+STEMS = (
+    "character|equal|factor|final|general|initial|maxim|minim|normal|optim|organ|parallel|penal|"
+    "quant|random|recogn|regular|serial|special|standard|synchron|token|util|vector|visual"
+)
+AMERICAN = [
+    (re.compile(british), spelled)
+    for british, spelled in {
+        rf"\b((?:re|un|non)?(?:{STEMS}))is(?=e|ing|ation|able)": r"\1iz",
+        r"(neighb|col|behavi|fav)our": r"\1or",
+        r"\bcentre": "center",
+        r"\bgrey": "gray",
+        r"\blicence": "license",
+        r"\b(label|model|cancel)l(?=ed|ing)": r"\1",
+    }.items()
+]
+OVERLINE = re.compile(r'<mover>((?:(?!<mover>).)*)<mo accent="true">&#x02015;</mo></mover>')
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Show the version in the title of the site."""
+    source = (ROOT / "src" / "antipodal" / "__init__.py").read_text()
+    version = re.search(r'__version__ = "(.+)"', source)
+    config.site_name = f"antipodal {version[1] if version else ''}"
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages whose files are outside docs/."""
@@ -50,10 +76,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def formula(found: re.Match[str]) -> str:
     """Return a formula as MathML, which browsers render without a script."""
-    if found[1]:
-        return convert(found[1].strip(), display="block")
+    math = convert((found[1] or found[2]).strip(), display="block" if found[1] else "inline")
+    # Without a font for mathematics, browsers do not stretch the bar of an overline.
+    math = OVERLINE.sub(r'<mrow class="overline">\1</mrow>', math)
     # At the start of a line, <math> would begin a block and end the paragraph; <span> does not.
-    return f"<span>{convert(found[2])}</span>"
+    return math if found[1] else f"<span>{math}</span>"
 
 
 def link(found: re.Match[str], home: Path, here: Path) -> str:
@@ -69,8 +96,27 @@ def link(found: re.Match[str], home: Path, here: Path) -> str:
     return f"`{path.relative_to(ROOT)}`"
 
 
+def american(text: str) -> list[str]:
+    """Return the American spellings of the words of a text that are spelled otherwise in it."""
+    words = set(re.findall(r"[a-z]+", text.lower()))
+    spelled = set()
+    for word in words:
+        for british, replacement in AMERICAN:
+            spelled.add(british.sub(replacement, word))
+    return sorted(spelled - words)
+
+
 def on_post_build(config: MkDocsConfig) -> None:
-    """Fail if a page or style sheet loads an external resource."""
-    for path in sorted(Path(config.site_dir).rglob("*")):
+    """Add American spellings to the search; fail if a page loads an external resource."""
+    folder = Path(config.site_dir)
+    if (file := folder / "search" / "search_index.json").exists():
+        index = json.loads(file.read_text())
+        for section in index["docs"]:
+            added = american(f"{section['title']} {section['text']}")
+            section["text"] = " ".join([section["text"], *added])
+        text = json.dumps(index, separators=(",", ":"))
+        file.write_text(text)
+        file.with_suffix(".js").write_text(f"var __index = {text}")  # opened from the disk
+    for path in sorted(folder.rglob("*")):
         if path.suffix in (".html", ".css") and (found := LOADED.search(path.read_text())):
             raise PluginError(f"{path} loads an external resource: {found[0]}")

@@ -17,12 +17,14 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
+import typer
 import uvicorn
 import yaml
+from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from antipodal import LSH, open_store
-from antipodal.cli.serve import app as commands
+from antipodal.cli import app as commands
 from antipodal.errors import AntipodalError, StoreError
 from antipodal.service import Engine, create_app, server
 from antipodal.service.mounts import Mount, write_mounts
@@ -96,11 +98,13 @@ def test_image_command_serves_and_health_check_follows_it(tmp_path, monkeypatch)
     assert json.loads(only("ENTRYPOINT")) == ["antipodal"]
     variables = dict([only("ENV").split("=", 1)])
     assert set(variables) == {"ANTIPODAL_STORE"}
-    HASHER.save(tmp_path / "model.antipodal")
-    (tmp_path / "keys").write_text(f"write {KEY}\n")
-    url = variables["ANTIPODAL_STORE"].replace("/data/", f"{tmp_path}/")
-    monkeypatch.setenv("ANTIPODAL_STORE", url)
+    place = variables["ANTIPODAL_STORE"].replace("/data/", f"{tmp_path}/")
+    monkeypatch.setenv("ANTIPODAL_STORE", place)
     monkeypatch.delenv("ANTIPODAL_KEYS", raising=False)
+    np.save(tmp_path / "vectors.npy", ROWS)
+    done = CliRunner().invoke(commands, ["build", f"{tmp_path}/vectors.npy", "--bits", "16"])
+    assert done.exception is None
+    (tmp_path / "keys").write_text(f"write {KEY}\n")
     results = []
 
     def run(target, **options):
@@ -116,8 +120,7 @@ def test_image_command_serves_and_health_check_follows_it(tmp_path, monkeypatch)
     monkeypatch.setattr(uvicorn, "run", run)
     done = CliRunner().invoke(commands, localised(json.loads(only("CMD")), tmp_path))
     assert done.exception is None
-    assert results == [True, 0, False]
-    assert (tmp_path / "codes.db").exists()
+    assert results == [True, 50, False]
     (tmp_path / "keys").unlink()  # without keys the service refuses a public address
     done = CliRunner().invoke(commands, localised(json.loads(only("CMD")), tmp_path))
     assert isinstance(done.exception, AntipodalError)
@@ -136,19 +139,35 @@ def test_health_check_fails_if_the_store_is_unreachable(tmp_path, monkeypatch):
 
 
 def test_image_is_pinned_and_does_not_run_as_root():
-    assert only("FROM") == "python:3.11-slim"
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", only("FROM"))
     runs = [rest for name, rest in instructions() if name == "RUN"]
-    assert runs[0].startswith("pip install")
-    assert "torch" not in " ".join(runs)
-    extras = re.search(r"/antipodal\[([\w,]+)\]", runs[0])[1].split(",")
-    assert "train" not in extras
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(extras) <= set(project["optional-dependencies"])
     assert all("--no-cache-dir" in run for run in runs)
+    assert "--require-hashes" in runs[0]
+    assert "--no-deps" in runs[1]
+    assert f"useradd --uid {only('USER')} --create-home antipodal " in runs[0]
     names = [name for name, _ in instructions()]
     assert names.index("USER") < names.index("ENTRYPOINT")
-    assert f"useradd --uid 10001 --create-home {only('USER')} " in runs[0]
+    assert names.index("RUN") < [rest for _, rest in instructions()].index("src /antipodal/src")
     assert only("VOLUME") == only("WORKDIR") == "/data"
+
+
+def test_lock_file_has_the_dependencies_of_the_image_and_no_pytorch():
+    text = (ROOT / "deploy" / "requirements.lock").read_text().replace("\\\n", " ")
+    pinned = {}
+    for line in text.strip().split("\n"):
+        requirement = Requirement(line.partition(" --hash")[0])
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", line)
+        assert "://" not in line
+        (version,) = requirement.specifier
+        assert version.operator == "=="
+        pinned[requirement.name] = version.version
+    assert not [name for name in pinned if name.startswith(("torch", "nvidia"))]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    for text in wanted + extras["serve"] + extras["postgres"] + extras["arrow"]:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(pinned[requirement.name]), text
 
 
 def test_copied_files_exist_and_are_not_ignored():
@@ -169,16 +188,16 @@ def test_copied_files_exist_and_are_not_ignored():
 def test_compose_file_matches_the_image():
     service, database = COMPOSE["services"]["service"], COMPOSE["services"]["db"]
     assert "command" not in service  # the image has one
-    (store,) = service["environment"].items()
-    assert store[0] == only("ENV").split("=")[0] == "ANTIPODAL_STORE"
-    address = parse_url(store[1].replace("${POSTGRES_PASSWORD}", "s3cret"))
+    url = service["environment"]["ANTIPODAL_STORE"]
+    assert only("ENV").startswith("ANTIPODAL_STORE=")
+    address = parse_url(url.replace("${POSTGRES_PASSWORD:-}", "s3cret"))
     own = database["environment"]
     assert address.scheme == "postgresql"
     assert address.target == (
         f"postgresql://{own['POSTGRES_USER']}:s3cret@db:5432/{own['POSTGRES_DB']}"
     )
-    assert own["POSTGRES_PASSWORD"].startswith("${POSTGRES_PASSWORD:?")  # no default
-    assert database["image"] == "pgvector/pgvector:pg17"
+    assert own["POSTGRES_PASSWORD"] == "${POSTGRES_PASSWORD:-}"  # PostgreSQL refuses an empty one
+    assert re.fullmatch(r"pgvector/pgvector:[\d.]+-pg17", database["image"])
     assert database["healthcheck"]["test"][:2] == ["CMD", "pg_isready"]
     assert service["depends_on"] == {"db": {"condition": "service_healthy"}}
     assert service["ports"] == [f"127.0.0.1:8000:{only('EXPOSE')}"]
@@ -186,10 +205,43 @@ def test_compose_file_matches_the_image():
     (secret,) = service["secrets"]
     assert command[command.index("--keys") + 1] == f"/run/secrets/{secret}"
     assert set(COMPOSE["secrets"]) == {secret}
-    (mount,) = service["volumes"]
-    folder = mount.split(":")[1]
-    assert Path(command[command.index("--model") + 1]).parent == Path(folder)
     assert {volume.split(":")[0] for volume in database["volumes"]} == set(COMPOSE["volumes"])
+
+
+def test_containers_are_confined():
+    for name, service in COMPOSE["services"].items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert "/tmp" in service["tmpfs"]
+        assert {"cpus", "mem_limit", "pids_limit"} <= service.keys()
+        if name != "db":
+            assert "cap_add" not in service
+            assert service["environment"]["OMP_NUM_THREADS"] == service["cpus"]
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+
+
+def test_demonstration_needs_no_preparation():
+    demo = COMPOSE["services"]["demo"]
+    assert demo["profiles"] == ["demo"]
+    assert not {"secrets", "volumes", "depends_on"} & demo.keys()
+    assert ":?" not in (ROOT / "compose.yaml").read_text().replace("`:?`", "")
+    command = typer.main.get_command(commands).commands["demo"]
+    context = command.make_context("demo", demo["command"][1:])  # valid options
+    assert context.params["open_page"]
+    assert context.params["port"] == int(only("EXPOSE"))
+    assert str(context.params["out"]).startswith("/tmp/")  # the root is read-only
+
+
+def test_compose_file_is_valid():
+    pytest.importorskip("check_jsonschema", reason="check-jsonschema is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec",
+         str(ROOT / "compose.yaml")],
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
 
 
 def test_stop_grace_period_covers_graceful_shutdown(tmp_path, monkeypatch):

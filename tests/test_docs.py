@@ -3,10 +3,12 @@
 import doctest
 import importlib
 import importlib.util
+import json
 import pkgutil
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import markdown
 import pytest
@@ -166,6 +168,26 @@ def test_a_line_may_start_with_a_formula():
     shown = markdown.markdown(on_site("codes of\n$N$ bits", "docs/research/method.md"))
     assert shown.count("<p>") == 1
     assert shown.endswith(" bits</p>")
+
+
+def test_overlines_cover_their_formula():
+    shown = on_site(r"$$\overline{a + b} + \overline{c}$$", "docs/research/method.md")
+    assert shown.count('<mrow class="overline">') == 2
+    assert "mover" not in shown
+    assert ElementTree.fromstring(shown.strip()).tag.endswith("math")
+
+
+def test_the_search_finds_american_spellings(tmp_path):
+    (tmp_path / "search").mkdir()
+    file = tmp_path / "search" / "search_index.json"
+    texts = ["Normalised neighbours, otherwise precise", "Quantisation of colours", "rerank"]
+    docs = [{"title": "Noise", "text": text} for text in texts]
+    file.write_text(json.dumps({"docs": docs}))
+    hooks.on_post_build(SimpleNamespace(site_dir=tmp_path))
+    changed = [section["text"] for section in json.loads(file.read_text())["docs"]]
+    added = [new.removeprefix(old).split() for new, old in zip(changed, texts, strict=True)]
+    assert added == [["neighbors", "normalized"], ["colors", "quantization"], []]
+    assert file.with_suffix(".js").read_text() == f"var __index = {file.read_text()}"
 
 
 @pytest.mark.parametrize(

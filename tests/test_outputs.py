@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from antipodal.cli import app, outputs
+from antipodal.cli.app import print_table
 from antipodal.cli.outputs import file_kind
 from antipodal.errors import StoreError
 from antipodal.stores import open_store
@@ -200,3 +201,13 @@ def test_foreign_safetensors_files_are_not_models(folder):
     Path("text").write_text("12345678{ not a header")
     assert file_kind("text") == outputs.OTHER
     assert file_kind("model") == outputs.MODEL
+
+
+def test_wide_tables_are_not_cut(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
+    values = [f"value-{i}" * 3 for i in range(12)]
+    print_table("title", [f"heading {i}" for i in range(12)], [values])
+    shown = capsys.readouterr().out
+    assert all(value in shown for value in values)
+    assert "…" not in shown

@@ -112,6 +112,8 @@ def test_the_map_and_the_comparison_work_without_hamming_distances(page, address
     page.goto(f"{address}#view=map&text=3")
     expect(page.locator(".dot").first).to_be_visible()
     assert page.locator(".dot.near").count() == 24
+    expect(page.locator(".query-ring")).to_be_visible()  # a typed query has no point of its own
+    expect(page.locator(".query-name")).to_contain_text("3")
     page.goto(f"{address}#view=compare&text=3")
     expect(page.locator("#side-b li")).to_have_count(12)
     expect(page.locator("#way-b option:checked")).to_contain_text("reranked")
@@ -139,6 +141,16 @@ def test_results_are_within_the_first_screen(browser, address, width, height, le
         expect(page.locator("#results li")).to_have_count(24)
         boxes = [item.bounding_box() for item in page.locator("#results li").all()]
         assert sum(box["y"] + box["height"] <= height for box in boxes) >= least
+
+
+def test_choosing_an_item_on_a_phone_scrolls_to_its_neighbours(browser, address):
+    with tab(browser, viewport={"width": 390, "height": 844}, has_touch=True) as page:
+        page.goto(address)
+        item = page.locator("#side-items .item").last  # below all results
+        name = item.locator("b").inner_text()
+        item.tap()
+        expect(page.locator("#query b")).to_have_text(name)
+        expect(page.locator("#results li").first).to_be_in_viewport()
 
 
 def test_a_failing_embedder_is_reported(page, address):

@@ -99,6 +99,11 @@ def test_the_report_returns_exactly_what_evaluate_returns(data, tmp_path):
     assert write_report(tmp_path / "r.html", *data, **options) == evaluate(*data, **options)
 
 
+def marks(chart):
+    """Return the points of a chart that respond to the pointer."""
+    return [mark for mark in chart.iter("path") if mark.get("class") in ("dot", "target")]
+
+
 def test_the_precision_recall_curve_matches_counts_of_pairs(data, report):
     q, d = unpack(data[0], BITS), unpack(data[1], BITS)
     distance = (q[:, None] != d).sum(axis=2)
@@ -111,8 +116,8 @@ def test_the_precision_recall_curve_matches_counts_of_pairs(data, report):
             expected.append((recall, (inside & relevant).sum() / inside.sum()))
     chart = next(c for c in parse(report).iter("svg") if c.get("class") == "chart")
     np.testing.assert_allclose(points(chart)["precision"], 100 * np.array(expected), atol=0.2)
-    hovered = [[float(line.split(": ")[1]) for line in circle.find("title").text.split("\n")[1:]]
-               for circle in chart.iter("circle")]  # fmt: skip
+    hovered = [[float(line.split(": ")[1]) for line in mark.find("title").text.split("\n")[1:]]
+               for mark in marks(chart)]  # fmt: skip
     np.testing.assert_allclose(hovered, 100 * np.array(expected), atol=5.1e-3)
 
 
@@ -205,7 +210,13 @@ def test_charts_of_any_size_are_well_formed(n):
     curve = [(float(x), 1.0) for x in range(n + 1)]
     chart = ET.fromstring(line_chart({"a": curve}, x_axis="&", y_axis="y"))
     assert 5 <= len(chart.findall("text")) <= 17
-    assert len(list(chart.iter("circle"))) == n + 1
+    assert len(marks(chart)) == n + 1
+
+
+def test_curves_have_markers_of_different_shapes():
+    curves = {name: [(1.0, 1.0), (2.0, 3.0)] for name in "abcde"}
+    chart = ET.fromstring(line_chart(curves, x_axis="x", y_axis="y"))
+    assert len({mark.get("d") for mark in marks(chart)}) == 5
 
 
 @given(

@@ -12,8 +12,15 @@ from sklearn.manifold import trustworthiness
 from antipodal import LSH, open_store, pack, unpack
 from antipodal.service import Limits
 from antipodal.service.browse import MAX_SCANNED, describe_fields, find_items
-from antipodal.service.projection_map import MAX_ITEMS, Maps, classical_scaling, lay_out, map_points
-from antipodal.service.schemas import FindRequest
+from antipodal.service.projection_map import (
+    MAX_ITEMS,
+    Maps,
+    classical_scaling,
+    lay_out,
+    map_places,
+    map_points,
+)
+from antipodal.service.schemas import FindRequest, IdsRequest
 from antipodal.stores.text_search import find_words
 from engines import ENGINES, engines  # noqa: F401
 from served import engine_of
@@ -58,9 +65,9 @@ TEXTS = [
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("calm", [0, 1]),
-        ("CALM slow", [0, 1]),
-        ("slow", [0, 1, 4]),
+        ("calm", [1, 0]),  # short values first
+        ("CALM slow", [1, 0]),
+        ("slow", [1, 0, 4]),
         ("étude", [0]),
         ("ÉTUDE in", [0]),
         ('"quoted"', [2]),
@@ -79,6 +86,21 @@ def test_items_are_found_by_words_of_their_metadata(tmp_path, words, expected):
             assert find_words(now, words, 10, 10).ids.tolist() == expected
 
 
+def test_relevant_items_come_first(tmp_path):
+    """Whole words before the starts of words before parts of words; then by id."""
+    texts = ["unsorted", "sorts", "a sort of order", "resort", "sort it", "sort", "none"]
+    with open_store(f"sqlite:///{tmp_path}/codes.db", n_bits=8) as store:
+        store.upsert(range(7), np.zeros((7, 1), np.uint8), [{"text": text} for text in texts])
+        with store.snapshot() as now:
+            found = find_words(now, "sort", 10, 10)
+            assert [texts[i] for i in found.ids] == [
+                "sort", "sort it", "a sort of order", "sorts", "resort", "unsorted",
+            ]  # fmt: skip
+            assert found.n_scanned == 7
+            assert find_words(now, "sort", 2, 10).ids.tolist() == [5, 4]
+            assert find_words(now, "sort", 10, 3).ids.tolist() == [2, 1, 0]
+
+
 def test_every_store_engine_finds_words_and_returns_all_codes(any_store):
     with any_store.snapshot() as now:
         ids, codes = now.all_codes()
@@ -90,20 +112,20 @@ def test_every_store_engine_finds_words_and_returns_all_codes(any_store):
         ids, codes = now.all_codes()
         np.testing.assert_array_equal(ids, IDS[order])
         np.testing.assert_array_equal(codes, CODES[order])
-        expected = sorted(int(i) for i in IDS if "7" in str(i))
         found = find_words(now, "item 7", 1_000, 1_000)
-        assert found.ids.tolist() == expected
+        assert set(found.ids.tolist()) == {int(i) for i in IDS if "7" in str(i)}
+        assert found.ids[0] == 7
         assert found.n_scanned == N_ITEMS
 
 
 def test_a_text_search_stops_at_its_limits(engine):
     with engine.store.snapshot() as now:
-        assert find_words(now, "item", 5, 1_000).n_scanned == 5
+        assert find_words(now, "item", 5, 1_000).n_scanned == N_ITEMS
+        assert len(find_words(now, "item", 5, 1_000).ids) == 5
         assert find_words(now, "nothing", 5, 70).n_scanned == 70
     answer = find_items(engine, FindRequest(text="item 4", limit=3))
-    assert [item["id"] for item in answer["items"]] == [
-        number for number in sorted(IDS.tolist()) if "4" in str(number)
-    ][:3]
+    assert answer["items"][0]["id"] == 4
+    assert all("4" in str(item["id"]) for item in answer["items"])
     assert answer["total"] == N_ITEMS
     assert answer["items"][0]["metadata"]["title"] == f"Item {answer['items'][0]['id']}"
     assert MAX_SCANNED == 200_000
@@ -201,6 +223,23 @@ def test_a_map_is_computed_once_per_version_of_the_store(engine, monkeypatch):
     maps.of_sample(60)
     maps.of_sample(50)
     assert made == [50, 50, 60]
+
+
+def test_items_outside_the_sample_are_placed_amid_similar_codes(engine, monkeypatch):
+    monkeypatch.setattr("antipodal.service.projection_map.DEFAULT_ITEMS", 60)
+    maps = Maps(engine)
+    laid_out = maps.of_sample(60)
+    inside = int(laid_out.ids[7])
+    outside = int(np.setdiff1d(IDS, laid_out.ids)[3])
+    places = map_places(engine, maps, IdsRequest(ids=[outside, 10**9, inside]))["places"]
+    assert [place["id"] for place in places] == [outside, inside]
+    np.testing.assert_allclose([places[1]["x"], places[1]["y"]], laid_out.places[7])
+    bits = np.unpackbits(CODES, axis=1)
+    row = {int(i): bits[place] for place, i in enumerate(IDS)}
+    distances = [int((row[outside] != row[int(i)]).sum()) for i in laid_out.ids]
+    nearest = sorted(range(60), key=lambda i: (distances[i], i))[:3]
+    expected = np.mean([laid_out.places[i] for i in nearest], axis=0)
+    np.testing.assert_allclose([places[0]["x"], places[0]["y"]], expected)
 
 
 def test_points_have_a_name_and_the_value_of_a_field(engine):

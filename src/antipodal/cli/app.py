@@ -269,8 +269,12 @@ def print_json(record: dict[str, Any]) -> None:
 
 
 def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:
-    """Print a table with a left-aligned first column and right-aligned others."""
+    """Print a table with a left-aligned first column and right-aligned others.
+
+    A table wider than the terminal is printed in full, for `less -S`, rather than cut.
+    """
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
 
     table = Table(title=title)
@@ -278,9 +282,9 @@ def print_table(title: str, headings: list[str], rows: list[list[str]]) -> None:
         table.add_column(heading, justify="right" if column else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200  # a pipe has no width
+    console = Console(soft_wrap=True)
+    natural = Measurement.get(console, console.options.update(width=10_000), table).maximum
+    console.width = max(console.width if console.is_terminal else 200, natural)
     console.print(table)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from antipodal.cli.app import (
+    STORE_VARIABLE,
     TABLES,
     AsJson,
     Seed,
@@ -46,7 +47,10 @@ def build(
     out: Annotated[
         str,
         typer.Option(
-            "--out", "-o", help="Collection to create: a file, such as docs.db, or a store URL."
+            "--out",
+            "-o",
+            envvar=STORE_VARIABLE,
+            help="Collection to create: a file, such as docs.db, or a store URL.",
         ),
     ],
     ids: IdFile = None,

@@ -67,6 +67,7 @@ def write_audit_report(
         facts=[*facts, *provenance(Faiss=load_faiss().__version__)],
         k=audit.k,
         recall_charts=_recall_charts(audit),
+        speed_charts=_speed_charts(audit),
         headings=headings,
         rows=rows,
         distance_charts=_distance_charts(audit),
@@ -99,6 +100,27 @@ def _recall_charts(audit: Audit) -> list[tuple[str, Markup]]:
         for title, curves in charts.items()
         if curves
     ]  # fmt: skip
+
+
+def _speed_charts(audit: Audit) -> list[tuple[str, Markup]]:
+    """Draw recall by speed: one chart for each search, a curve through the lengths of a method."""
+    charts = []
+    looks = method_looks(dict.fromkeys(s.method.partition(",")[0] for s in audit.settings))
+    for title, (search, oversampling) in _CHARTS.items():
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for setting in sorted(audit.settings, key=lambda setting: setting.cost.bytes):
+            if setting.search == search and oversampling == 1:
+                point = (setting.cost.queries_per_second, 100 * setting.recall)
+                curves.setdefault(setting.method.partition(",")[0], []).append(point)
+        points = [point for points in curves.values() for point in points]
+        if points:
+            chart = line_chart(
+                curves, x_axis="queries per second", y_axis=f"recall@{audit.k}, %",
+                x=log2_axis(speed for speed, _ in points),
+                y=recall_axis(recall for _, recall in points), looks=looks,
+            )  # fmt: skip
+            charts.append((title, chart))
+    return charts
 
 
 def _distance_charts(audit: Audit) -> list[tuple[str, Markup]]:

@@ -25,6 +25,10 @@ _CHARACTER = 6.4  # width of an average character
 _MAX_DOTS = 16  # points per curve that are drawn; with more, points only respond to the pointer
 _MAX_LOG_TICKS = 6
 _DASHES = ("", " dashed", " dotted", " mixed", " long")  # for curves of the same colour
+_MARKERS = (  # around (0, 0): circle, square, triangle, diamond, cross
+    "M-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0z", "M-3 -3h6v6h-6z", "M0 -4l4 7h-8z",
+    "M0 -4.5l4 4.5l-4 4.5l-4 -4.5z", "M-1 -4h2v3h3v2h-3v3h-2v-3h-3v-2h3z",
+)  # fmt: skip
 _BITS_PER_LINE = 64
 
 _SVG: Any = TEMPLATES.get_template("charts.svg.j2").module
@@ -78,7 +82,7 @@ def log2_axis(values: Iterable[float]) -> Axis:
     found = list(values)
     low = math.floor(math.log2(min(found)))
     high = max(math.ceil(math.log2(max(found))), low + 1)
-    step = -(-(high - low) // _MAX_LOG_TICKS)
+    step = -(-(high - low) // (_MAX_LOG_TICKS if high < 10 else 3))  # labels from 1,024 are wide
     ticks = [(2.0**e, f"{2**e:,}") for e in range(low, high + 1, step)]
     return Axis(2.0**low, 2.0**high, ticks, math.log2)
 
@@ -164,10 +168,11 @@ def line_chart(
         height = max(HEIGHT, TOP + BOTTOM + _LABEL_GAP * len(curves))
     bottom = height - BOTTOM
     drawn: list[dict[str, Any]] = []
-    for name, points in curves.items():
+    for i, (name, points) in enumerate(curves.items()):
         places = [(x.place(px, LEFT, right), y.place(py, bottom, TOP)) for px, py in points]
         drawn.append({
             "name": name, "look": looks[name], "dots": len(points) <= _MAX_DOTS, "label": None,
+            "marker": _MARKERS[i % len(_MARKERS)],
             "path": "M" + "L".join(f"{px} {py}" for px, py in places),
             "points": [
                 {"x": px, "y": py, "x_value": _number(x_value), "y_value": _number(y_value)}

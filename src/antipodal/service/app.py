@@ -39,7 +39,13 @@ from antipodal.service.errors import UnavailableError, add_handlers, problems
 from antipodal.service.limits import ConcurrencyLimit, Limits, Pool, Pools, Shared
 from antipodal.service.metrics import Metrics, Observe
 from antipodal.service.micro_batching import MicroBatcher
-from antipodal.service.projection_map import MAX_ITEMS, Maps, map_points
+from antipodal.service.projection_map import (
+    DEFAULT_ITEMS,
+    MAX_ITEMS,
+    Maps,
+    map_places,
+    map_points,
+)
 
 _log = logging.getLogger("antipodal.service")
 _PAGE = Path(__file__).parent / "ui"
@@ -367,10 +373,20 @@ def _add_browsing(
     )
     async def item_map(
         field: Annotated[str, Query(max_length=500)] = "label",
-        limit: Annotated[int, Query(ge=1, le=MAX_ITEMS)] = 1_000,
+        limit: Annotated[int, Query(ge=1, le=MAX_ITEMS)] = DEFAULT_ITEMS,
     ) -> Response:
         """Place a sample of the items in the plane, with the value of `field` for each."""
         return await answer(pools.maps, map_points, engine, maps, field, limit)
+
+    @app.post(
+        "/v1/map/places",
+        response_model=schemas.Places,
+        responses=_WITH_BODY,
+        dependencies=reading,
+    )
+    async def places(request: schemas.IdsRequest) -> Response:
+        """Return the positions of items on the map, also of those outside its sample."""
+        return await answer(pools.maps, map_places, engine, maps, request)
 
 
 def _add_writing(

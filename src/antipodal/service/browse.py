@@ -25,7 +25,7 @@ def sample_fields(engine: Engine) -> dict[str, Any]:
 
 
 def find_items(engine: Engine, request: FindRequest) -> dict[str, Any]:
-    """Return items whose metadata contains all words of a text."""
+    """Return the most relevant items whose metadata contain all words of a text."""
     with engine.store.snapshot() as now:
         found = find_words(now, request.text, request.limit, MAX_SCANNED)
         items, total = now._items_of(found.ids), now.count()

@@ -12,8 +12,10 @@ from threadpoolctl import threadpool_limits
 from antipodal.codes import Codes, unpack
 from antipodal.evaluation.metrics import hamming_distances
 from antipodal.service.engine import Engine
+from antipodal.service.schemas import IdsRequest
 
 MAX_ITEMS = 2_000
+DEFAULT_ITEMS = 1_000
 _MIN_CODES = 12  # fewer codes have no neighbourhoods to preserve
 _PERPLEXITY = 20
 _STEPS = 500
@@ -21,15 +23,17 @@ _SEED = 0
 _CACHED = 4  # maps
 _MAX_NAME = 200  # characters of a name or value of a point
 _NAMES = ("title", "name", "text", "caption", "label")  # fields that name an item
+_NEAREST = 3  # items of the sample that determine the position of another item
 _GOLDEN_ANGLE = np.pi * (3 - np.sqrt(5))
 
 Places = NDArray[np.float64]  # (n, 2), from -1 to 1
 
 
 class Map(NamedTuple):
-    """Items of a sample, their positions, and the number of distinct codes."""
+    """Items of a sample, their codes and positions, and the number of distinct codes."""
 
     ids: NDArray[Any]
+    codes: Codes
     places: Places
     distinct: int
 
@@ -54,7 +58,7 @@ class Maps:
             if (version, limit) not in self._maps:
                 items = self._engine.draw(limit, _SEED)
                 places, distinct = lay_out(items.codes, self._engine.store.n_bits)
-                self._maps[version, limit] = Map(items.ids, places, distinct)
+                self._maps[version, limit] = Map(items.ids, items.codes, places, distinct)
                 while len(self._maps) > _CACHED:
                     self._maps.popitem(last=False)
             return self._maps[version, limit]
@@ -76,6 +80,24 @@ def map_points(engine: Engine, maps: Maps, field: str, limit: int) -> dict[str, 
         for number, metadata in zip(items.ids.tolist(), items.metadata, strict=True)
     ]
     return {"points": points, "distinct": laid_out.distinct, "total": engine.store.count()}
+
+
+def map_places(engine: Engine, maps: Maps, request: IdsRequest) -> dict[str, Any]:
+    """Return the positions of items, also of those outside the sample of the map.
+
+    An item outside the sample is placed amid the items of the sample with the most similar codes.
+    """
+    laid_out = maps.of_sample(DEFAULT_ITEMS)
+    place_of = dict(zip(laid_out.ids.tolist(), laid_out.places, strict=True))
+    places = []
+    for item in engine.items(request):
+        place = place_of.get(item["id"])
+        if place is None:
+            code = np.frombuffer(bytes.fromhex(item["code"]), np.uint8)[None]
+            distances = hamming_distances(code, laid_out.codes)[0]
+            place = laid_out.places[np.argsort(distances, kind="stable")[:_NEAREST]].mean(axis=0)
+        places.append({"id": item["id"], "x": float(place[0]), "y": float(place[1])})
+    return {"places": places}
 
 
 def lay_out(codes: Codes, n_bits: int) -> tuple[Places, int]:

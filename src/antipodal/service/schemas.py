@@ -398,7 +398,7 @@ class SeenFields(BaseModel):
 
 
 class FoundItems(BaseModel):
-    """Items that contain all words, ordered by id."""
+    """Items that contain all words, most relevant first."""
 
     items: list[Item]
     looked_at: Annotated[int, Field(description="Number of items scanned.")]
@@ -423,6 +423,20 @@ class ItemMap(BaseModel):
     points: list[Point]
     distinct: Annotated[int, Field(description="Number of distinct codes in the sample.")]
     total: Annotated[int, Field(description="Number of items in the store.")]
+
+
+class Place(BaseModel):
+    """The position of an item on the map."""
+
+    id: int | str
+    x: float
+    y: float
+
+
+class Places(BaseModel):
+    """Positions of items on the map, in the order of their ids. Unknown ids are omitted."""
+
+    places: list[Place]
 
 
 class Status(BaseModel):

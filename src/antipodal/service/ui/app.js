@@ -21,6 +21,7 @@ const isHamming = () => model.scoring === "hamming";
 let seed = 0;
 let countable = true; // false if the store is too large for a histogram
 let running = null; // aborted when a newer search starts
+let chosen = false; // whether an item was chosen since the last results were drawn
 let last = null; // the last results: {key, query, item, answer}
 const uploaded = new Map(); // queries that are too long for a URL, by their code: {body, item}
 
@@ -52,8 +53,9 @@ async function queryOf() {
   return uploaded.get(state.code) ?? { body: { code: state.code }, item: { name: `the code ${cut(state.code, 24)}` } };
 }
 
-/** Search by an item; by its code if its id is not exact. */
+/** Search by an item; by its code if its id is not exact. The page scrolls to the results. */
 function searchItem(item) {
+  chosen = true;
   $("side-items").append($("items"));
   if (isExact(item.id)) return goQuery({ id: `${item.id}` });
   uploaded.set(item.code, { body: { code: item.code }, item });
@@ -130,8 +132,8 @@ async function findItems() {
   const named = await itemOf(text);
   if (named) return searchItem(named);
   const { items, looked_at: looked, total } = await request("v1/find", { text: text.slice(0, 200), limit: 24 });
-  const among = looked < total && items.length < 24 ? ` among the first ${number(looked)} of ${number(total)}` : "";
-  drawSample(items, `${items.length === 24 ? "The first 24 items" : count(items.length)} with “${text}”${among}${items.length ? ":" : "."}`);
+  const among = looked < total ? ` among the first ${number(looked)} of ${number(total)}` : "";
+  drawSample(items, `${items.length === 24 ? "The 24 most relevant items" : count(items.length)} with “${text}”${among}${items.length ? ":" : "."}`);
   $("found-items").append($("items")); // directly under the query box
   return undefined;
 }
@@ -218,18 +220,19 @@ async function render() {
   } else if (state.view === "compare") {
     await drawCompare({ model, query: query.body, item: query.item, where, pick });
   } else {
-    await drawMap({ found: answer.results.map(({ id }) => id), queryId: state.id, pick });
+    await drawMap({ found: answer.results.map(({ id }) => id), queryId: state.id, queryName: nameOf(query.item), pick });
   }
   drawDetail(state.item ? await itemOf(state.item) : null, { code: answer.code, n_bits: model.n_bits, queryName: nameOf(query.item) });
-  if (among && before && before.key !== found.key) { // the focused item was replaced: keep the keyboard position
-    $("status").focus({ preventScroll: true });
-    $("found").scrollIntoView();
-  }
+  const changed = before && before.key !== found.key;
+  if (among && changed) $("status").focus({ preventScroll: true }); // the focused item was replaced: keep the keyboard position
+  if ((among && changed) || chosen) $("found").scrollIntoView();
+  chosen = false;
 }
 
 function drawQuery(item, code) {
   const text = textOf(item);
-  $("query").className = store.hasPictures || item.metadata?.thumbnail ? "query" : "query plain";
+  const inBox = state.text && $("text").value.trim() === state.text && $("ask").elements.by.value === "text";
+  $("query").className = inBox ? "unseen" : store.hasPictures || item.metadata?.thumbnail ? "query" : "query plain";
   const bits = code ? [strip(code, "", model.n_bits), el("code", {}, code)] : [];
   $("query").replaceChildren(
     ...(store.hasPictures || item.metadata?.thumbnail ? [face(item)] : []),

@@ -6,6 +6,7 @@ import { cut, el } from "./dom.js";
 const PICTURE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
 const TITLES = ["title", "name", "headline", "subject"];
 const TEXTS = ["text", "abstract", "body", "content", "summary", "description", "caption", "sentence", "question"];
+const LONGEST_TITLE = 60; // characters of an id that serves as a title
 const LONG = 30; // mean characters of a text field
 
 /** The roles of the metadata fields, inferred from a sample by the service. */
@@ -49,13 +50,15 @@ export function readable(value) {
 /** Return the name of an item: title and label, the start of its text, or its id. */
 export function nameOf(item) {
   if (item.name !== undefined) return item.name;
-  const title = readable(valueOf(item, store.title || "title")), label = readable(item.metadata?.label);
+  const title = titleOf(item), label = readable(item.metadata?.label);
   if (title || label) return [title, label].filter(Boolean).join(" · ");
   return cut(readable(valueOf(item, store.text)), 80) || `item ${item.id}`;
 }
 
+/** Return the title of an item: a field, or a short string id. */
 export function titleOf(item) {
-  return readable(valueOf(item, store.title || "title"));
+  const id = typeof item.id === "string" && item.id.length <= LONGEST_TITLE && !item.id.includes("://") ? item.id : "";
+  return readable(valueOf(item, store.title || "title")) || (store.text && id);
 }
 
 export function textOf(item) {

@@ -1,7 +1,7 @@
 // The projection map: a sample of items placed by their codes, coloured by a field.
 
 import { request } from "./api.js";
-import { $, count, el, number, svg } from "./dom.js";
+import { $, count, cut, el, number, svg } from "./dom.js";
 import { store } from "./items.js";
 import { go, state } from "./state.js";
 
@@ -45,12 +45,13 @@ function classes(values) {
   return { of: (value) => known.get(value) ?? "none", names };
 }
 
-export async function drawMap({ found, queryId, pick }) {
+export async function drawMap({ found, queryId, queryName, pick }) {
   const fields = colourable(), field = state.colour || usual();
   $("colour").replaceChildren(...fields.map(({ name }) => el("option", { selected: name === field }, name)));
   $("colour-row").hidden = !fields.length;
   if (shownFor !== field) {
-    $("map-said").textContent = "Computing the map. This takes some seconds …";
+    $("map-said").textContent = "Computing the map. This takes some seconds …"; // the first line of the panel
+    $("map").replaceChildren();
     const answer = await request(`v1/map?field=${encodeURIComponent(field)}`);
     ({ points } = answer);
     shownFor = field;
@@ -65,7 +66,7 @@ export async function drawMap({ found, queryId, pick }) {
       dot.addEventListener("pointerenter", () => say(i));
       return dot;
     });
-    $("map").replaceChildren(svg("g", { id: "dots" }, ...dots), svg("circle", { id: "here", r: 13, visibility: "hidden" }));
+    $("map").replaceChildren(svg("g", { id: "dots" }, ...dots), svg("g", { id: "placed" }), svg("circle", { id: "here", r: 13, visibility: "hidden" }));
     $("map").setAttribute("aria-label", `Map of ${count(points.length)}. Arrow keys move between items, Enter searches by the selected one.`);
     $("legend").replaceChildren(...names.map(([name, label]) => el("li", {}, el("button", {
       type: "button", class: `key ${name}`, "aria-pressed": "false", onclick: (event) => only(name, event.currentTarget),
@@ -76,6 +77,7 @@ export async function drawMap({ found, queryId, pick }) {
     dot.classList.toggle("near", near.has(dot.dataset.id));
     dot.classList.toggle("query", queryId !== "" && dot.dataset.id === queryId);
   }
+  await drawPlaced({ found, queryId, queryName, pick });
   $("map").onkeydown = (event) => {
     if (event.key === "Enter" && current >= 0) pick(points[current]);
     else if (event.key in ARROWS) {
@@ -83,6 +85,30 @@ export async function drawMap({ found, queryId, pick }) {
       move(...ARROWS[event.key]);
     }
   };
+}
+
+/** Draw the query, and the results outside the sample, amid the items with similar codes. */
+async function drawPlaced({ found, queryId, queryName, pick }) {
+  const sampled = new Set(points.map(({ id }) => `${id}`));
+  const wanted = [...new Set([...(queryId === "" ? [] : [queryId]), ...found.slice(0, 24).map(String)])];
+  const ids = wanted.map((id) => (store.idType === "string" ? id : Number(id)));
+  const { places } = ids.length ? await request("v1/map/places", { ids }) : { places: [] };
+  const dots = places.filter(({ id }) => !sampled.has(`${id}`) && `${id}` !== queryId).map((place) => {
+    const dot = svg("circle", { class: "dot near outside", cx: at(place.x), cy: at(-place.y), r: 6, "data-id": place.id });
+    dot.append(svg("title", {}, `item ${place.id}, outside the sample`));
+    dot.addEventListener("click", () => pick(place));
+    return dot;
+  });
+  const own = places.find(({ id }) => `${id}` === queryId), nearest = own ? [own] : places.slice(0, 3);
+  if (nearest.length) {
+    const mean = (axis) => nearest.reduce((sum, place) => sum + place[axis], 0) / nearest.length;
+    const x = at(mean("x")), y = at(-mean("y")), right = x > SIDE * 0.7;
+    dots.push(
+      svg("circle", { class: "query-ring", cx: x, cy: y, r: 17 }),
+      svg("text", { class: "query-name", x: x + (right ? -24 : 24), y: y + 9, "text-anchor": right ? "end" : "start" }, cut(queryName, 40)),
+    );
+  }
+  $("placed").replaceChildren(...dots);
 }
 
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };

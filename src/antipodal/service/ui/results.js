@@ -25,9 +25,9 @@ export function measure(item, n) {
 }
 
 function result(item, code, n, moved, pick) {
-  const facts = [`#${cut(`${item.id}`, 60)}`, measure(item)];
-  if (moved) facts.push(moved);
   const label = readable(item.metadata?.label), title = titleOf(item), text = textOf(item);
+  const facts = [...(title === item.id ? [] : [`#${cut(`${item.id}`, 60)}`]), measure(item)];
+  if (moved) facts.push(moved);
   const words = layout() === "list"
     ? [el("b", {}, title || cut(text, 240) || nameOf(item)), ...(title && text ? [el("span", { class: "text" }, cut(text, 300))] : [])]
     : [el("b", {}, cut([title, label].filter(Boolean).join(" · ") || cut(text, 60) || nameOf(item), 120))];
