@@ -255,13 +255,15 @@ class Correction(NamedTuple):
         bits = k.astype(np.int64)[:, None] >> np.arange(n_bits)[::-1] & 1
         return np.where(bits, np.float32(1), np.float32(-1))
 
-    def query_values(self, n_bits: int) -> NDArray[np.float64]:
+    def query_values(self, n_bits: int) -> Floats:
         """Return the values of a float query for the bits of k."""
-        return self.slope * self.step / 2 * 2.0 ** np.arange(n_bits)[::-1]
+        values: Floats = self.slope * self.step / 2 * 2.0 ** np.arange(n_bits)[::-1]
+        return values
 
     def constant(self, n_bits: int) -> float:
         """Return the part of the score that is the same for all items: β and the mean of k."""
-        return self.offset + self.slope * (self.low + self.step * (2**n_bits - 1) / 2)
+        largest = float(2**n_bits - 1)
+        return self.offset + self.slope * (self.low + self.step * largest / 2)
 
     @classmethod
     def fit(cls, Y: Array, V: Array, n_bits: int) -> Self:
@@ -389,7 +391,7 @@ class BitDescent(Operation):
     def __init__(self, levels: Sequence[Level]) -> None:
         self.levels = levels
         last = levels[-1]
-        self.n_bits = last.n_before + last.new.shape[1] + last.n_correction
+        self.n_bits = int(last.n_before + last.new.shape[1] + last.n_correction)
 
     def width(self, n: int) -> int:
         """Return the number of bits."""
