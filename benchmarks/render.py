@@ -453,6 +453,15 @@ def complexity() -> str:
     return markdown(rows)
 
 
+def labels_only() -> str:
+    """Return the validation scores of feature maps learned from labels alone."""
+    rows = [["setting", "mAP", "P r≤2", "R r≤2"]]
+    for r in read_records(RESULTS / "labels-only-validation.jsonl"):
+        scores = (r["map"], r["precision_r2"], r["recall_r2"])
+        rows.append([named(r["method"]), *(f"{score:.1f}" for score in scores)])
+    return markdown(rows)
+
+
 def variants(preset: str, name: str) -> str:
     """Return the validation scores of a preset of `DeepLinf` with changes, one row per change."""
     rows = [[f"`DeepLinf.{preset}` with", "mAP", "P r≤2", "R r≤2"]]
@@ -531,6 +540,7 @@ TABLES = {
     "paper-differences": paired_differences,
     "claims": claims,
     "complexity": complexity,
+    "labels-only": labels_only,
     "recipe": lambda: variants("paper", "paper-recipe"),
     "reproduced": lambda: variants("reproduced", "reproduced-validation"),
     "choices": lambda: choices(read_records(RESULTS / "validation.jsonl")),
