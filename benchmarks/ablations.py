@@ -24,6 +24,7 @@ from antipodal.bench.workers import available_cores
 from antipodal.cli.app import bar
 from antipodal.hashers.deeplinf import DeepLinf
 from antipodal.hashers.registry import register
+from antipodal.paper.admm import admm_step
 from antipodal.paper.dictionary import ksvd
 from antipodal.paper.encoders import LinfEncoder, PlainEncoder, SparseBitEncoder
 from antipodal.paper.neurons import BLU, HELU, SHeLU
@@ -49,18 +50,18 @@ class AnyNeuronEncoder(LinfEncoder):
         """Scale, apply the chosen neuron, scale back."""
         return self.threshold * self.unit_neuron(u / self.threshold)
 
-    def unit(self, v: Tensor, out: Tensor | None = None) -> Tensor:
-        """Apply the chosen neuron."""
-        result = self.unit_neuron(v)
-        return result if out is None else out.copy_(result)
-
 
 class TiedEncoder(LinfEncoder):
     """Deep l∞ encoder whose stages share S and b."""
 
-    def stages(self) -> list[tuple[Tensor, Tensor]]:
-        """Return the first S and b for every stage."""
-        return [(self.S[0], self.b[0])] * self.n_stages
+    def forward(self, y: Tensor) -> Tensor:
+        """Encode each row of y with the first S and b in every stage."""
+        drive = y @ self.W.T
+        drive = drive if self.c is None else drive + self.c
+        z = self.neuron(drive)
+        for _ in range(self.n_stages):
+            z = admm_step(drive, z, self.S[0], self.b[0], self.neuron)[0]
+        return z
 
 
 # At module level, because worker processes import this file.

@@ -35,6 +35,7 @@ PAGES = [
             "guide/reliability",
             "guide/scaling",
             "guide/search",
+            "research/method",
             "research/results",
             "research/results-appendix",
             "research/reproducing",
@@ -308,7 +309,7 @@ def ablations(runs: list[Record]) -> str:
                            *(f"`{setting}`" for setting in settings)])  # fmt: skip
         rows.append(
             [label or "none (default)", compact([r["map"] for r in mine]),
-             f"{mean(changes):+.1f}" if label else "",
+             f"{mean(changes):+.1f}{standard_error(changes)}" if label else "",
              *(compact([r[key] for r in mine]) for key in keys)]
         )  # fmt: skip
     return markdown(rows)
@@ -332,17 +333,29 @@ TABLE_2 = {
 }  # fmt: skip
 
 
+def regime() -> list[Record]:
+    """Return the runs of the paper's regime; the last one of a cell that was measured again."""
+    runs = read_records(RESULTS / "paper-regime.jsonl")
+    last = {(r["method"], r["bits"], r["seed"]): r for r in runs}
+    return sorted(last.values(), key=lambda r: r["seed"])
+
+
+def standard_error(gaps: list[float]) -> str:
+    """Format the standard error of a mean difference; nothing for a single difference."""
+    return f" ± {stdev(gaps) / math.sqrt(len(gaps)):.1f}" if len(gaps) > 1 else ""
+
+
 def against_the_paper() -> str:
     """Return the paper's Table 2 next to our scores in its regime and with our defaults."""
     keys = {"map": "mAP", "precision_r2": "P r≤2", "recall_r2": "R r≤2"}
     columns = [f"{k}, {who}" for k in keys.values() for who in ("paper", "ours", "our best")]
     rows = [["method", "bits", "seeds", *columns]]
-    best, regime = records("cifar10"), read_records(RESULTS / "paper-regime.jsonl")
+    best, trained_alike = records("cifar10"), regime()
     for name, method in TABLE_2.items():
         for bits in (48, 64):
             usual = [r for r in best if (r["method"], r["bits"]) == (method, bits)]
             trained = (f"{method}.reproduced", bits)
-            ours = [r for r in regime if (r["method"], r["bits"]) == trained]
+            ours = [r for r in trained_alike if (r["method"], r["bits"]) == trained]
             is_network = method in ("NNHash", "SparseHash", "DeepLinf")
             paper = published_scores(usual[0])
             shown = ours if is_network else usual
@@ -360,13 +373,13 @@ def networks_of_the_paper() -> str:
     rows = [
         ["mAP", *(f"{b} bits, {who}" for b in (48, 64) for who in ("paper", "ours", "default"))]
     ]
-    regime, usual = read_records(RESULTS / "paper-regime.jsonl"), records("cifar10")
+    trained_alike, usual = regime(), records("cifar10")
     for name, method in list(TABLE_2.items())[:-4:-1]:
         cells = []
         for bits in (48, 64):
             of = {
                 m: [r for r in runs if (r["method"], r["bits"]) == (m, bits)]
-                for m, runs in ((f"{method}.reproduced", regime), (method, usual))
+                for m, runs in ((f"{method}.reproduced", trained_alike), (method, usual))
             }
             cells.append(f"{published_scores(of[method][0])['map']:.2f}")
             cells += [spread([r["map"] for r in found]) for found in of.values()]
@@ -376,10 +389,7 @@ def networks_of_the_paper() -> str:
 
 def paired_differences() -> str:
     """Return the mAP of `DeepLinf.reproduced` minus that of its rivals, paired by seed."""
-    runs = {
-        (r["method"], r["bits"], r["seed"]): r["map"]
-        for r in read_records(RESULTS / "paper-regime.jsonl")
-    }
+    runs = {(r["method"], r["bits"], r["seed"]): r["map"] for r in regime()}
     table = PUBLISHED["cifar10-gist"]
     rows = [["deep l∞ minus", "bits", "seeds", "difference of mAP", "smallest", "paper"]]
     for name, method in {
@@ -396,22 +406,21 @@ def paired_differences() -> str:
             if not pairs:
                 continue
             gaps = [a - b for a, b in pairs]
-            error = f" ± {stdev(gaps) / math.sqrt(len(gaps)):.1f}" if len(gaps) > 1 else ""
             paper = ""
             if ":" not in method:
                 ours, theirs = (table[m, bits]["map"] for m in ("DeepLinf", method.split(".")[0]))
                 paper = f"{ours - theirs:+.2f}"
             rows.append(
-                [name, str(bits), str(len(gaps)), f"{mean(gaps):+.1f}{error}",
+                [name, str(bits), str(len(gaps)), f"{mean(gaps):+.1f}{standard_error(gaps)}",
                  f"{min(gaps):+.1f}", paper]
             )  # fmt: skip
     return markdown(rows)
 
 
 def claims() -> str:
-    """Return one row per change of the paper's network, in the order of the runs, at 64 bits."""
+    """Return one row per change of the paper's network at 64 bits, with paired differences."""
     runs: dict[str, dict[int, Record]] = {}
-    for r in read_records(RESULTS / "paper-regime.jsonl"):
+    for r in regime():
         if ":n_epochs=" in r["method"]:  # runs of ablations.py; those of the preset have more
             runs.setdefault(r["method"], {})[r["seed"]] = r
     usual = runs["DeepLinf.reproduced:n_epochs=250"]
@@ -422,14 +431,34 @@ def claims() -> str:
         name, *settings = method.replace(".reproduced", "").replace(":n_epochs=250", "").split(":")
         names = [] if name in ("DeepLinf", "Ablated") else [name]
         label = ", ".join(f"`{part}`" for part in (*names, *settings))
-        gaps = [r["map"] - usual[seed]["map"] for seed, r in mine.items()]
-        error = f" ± {stdev(gaps) / math.sqrt(len(gaps)):.1f}" if len(gaps) > 1 else ""
+        gaps = [r["map"] - usual[seed]["map"] for seed, r in mine.items() if seed in usual]
         rows.append(
             [label or "none", str(len(mine)), compact([r["map"] for r in mine.values()]),
-             f"{mean(gaps):+.1f}{error}" if label else "",
+             f"{mean(gaps):+.1f}{standard_error(gaps)}" if label else "",
              *(compact([r[key] for r in mine.values()]) for key in keys),
              f"{mean(r['distinct_codes'] for r in mine.values()):,.0f}"]
         )  # fmt: skip
+    return markdown(rows)
+
+
+def complexity() -> str:
+    """Return encode times of the paper's network next to its multiply-adds, nN + KN²."""
+    rows = [["N", "K", "multiply-adds per row", "µs per row", "ns per 1,000 multiply-adds",
+             "relative to the product Wy"]]  # fmt: skip
+    for r in read_records(RESULTS / "complexity.jsonl"):
+        cost = r["microseconds"] / r["multiply_adds"] * 1e6
+        ratio = r["microseconds"] / r["product_microseconds"]
+        rows.append([str(r["bits"]), str(r["stages"]), f"{r['multiply_adds']:,}",
+                     f"{r['microseconds']:.1f}", f"{cost:.0f}", f"{ratio:.1f}"])  # fmt: skip
+    return markdown(rows)
+
+
+def labels_only() -> str:
+    """Return the validation scores of feature maps learned from labels alone."""
+    rows = [["setting", "mAP", "P r≤2", "R r≤2"]]
+    for r in read_records(RESULTS / "labels-only-validation.jsonl"):
+        scores = (r["map"], r["precision_r2"], r["recall_r2"])
+        rows.append([named(r["method"]), *(f"{score:.1f}" for score in scores)])
     return markdown(rows)
 
 
@@ -510,6 +539,8 @@ TABLES = {
     "paper-short": networks_of_the_paper,
     "paper-differences": paired_differences,
     "claims": claims,
+    "complexity": complexity,
+    "labels-only": labels_only,
     "recipe": lambda: variants("paper", "paper-recipe"),
     "reproduced": lambda: variants("reproduced", "reproduced-validation"),
     "choices": lambda: choices(read_records(RESULTS / "validation.jsonl")),

@@ -19,6 +19,7 @@ from antipodal import (
     LSH,
     ClassifierLSH,
     DeepLinf,
+    NNHash,
     Training,
     datasets,
     evaluate,
@@ -115,6 +116,19 @@ def test_multilabel_data_is_scored_on_the_most_frequent_concepts():
     ).to_dict()  # fmt: skip
     for name in ("map_at_10", "mp_at_5000", "map", "chance"):
         assert record[name] == pytest.approx(by_hand[name], abs=1e-6)
+
+
+def test_the_papers_networks_learn_from_the_pairs_of_the_multilabel_protocol():
+    data = concepts()
+    benchmark = Benchmark(data, n_train=200, n_query=10, n_concepts=3)
+    record = run_cell(benchmark, Cell("NNHash.paper:n_epochs=1:n_pairs=400", 8, 0))
+    rows = data.split("paper", 0, n_train=200, n_query=10, n_concepts=3, n_pairs=400)
+    hasher = NNHash.paper(8, n_epochs=1, random_state=0)
+    hasher.fit_pairs(data.features[rows.train], rows.pairs, rows.similar)
+    y = data.labels[:, rows.concepts]
+    codes = (hasher.encode(data.features[part]) for part in (rows.query, rows.database))
+    by_hand = evaluate(*codes, y[rows.query], y[rows.database], n_bits=8)
+    assert record["map"] == pytest.approx(by_hand.map, abs=1e-6)
 
 
 def test_several_processes_give_the_same_scores():

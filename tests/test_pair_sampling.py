@@ -6,7 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antipodal.paper.losses import are_similar, expected_pairwise_loss, similarity_probabilities
+from antipodal.paper.losses import (
+    are_similar,
+    distance_of,
+    expected_pairwise_loss,
+    pairwise_loss,
+    similarity_probabilities,
+)
 from antipodal.paper.pair_sampling import (
     AllPairsBatch,
     ExpectedBatch,
@@ -48,6 +54,22 @@ def test_the_loss_of_a_batch_is_the_mean_over_all_its_pairs(labels):
     expected = loss_by_loops(z.numpy(), pairs, similar, 3.0, 0.3)
     ours = AllPairsBatch(torch.arange(len(z)), labels).loss(z, 3.0, 0.3)
     assert ours.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_gradient_of_all_pairs_has_the_bits_of_automatic_gradients():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(10, (256,), generator=generator)
+    z = torch.randn(256, 64, generator=generator).clamp(-1, 1)
+    z[:20] = z[20:40]  # equal codes, some of them of one class
+    z.requires_grad_()
+    similar = are_similar(labels, labels)
+    others = ~torch.eye(256, dtype=torch.bool)
+    norms = z.square().sum(dim=1)
+    distance = distance_of(norms[:, None] + norms[None, :] - 2 * z @ z.T)
+    expected = pairwise_loss(distance, similar & others, ~similar, 10.7, 0.2)
+    ours = AllPairsBatch(torch.arange(256), labels).loss(z, 10.7, 0.2)
+    assert torch.equal(ours, expected)
+    assert torch.equal(*(torch.autograd.grad(loss, z)[0] for loss in (ours, expected)))
 
 
 @pytest.mark.parametrize(

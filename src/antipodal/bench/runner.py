@@ -207,8 +207,8 @@ class Rows:
     def fit(self, hasher: BaseHasher | UncompressedMethod, **options: Any) -> None:
         """Fit to the labelled training rows if the method uses labels, else to the database.
 
-        A method that also uses unlabelled rows gets the rest of the database. Options are passed
-        to `fit`.
+        A method that also uses unlabelled rows gets the rest of the database, and one that samples
+        pairs gets those of the split, if it has any. Options are passed to `fit`.
         """
         if not hasher.uses_labels:
             hasher.fit(self._features(self.split.database), None, **options)
@@ -217,10 +217,15 @@ class Rows:
             others = np.setdiff1d(self.split.database, self.split.train)
             if len(others):
                 options["unlabelled"] = self._features(others)
-        y = self.y[self.split.train]
+        X, y = self._features(self.split.train), self.y[self.split.train]
+        if self.split.pairs is not None and n_sampled_pairs(hasher):
+            assert isinstance(hasher, NetworkHasher)
+            assert self.split.similar is not None
+            hasher.fit_pairs(X, self.split.pairs, self.split.similar, **options)
+            return
         if self.mirror is not None:
             y = np.concatenate([y, y])
-        hasher.fit(self._features(self.split.train), y, **options)
+        hasher.fit(X, y, **options)
 
     def _features(self, chosen: Array) -> Array:
         """Return the features of some rows, followed by those of their mirror images, if used."""
@@ -310,11 +315,11 @@ class Benchmark:
         found = ((cell, known.get(_key(self.identify(cell)))) for cell in cells)
         return {cell: record for cell, record in found if record is not None}
 
-    def draw(self, seed: int) -> Split:
-        """Return the split of a seed."""
+    def draw(self, seed: int, n_pairs: int = 0) -> Split:
+        """Return the split of a seed, with training pairs for multi-label datasets."""
         if self.split is not None:
             return self.split
-        options = {"n_query": self.n_query, "n_concepts": self.n_concepts, "n_pairs": 0}
+        options = {"n_query": self.n_query, "n_concepts": self.n_concepts, "n_pairs": n_pairs}
         split = self.dataset.split(self.protocol, seed, n_train=self.n_train, **options)
         if self.n_train is None and len(split.train) > _MAX_MULTILABEL_TRAIN:
             split = self.dataset.split(
@@ -322,9 +327,9 @@ class Benchmark:
             )
         return split
 
-    def rows(self, seed: int) -> Rows:
+    def rows(self, seed: int, n_pairs: int = 0) -> Rows:
         """Return features and labels with the split of a seed; only evaluated concepts."""
-        split, y = self.draw(seed), self.dataset.labels
+        split, y = self.draw(seed, n_pairs), self.dataset.labels
         return Rows(
             np.asarray(self.dataset.features),
             y if split.concepts is None else y[:, split.concepts],
@@ -360,6 +365,14 @@ def method_of(cell: Cell) -> BaseHasher | UncompressedMethod:
     if cell.method in UNCOMPRESSED:
         return UNCOMPRESSED[cell.method](cell.seed)
     return make_hasher(cell.method, cell.bits, cell.seed)
+
+
+def n_sampled_pairs(hasher: BaseHasher | UncompressedMethod) -> int:
+    """Return the number of pairs that a method is trained on, 0 if it uses labels directly."""
+    if not isinstance(hasher, NetworkHasher):
+        return 0
+    options = hasher.training or Training()
+    return options.n_pairs if options.pairs == "sampled" else 0
 
 
 def parameters(hasher: BaseHasher | UncompressedMethod) -> Record:
@@ -421,9 +434,9 @@ def run_cell(benchmark: Benchmark, cell: Cell) -> Record:
     Scores are in percent. `map_without_training` is mAP over the database without training rows;
     it is missing if there are no other rows.
     """
-    rows = benchmark.rows(cell.seed)
-    split, y = rows.split, rows.y
     hasher = method_of(cell)
+    rows = benchmark.rows(cell.seed, n_sampled_pairs(hasher))
+    split, y = rows.split, rows.y
     began = time.perf_counter()
     rows.fit(hasher)
     fitted = time.perf_counter()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from antipodal.paper.losses import (
     CLOSEST,
+    all_pairs_loss,
     are_similar,
     distance_of,
     expected_pairwise_loss,
@@ -87,13 +88,11 @@ class AllPairsBatch:
     def loss(
         self, z: Tensor, margin: float, similar_weight: float, nested: Sequence[int] = ()
     ) -> Tensor:
-        """Return the loss over i ≠ j, from ‖zᵢ - zⱼ‖² = ‖zᵢ‖² + ‖zⱼ‖² - 2zᵢᵀzⱼ."""
-        tables = self.tables()
+        """Return the loss over i ≠ j."""
+        similar = are_similar(self.labels, self.labels)
 
         def loss(z: Tensor, margin: float) -> Tensor:
-            norms = z.square().sum(dim=1)
-            squared = norms[:, None] + norms[None, :] - 2 * z @ z.T
-            return pairwise_loss(distance_of(squared), *tables, margin, similar_weight)
+            return all_pairs_loss(z, similar, margin, similar_weight)
 
         return mean_over_prefixes(loss, z, margin, nested)
 
