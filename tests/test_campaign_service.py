@@ -23,7 +23,7 @@ def forked(monkeypatch):
         return start_command("serve", *options, env=variables, files=[self.log, self.log])
 
     def point_to(world, folder):
-        done = run_command("switch", folder / "mounts.json", f"{NAME}={world.model},{world.url}")
+        done = run_command("switch", folder / "mounts.json", f"{NAME}={world.mount}")
         assert done.returncode == 0, done.stderr
 
     monkeypatch.setattr(Service, "begin", begin)

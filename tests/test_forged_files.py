@@ -71,6 +71,16 @@ def test_weights_that_almost_overflow_are_refused_or_encode_all_rows(tmp_path, s
     write_and_use(path, header, arrays)
 
 
+@pytest.mark.parametrize("gamma", [1e308, 1e39, -1.0])
+def test_a_kernel_without_finite_values_on_its_anchors_is_refused(tmp_path, gamma):
+    path = tmp_path / "model"
+    hasher = built_in_hashers()["ClassifierLSH"](8, random_state=0).fit(X, Y)
+    hasher.save(path)
+    header, arrays = read_model_file(path, "hasher")
+    header["fitted"]["gamma_"] = gamma
+    assert not write_and_use(path, header, arrays)
+
+
 def changed(array):
     """Yield arrays that differ in shape, kind or values."""
     yield from (array[None], array.astype(np.float64), array.astype(np.float16))

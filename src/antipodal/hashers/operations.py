@@ -482,7 +482,14 @@ class GaussianKernel(SquaredDistances):
 
     def __init__(self, anchors: Array, gamma: float, mean: Array | None = None) -> None:
         super().__init__(anchors, mean)
-        self.factor = np.float32(-gamma)
+        with np.errstate(over="ignore"):  # reported by `width`
+            self.factor = np.float32(-gamma)
+
+    def width(self, n: int) -> int:
+        """Return the number of anchors."""
+        if not -np.inf < self.factor <= 0:  # an infinite one has no product with a distance of 0
+            raise ValueError(f"γ of its kernel must be positive and finite: got {-self.factor}")
+        return super().width(n)
 
     def run(self, X: Array, memory: Workspace) -> Array:
         """Exponentiate the distances."""
