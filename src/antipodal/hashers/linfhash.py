@@ -34,8 +34,9 @@ from antipodal.threads import one_thread
 from antipodal.validation import check_type, check_whole
 
 _MIN_STEP = 64  # bits per level with `descent`, if there are fewer features
-# Shorter levels, and codes with fewer bits per feature, have no correction: it lowers their recall.
-_BITS_PER_CORRECTION, _LEAST_RATE = 16, 0.75
+# Shorter levels, fewer bits per feature or fewer rows per bit get no correction: it would lower
+# the recall.
+_BITS_PER_CORRECTION, _BITS_PER_FEATURE, _ROWS_PER_BIT = 16, 0.75, 10
 _MAX_CORRECTION = 16
 _MAX_ITERATIONS = 100_000  # in a model file: a thousand times the number that a code needs
 
@@ -73,9 +74,9 @@ class LinfHash(BaseHasher):
         that length. Bits are found one level after another, each with at most as many bits as
         features (or 64). `prefix(length)` returns a hasher for any length in `levels_`.
     correction_bits : int
-        With `descent`, number of bits of each level that correct the scores, 0 for none. Levels
-        with fewer than 16 bits for each of them, and codes with fewer than 0.75 bits per feature,
-        have no correction.
+        With `descent`, number of bits of each level that correct the scores, 0 for none. There is
+        no correction in levels with fewer than 16 bits for each of them, in codes with fewer than
+        0.75 bits per feature, or with fewer than ten training rows per bit.
     n_refits : int
         Number of times that D is fitted to the codes of the sample, and these to D, with
         `descent`. With 0, D is a random frame.
@@ -114,7 +115,8 @@ class LinfHash(BaseHasher):
     dictionary_: NDArray[np.float32]
     levels_: list[int]  # with descent, all code lengths
     inner_dictionaries_: NDArray[np.float32]  # with descent, dictionaries of the shorter lengths
-    corrections_: NDArray[np.float64]  # with correction_bits, the fields of `Correction` per level
+    n_corrections_: list[int]  # with correction_bits, number of such bits in each level
+    corrections_: NDArray[np.float64]  # and the fields of `Correction`
     scale_: float
 
     def __init__(
@@ -203,7 +205,10 @@ class LinfHash(BaseHasher):
         Y = _directions(rows[draw_rows(len(rows), self.n_samples, rng)])
         self.levels_ = self._lengths(rows.shape[1])
         widths = np.diff([0, *self.levels_]).tolist()
-        ends = [self._n_correction(level) for level in range(len(widths))]
+        ends = [
+            self._choose_correction(width, length, Y)
+            for width, length in zip(widths, self.levels_, strict=True)
+        ]
         frames = [
             _frame(rows.shape[1], width - end, rng).astype(np.float32)
             for width, end in zip(widths, ends, strict=True)
@@ -213,14 +218,21 @@ class LinfHash(BaseHasher):
         )
         self.inner_dictionaries_ = _concatenate(inner, rows.shape[1])
         if self.correction_bits:
-            self.corrections_ = np.array(corrections)
+            self.n_corrections_, self.corrections_ = ends, np.array(corrections)
 
-    def _n_correction(self, level: int) -> int:
-        """Return the number of bits that correct scores in a level, counted from 0 or the end."""
-        length = self.levels_[level]
-        width = length - max((n for n in self.levels_ if n < length), default=0)
-        is_long = width >= _BITS_PER_CORRECTION * self.correction_bits
-        return self.correction_bits if is_long and length >= _LEAST_RATE * len(self.mean_) else 0
+    def _choose_correction(self, width: int, length: int, Y: Array) -> int:
+        """Return the number of bits that correct scores in a level of `width` bits."""
+        enough = (
+            width >= _BITS_PER_CORRECTION * self.correction_bits
+            and length >= _BITS_PER_FEATURE * Y.shape[1]
+            and len(Y) >= _ROWS_PER_BIT * length
+        )
+        return self.correction_bits if enough else 0
+
+    def _correction(self, level: int) -> tuple[int, Correction]:
+        """Return the number of bits that correct scores in a level, and their meaning."""
+        n = self.n_corrections_[level] if self.correction_bits else 0
+        return n, Correction(*self.corrections_[level].tolist()) if n else Correction()
 
     def _lengths(self, n_features: int) -> list[int]:
         """Return the lengths of the levels: the requested ones, and others in between."""
@@ -252,6 +264,7 @@ class LinfHash(BaseHasher):
         short.nested = tuple(n for n in self.nested if n < n_bits)
         short.inner_dictionaries_ = _concatenate(inner, len(self.mean_))
         if self.correction_bits:
+            short.n_corrections_ = self.n_corrections_[:n_levels]
             short.corrections_ = self.corrections_[:n_levels]
         short._mark_fitted()
         return short
@@ -271,7 +284,7 @@ class LinfHash(BaseHasher):
         D = self.scale_ * self.dictionary_
         steps: list[Operation] = [Affine(D, mean=self.mean_)]
         if self.descent:
-            n, correction = self._last_correction()
+            n, correction = self._correction(-1)
             values = np.zeros(self.n_bits, np.float32)
             values[self.n_bits - n :] = correction.query_values(n)
             steps = [UnitRows(), Affine(np.float32(correction.slope) * D, values)]
@@ -282,15 +295,10 @@ class LinfHash(BaseHasher):
         rows = self._check_rows(X)
         if not self.descent:
             return np.zeros(len(rows))
-        n, correction = self._last_correction()
+        n, correction = self._correction(-1)
         lengths = np.linalg.norm(rows, axis=1)
         offsets = rows @ self.mean_.astype(np.float64) / np.where(lengths > 0, lengths, 1)
         return np.asarray(correction.slope * offsets + correction.constant(n), np.float64)
-
-    def _last_correction(self) -> tuple[int, Correction]:
-        """Return the correction of the whole code, and its number of bits."""
-        n = self._n_correction(-1)
-        return n, Correction(*self.corrections_[-1].tolist()) if n else Correction()
 
     def reconstruct(self, codes: ArrayLike) -> NDArray[np.float32]:
         """Return μ + s·D·(2b - 1), the rows (m, features) reconstructed from packed codes.
@@ -300,7 +308,7 @@ class LinfHash(BaseHasher):
         self._check_fitted()
         bits = unpack(codes, self.n_bits)
         rows = self.mean_ + np.float32(self.scale_) * self._corners(bits)
-        return unit_rows(rows) if self.descent and self._last_correction()[0] else rows
+        return unit_rows(rows) if self.descent and self._correction(-1)[0] else rows
 
     def _corners(self, bits: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return D·(2b - 1) for each row of bits."""
@@ -322,9 +330,7 @@ class LinfHash(BaseHasher):
         starts = [0, *self.levels_[:-1]]
         levels = []
         for i, D in enumerate([*self._inner(), self.dictionary_]):
-            n = self._n_correction(i)
-            correction = Correction(*self.corrections_[i].tolist()) if n else None
-            levels.append(Level(D, starts[i], self.mean_, self._solver, n, correction))
+            levels.append(Level(D, starts[i], self.mean_, self._solver, *self._correction(i)))
         return [UnitRows(), BitDescent(levels)]
 
     def _solver(self, D: Array) -> "LinfIterations":
@@ -345,6 +351,10 @@ class LinfHash(BaseHasher):
             expected = len(self.levels_), len(Correction._fields)
             if self.corrections_.shape != expected or not np.isfinite(self.corrections_).all():
                 raise ValueError(f"corrections_ must have the shape {expected} and finite values")
+            if [n for n in self.n_corrections_ if n not in (0, self.correction_bits)] or len(
+                self.n_corrections_
+            ) != len(self.levels_):
+                raise ValueError(f"n_corrections_ must have {len(self.levels_)} numbers of bits")
         super().check_restored()
 
     def _check_parameters(self) -> None:
