@@ -76,8 +76,8 @@ def test_the_paper_is_solved_unfolded_and_trained(tmp_path):
 
 
 def test_a_convolutional_network_is_trained_saved_and_loaded(tmp_path):
-    tanh, linf, itq = scores(run("convolutional.py", tmp_path))
-    assert min(tanh[0], linf[0], itq[0]) > linf[1] + 70
+    convolutional, itq = scores(run("convolutional.py", tmp_path))
+    assert convolutional[0] > itq[0] > convolutional[1] + 15
 
 
 def test_similar_texts_are_neighbours_and_the_service_opens_them(tmp_path):
