@@ -5,16 +5,17 @@ OMP_NUM_THREADS=1 python benchmarks/encode.py --json benchmarks/results/encode.j
 
 import argparse
 import json
-import resource
 import statistics
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 from antipodal import BaseHasher, DeepLinf, LinfHash, Training
+from antipodal.hashers import compiled
 from antipodal.threads import one_blas_thread, usable_cores
 
 N_FEATURES, N_BITS, BLOCK = 384, 64, 2048
@@ -42,8 +43,9 @@ def bare_product(X: np.ndarray, W: np.ndarray) -> None:
             np.matmul(block, W, out=out[: len(block)])
 
 
-def peak_megabytes() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def without_numba(hasher: BaseHasher, X: np.ndarray) -> None:
+    with mock.patch.object(compiled, "_MIN_ROWS", len(X) * 1_000_000):
+        hasher.encode(X)
 
 
 def streaming_memory(hasher: DeepLinf) -> dict[str, float]:
@@ -87,10 +89,13 @@ def main() -> None:
     memory = streaming_memory(hashers["hidden"])
     X = np.random.default_rng(1).standard_normal((options.rows, N_FEATURES), dtype=np.float32)
     for n_bits in (384, 768):
-        hashers[f"asymmetric_{n_bits}"] = LinfHash.asymmetric(n_bits, random_state=0).fit(X[:5000])
+        asymmetric = LinfHash.asymmetric(n_bits, random_state=0)
+        hashers[f"asymmetric_{n_bits}"] = asymmetric.fit(X[:20_000])
     W = np.ascontiguousarray(hashers["none"].weights_["encoder_.W"].T)
-    times: dict[str, list[float]] = {"product": [], **{name: [] for name in hashers}}
     calls = {name: partial(hasher.encode, X) for name, hasher in hashers.items()}
+    for name in ("asymmetric_384", "asymmetric_768"):
+        calls[f"{name}_without_numba"] = partial(without_numba, hashers[name], X)
+    times: dict[str, list[float]] = {name: [] for name in ("product", *calls)}
     for _ in range(options.repeats):  # in turn, under the same load
         for name, call in {"product": partial(bare_product, X, W), **calls}.items():
             began = time.perf_counter()
@@ -107,8 +112,8 @@ def main() -> None:
         "bits": N_BITS,
         "threads": usable_cores(),
         **{f"{name}_seconds": round(statistics.median(times[name]), 3) for name in times},
-        **{f"{name}_ratio": ratio(name) for name in hashers},
-        **{f"{name}_rows_per_second": round(options.rows / min(times[name])) for name in hashers},
+        **{f"{name}_ratio": ratio(name) for name in calls},
+        **{f"{name}_rows_per_second": round(options.rows / min(times[name])) for name in calls},
         "streaming_added_megabytes": memory,
     }
     print(json.dumps(record, indent=2))

@@ -9,6 +9,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import cosine_similarity
 
 from antipodal import HammingIndex, LinfHash, load
+from antipodal.hashers import bit_descent, compiled
 from antipodal.hashers.bit_descent import (
     RIDGE,
     BitFlips,
@@ -115,6 +116,27 @@ def test_tabu_search_of_a_row_does_not_depend_on_the_others():
     whole = TabuSearch(D).run(R, signs.copy())
     for part in (slice(0, 1), slice(255, 258), slice(500, 700)):
         np.testing.assert_array_equal(TabuSearch(D).run(R[part], signs[part].copy()), whole[part])
+
+
+@pytest.mark.parametrize("interpreted", [True, False])
+@pytest.mark.parametrize("n_bits", [1, 7, 40, 64])
+def test_the_compiled_search_gives_the_same_bits(monkeypatch, interpreted, n_bits):
+    R, D, _, signs = problem(5, m=30, n_bits=n_bits)
+    R[0], D[:, n_bits // 2], D[:, n_bits // 3] = 0, 0, D[:, 0]  # equal changes: the first bit
+    R, D, signs = (x.astype(np.float32) for x in (R, D, signs))
+    expected = TabuSearch(D).run(R, signs.copy())
+    if not interpreted:
+        pytest.importorskip("numba")
+    search = compiled._search if interpreted else compiled._compile()
+    monkeypatch.setattr(bit_descent, "compiled_search", lambda n_rows: search)
+    np.testing.assert_array_equal(TabuSearch(D).run(R, signs.copy()), expected)
+
+
+def test_the_search_is_compiled_after_many_rows(monkeypatch):
+    monkeypatch.setattr(compiled, "_n_rows", 0)
+    monkeypatch.setattr(compiled, "_compile", lambda: print)
+    assert compiled.compiled_search(20_000) is None
+    assert compiled.compiled_search(20_000) is print
 
 
 def test_a_correction_is_stored_as_a_binary_number():

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from antipodal.hashers.compiled import compiled_search
 from antipodal.hashers.operations import (
     Array,
     Operation,
@@ -200,6 +201,11 @@ class TabuSearch:
         change *= signs
         change += self.diagonal
         change *= 4
+        search = compiled_search(len(R)) if change.dtype == np.float32 else None
+        if search:
+            options = self.penalty, self.n_steps, self.tenure, _MIN_GAIN
+            search(signs, change, self.steps, *options)
+            return signs
         for start in range(0, len(R), _WINDOW):
             part = slice(start, start + _WINDOW)
             self._search(signs[part], change[part])
