@@ -1,9 +1,8 @@
 """Bit descent: codes b and a dictionary D for which v = μ + D·b approximates rows y of length 1.
 
-There are two forms. `BitFlips` descends on ‖y - v‖² + γ(‖v‖² - 1)², whose second term keeps
-reconstructions at length 1, so that ⟨q, v⟩ ranks items. `TabuSearch` minimises ‖y - v‖² alone,
-and a few more bits of the code store a correction of the score (`Correction`). The second form has
-the higher recall, but its correction is too long for short codes.
+Codes minimise ‖y - v‖² + γ(‖v‖² - 1)². The second term keeps reconstructions near length 1, so
+that ⟨q, v⟩ ranks items. The last bits of a code may store a correction of this score
+(`Correction`).
 """
 
 import math
@@ -27,7 +26,8 @@ LENGTH_WEIGHT = 1.0  # γ: recall is the same from 0.5 to 2
 RIDGE = 0.01  # ε of the least squares for D, relative to a mean over rows
 _MIN_GAIN = 1e-6  # smaller gains are rounding: a bit could be flipped forever
 _WINDOW = 256  # rows that descend at the same time: their tables stay in the cache
-_TENURE = 12  # steps for which `TabuSearch` does not flip a bit again
+_TENURE = 12  # steps for which the tabu search does not flip a bit again
+_FROZEN = np.float32(1e30)  # in place of aⱼ while bⱼ must not be flipped
 _NEIGHBOURS = 20  # per query, from which `Correction` is fitted
 _QUERIES = 1000  # rows that serve as queries there
 _TAIL = 0.003  # of the corrections at each end, which are rounded to the extreme values
@@ -37,7 +37,7 @@ Floats = NDArray[np.floating[Any]]
 
 
 class BitFlips:
-    """Flip the bit of each row that lowers f(b) most, until no flip lowers it.
+    """Minimise f(b) = ‖y - v‖² + γ(‖v‖² - 1)² for each row by flips of single bits.
 
     With G = DᵀD, a flip of bⱼ changes v by -2bⱼdⱼ, and therefore
 
@@ -48,15 +48,21 @@ class BitFlips:
     2γcⱼ, so that a flip takes a few operations per bit and no product with D. If γ > 0, the
     tables of a and c are multiplied by γ, which saves another operation.
 
+    A descent flips the bit that lowers f most, until no flip lowers it. A tabu search makes a
+    given number of flips, also those that increase f, which leads out of local minima. It does not
+    flip a bit again for the next steps, and returns the best code found. [Glover1989]
+
     Parameters
     ----------
     D : (n, N)
         Dictionary.
     length_weight : float
         γ.
+    n_steps : int
+        Flips of the tabu search; 0 for a descent.
     """
 
-    def __init__(self, D: Floats, length_weight: float = LENGTH_WEIGHT) -> None:
+    def __init__(self, D: Floats, length_weight: float = LENGTH_WEIGHT, n_steps: int = 0) -> None:
         gram = D.T @ D
         self.D, self.diagonal = D, gram.diagonal().copy()
         self.gram = _rounded_for_signs(gram)
@@ -64,6 +70,7 @@ class BitFlips:
         step = 8 * (self.weight or 1) * gram
         self.steps = np.concatenate([step, -step])  # for bⱼ = 1 and for bⱼ = -1
         self.least = _MIN_GAIN * (length_weight or 1)
+        self.n_steps, self.tenure = n_steps, min(_TENURE, len(gram) // 4)
 
     def run(self, Y: Floats, offset: Floats, signs: Floats) -> Floats:
         """Return the signs after all flips; they do not depend on the other rows.
@@ -90,8 +97,47 @@ class BitFlips:
         np.subtract(self.diagonal, c, out=c)
         c *= 4 * (self.weight or 1)
         kappa = 1 + 2 * self.weight * (square - 1)
-        self._descend(signs, a, c, kappa)
+        if self.n_steps:
+            self._search(signs, a, c, kappa)
+        else:
+            self._descend(signs, a, c, kappa)
         return signs
+
+    def _search(self, signs: Floats, a: Floats, c: Floats, kappa: Floats) -> None:
+        search = compiled_search(len(signs)) if signs.dtype == np.float32 else None
+        if search:
+            limits = self.n_steps, self.tenure, self.least
+            search(signs, a, c, kappa, self.steps, self.weight, _FROZEN, *limits)
+            return
+        for start in range(0, len(signs), _WINDOW):
+            part = slice(start, start + _WINDOW)
+            self._tabu([table[part] for table in (signs, a, c, kappa)])
+
+    def _tabu(self, window: list[Floats]) -> None:
+        """Search a window of rows."""
+        b, a, _, _ = window
+        starts = np.arange(len(b)) * b.shape[1]
+        flat_b, flat_a = b.reshape(-1), a.reshape(-1)
+        flipped = np.empty((self.n_steps, len(b)), np.intp)
+        kept_a = np.empty((self.n_steps, len(b)), a.dtype)  # of bits that must not be flipped
+        total, lowest = np.zeros(len(b)), np.zeros(len(b))
+        n_kept = np.zeros(len(b), np.intp)  # flips up to the best code
+        work = np.empty_like(b)
+        for t in range(self.n_steps):
+            bits, changes = self._best(window, work, starts)
+            self._flip(window, bits, work, starts)
+            flipped[t] = at = starts + bits
+            kept_a[t] = flat_a[at]
+            flat_a[at] = _FROZEN
+            if t >= self.tenure:
+                flat_a[flipped[t - self.tenure]] = kept_a[t - self.tenure]
+            total += changes
+            better = total < lowest - self.least
+            lowest[better] = total[better]
+            n_kept[better] = t + 1
+        for t in range(self.n_steps):
+            undone = flipped[t, n_kept <= t]
+            flat_b[undone] = -flat_b[undone]
 
     def _descend(self, signs: Floats, a: Floats, c: Floats, kappa: Floats) -> None:
         """Flip bits in a window of rows, which others enter when some of its rows are done."""
@@ -163,82 +209,6 @@ class BitFlips:
         flat_c[at] = -change
 
 
-class TabuSearch:
-    """Minimise ‖r - D·b‖² over b in {-1, 1}ᴺ: flip the best bit of each row in every step.
-
-    With G = DᵀD, a flip of bⱼ changes the objective by
-
-        Δⱼ = 4(Gⱼⱼ - bⱼ(G·b - Dᵀr)ⱼ)
-
-    After it, Δⱼ changes its sign and all other Δᵢ change by 8bᵢbⱼGᵢⱼ. A flip is made even if it
-    increases the objective, which leads out of local minima; a bit is not flipped again for the
-    next steps. The result is the best code found. [Glover1989]
-
-    Parameters
-    ----------
-    D : (n, N)
-        Dictionary.
-    """
-
-    def __init__(self, D: Floats) -> None:
-        gram = D.T @ D
-        self.D, self.diagonal = D, gram.diagonal().copy()
-        self.gram = _rounded_for_signs(gram)
-        self.steps = 8 * gram
-        self.n_steps = max(gram.shape[0] // 4, 1)
-        self.tenure = min(_TENURE, gram.shape[0] // 4)
-        # Added to Δⱼ while bⱼ must not be flipped: a power of two that exceeds any |Δ|.
-        largest = float(np.abs(gram).sum(axis=0).max(initial=0)) + 1
-        self.penalty = gram.dtype.type(2.0 ** math.frexp(16 * largest)[1])
-
-    def run(self, R: Floats, signs: Floats) -> Floats:
-        """Return the best signs of each row of R; they do not depend on the other rows.
-
-        `signs` has the initial ±1 and is overwritten.
-        """
-        change = product(R, self.D, np.empty_like(signs))
-        change -= signs @ self.gram  # exact, so that the order of summation has no effect
-        change *= signs
-        change += self.diagonal
-        change *= 4
-        search = compiled_search(len(R)) if change.dtype == np.float32 else None
-        if search:
-            options = self.penalty, self.n_steps, self.tenure, _MIN_GAIN
-            search(signs, change, self.steps, *options)
-            return signs
-        for start in range(0, len(R), _WINDOW):
-            part = slice(start, start + _WINDOW)
-            self._search(signs[part], change[part])
-        return signs
-
-    def _search(self, b: Floats, change: Floats) -> None:
-        starts = np.arange(len(b)) * b.shape[1]
-        flat_b, flat_change = b.reshape(-1), change.reshape(-1)
-        flipped = np.empty((self.n_steps, len(b)), np.intp)
-        total, lowest = np.zeros(len(b)), np.zeros(len(b))
-        n_kept = np.zeros(len(b), np.intp)  # flips up to the best code
-        work = np.empty_like(b)
-        for t in range(self.n_steps):
-            bits = change.argmin(axis=1)
-            flipped[t] = at = starts + bits
-            delta, sign = flat_change[at], flat_b[at]
-            np.take(self.steps, bits, axis=0, out=work, mode="clip")
-            work *= b
-            work *= sign[:, None]
-            change += work
-            flat_b[at] = -sign
-            flat_change[at] = self.penalty - delta
-            if t >= self.tenure:
-                flat_change[flipped[t - self.tenure]] -= self.penalty
-            total += delta
-            better = total < lowest - _MIN_GAIN
-            lowest[better] = total[better]
-            n_kept[better] = t + 1
-        for t in range(self.n_steps):
-            undone = flipped[t, n_kept <= t]
-            flat_b[undone] = -flat_b[undone]
-
-
 class Correction(NamedTuple):
     """Correction of scores by the error e = v - y of an item, stored in the last bits of its code.
 
@@ -304,6 +274,17 @@ class Correction(NamedTuple):
         return cls(weight, float(low), step, float(slope), float(offset))
 
 
+class Search(NamedTuple):
+    """How the bits of a level are found: γ, and the steps of the tabu search for each bit."""
+
+    length_weight: float = LENGTH_WEIGHT
+    effort: float = 0.0
+
+    def flips(self, D: Floats) -> BitFlips:
+        """Return the search for a dictionary."""
+        return BitFlips(D, self.length_weight, math.ceil(self.effort * D.shape[1]))
+
+
 def _rounded_for_signs(gram: Floats) -> Floats:
     """Return G rounded so that sums of ±its entries are exact in their dtype."""
     largest = float(np.abs(gram).sum(axis=0).max())
@@ -347,12 +328,13 @@ class Level:
         make_solver: MakeSolver,
         n_correction: int = 0,
         correction: Correction | None = None,
+        search: Search | None = None,
     ) -> None:
         self.mean, self.n_before = mean, n_before
         self.n_correction, self.correction = n_correction, correction or Correction()
         self.before = np.ascontiguousarray(D[:, :n_before].T)
         self.new = np.ascontiguousarray(D[:, n_before : D.shape[1] - n_correction])
-        self.search = TabuSearch(self.new) if n_correction else BitFlips(self.new)
+        self.search = (search or Search()).flips(self.new)
         size = np.linalg.norm(self.new, axis=0).mean()
         self.solver = make_solver(self.new / np.maximum(size, np.float32(1e-30)))
 
@@ -363,10 +345,7 @@ class Level:
 
     def descend(self, Y: Array, signs: Array, new: Array) -> Array:
         """Return the new bits after descent from initial signs, without those of the correction."""
-        offset = self.offset(signs)
-        if isinstance(self.search, TabuSearch):
-            return self.search.run(Y - offset, new)
-        return self.search.run(Y, offset, new)
+        return self.search.run(Y, self.offset(signs), new)
 
     def extend(self, Y: Array, signs: Array, memory: Workspace) -> Array:
         """Append the signs of the new bits to the signs (m, n_before)."""
@@ -421,12 +400,13 @@ def fit_levels(
     n_corrections: Sequence[int],
     n_refits: int,
     make_solver: MakeSolver,
+    search: Search,
 ) -> tuple[list[Array], list[Correction]]:
     """Fit one dictionary and one correction per level to rows of length 1.
 
-    A level starts from a frame for its new bits. Descent on ‖y - v‖² and refits of the dictionary
-    alternate. Without a correction, lengths are corrected at the end. With one, the dictionary
-    has columns of zeros for its bits.
+    A level starts from a frame for its new bits. Searches on ‖y - v‖² and refits of the dictionary
+    alternate, and lengths are corrected at the end. With a correction, the dictionary has columns
+    of zeros for its bits.
     """
     signs, D = np.empty((len(Y), 0), np.float32), np.empty((Y.shape[1], 0), np.float32)
     dictionaries, corrections = [], []
@@ -439,24 +419,20 @@ def fit_levels(
         size = np.vdot(parts, remainder) / max(np.vdot(parts, parts), np.float32(1e-30))
         D = np.concatenate([D, size * frame], axis=1)
         for _ in range(n_refits):
-            level = Level(D, n_before, mean, make_solver)
-            if n_correction:
-                new = TabuSearch(level.new).run(Y - level.offset(signs), new)
-            else:
-                new = BitFlips(level.new, length_weight=0).run(Y, level.offset(signs), new)
+            level = Level(D, n_before, mean, make_solver, search=search._replace(length_weight=0))
+            new = level.descend(Y, signs, new)
             D = refit_dictionary(Y, mean, np.concatenate([signs, new], axis=1))
-        if not n_correction:
+        if search.length_weight:
             D = rescale_dictionary(D, mean, np.concatenate([signs, new], axis=1))
         D = np.concatenate([D, np.zeros((len(D), n_correction), D.dtype)], axis=1)
-        level = Level(D, n_before, mean, make_solver, n_correction)
+        level = Level(D, n_before, mean, make_solver, n_correction, search=search)
+        new = level.descend(Y, signs, level.initial_signs(Y, signs, memory))
+        found = [signs, new]
         if n_correction:
-            new = level.descend(Y, signs, level.initial_signs(Y, signs, memory))
             V = level.reconstruct(signs, new)
             level.correction = Correction.fit(Y, V, n_correction)
-            ends = level.correction.signs(Y, V, n_correction)
-            signs = np.concatenate([signs, new, ends], axis=1)
-        else:
-            signs = level.extend(Y, signs, memory)
+            found.append(level.correction.signs(Y, V, n_correction))
+        signs = np.concatenate(found, axis=1)
         dictionaries.append(D)
         corrections.append(level.correction)
     return dictionaries, corrections

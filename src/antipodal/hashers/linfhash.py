@@ -11,7 +11,14 @@ from sklearn.utils import check_random_state
 
 from antipodal.codes import unpack
 from antipodal.hashers.base import BaseHasher, FloatArray, Scoring
-from antipodal.hashers.bit_descent import BitDescent, Correction, Level, fit_levels
+from antipodal.hashers.bit_descent import (
+    LENGTH_WEIGHT,
+    BitDescent,
+    Correction,
+    Level,
+    Search,
+    fit_levels,
+)
 from antipodal.hashers.operations import (
     Affine,
     Array,
@@ -34,10 +41,8 @@ from antipodal.threads import one_thread
 from antipodal.validation import check_type, check_whole
 
 _MIN_STEP = 64  # bits per level with `descent`, if there are fewer features
-# Shorter levels, fewer bits per feature or fewer rows per bit get no correction: it would lower
-# the recall.
-_BITS_PER_CORRECTION, _BITS_PER_FEATURE, _ROWS_PER_BIT = 16, 0.75, 10
-_MAX_CORRECTION = 16
+_BITS_PER_CORRECTION = 24  # in shorter levels a correction would lower the recall
+_MAX_CORRECTION, _MAX_EFFORT = 16, 100
 _MAX_ITERATIONS = 100_000  # in a model file: a thousand times the number that a code needs
 
 
@@ -75,8 +80,12 @@ class LinfHash(BaseHasher):
         features (or 64). `prefix(length)` returns a hasher for any length in `levels_`.
     correction_bits : int
         With `descent`, number of bits of each level that correct the scores, 0 for none. There is
-        no correction in levels with fewer than 16 bits for each of them, in codes with fewer than
-        0.75 bits per feature, or with fewer than ten training rows per bit.
+        no correction in levels with fewer than 24 bits for each of them.
+    effort : float
+        With `descent`, number of flips per bit of the tabu search; 0 for a descent to the nearest
+        local minimum. More effort has a higher recall, and takes more time to fit and to encode.
+    length_weight : float
+        γ, with `descent`: the weight of (‖v‖² - 1)² next to ‖y - v‖².
     n_refits : int
         Number of times that D is fitted to the codes of the sample, and these to D, with
         `descent`. With 0, D is a random frame.
@@ -108,7 +117,8 @@ class LinfHash(BaseHasher):
     presets = ("asymmetric", "quick")
 
     encoding_parameters = (
-        "n_bits", "descent", "nested", "correction_bits", "bound", "penalty", "n_iter",
+        "n_bits", "descent", "nested", "correction_bits", "effort", "length_weight", "bound",
+        "penalty", "n_iter",
     )  # fmt: skip
 
     mean_: NDArray[np.float32]
@@ -126,6 +136,8 @@ class LinfHash(BaseHasher):
         descent: bool = False,
         nested: tuple[int, ...] = (),
         correction_bits: int = 0,
+        effort: float = 0.0,
+        length_weight: float = LENGTH_WEIGHT,
         n_refits: int = 4,
         bound: float = 0.2,
         sparsity: int = 8,
@@ -138,6 +150,8 @@ class LinfHash(BaseHasher):
         self.descent = descent
         self.nested = nested
         self.correction_bits = correction_bits
+        self.effort = effort
+        self.length_weight = length_weight
         self.n_refits = n_refits
         self.bound = bound
         self.sparsity = sparsity
@@ -153,7 +167,12 @@ class LinfHash(BaseHasher):
 
     @classmethod
     def asymmetric(
-        cls, n_bits: int = 64, *, nested: tuple[int, ...] = (), random_state: Any = None
+        cls,
+        n_bits: int = 64,
+        *,
+        nested: tuple[int, ...] = (),
+        effort: float = 0.5,
+        random_state: Any = None,
     ) -> Self:
         """Return a hasher with the recommended settings for asymmetric search.
 
@@ -164,6 +183,7 @@ class LinfHash(BaseHasher):
             descent=True,
             nested=nested,
             correction_bits=4,
+            effort=effort,
             bound=0.7,
             n_samples=20_000,
             n_iter=1,
@@ -205,29 +225,22 @@ class LinfHash(BaseHasher):
         Y = _directions(rows[draw_rows(len(rows), self.n_samples, rng)])
         self.levels_ = self._lengths(rows.shape[1])
         widths = np.diff([0, *self.levels_]).tolist()
-        ends = [
-            self._choose_correction(width, length, Y)
-            for width, length in zip(widths, self.levels_, strict=True)
-        ]
+        long = _BITS_PER_CORRECTION * self.correction_bits
+        ends = [self.correction_bits if width >= long else 0 for width in widths]
         frames = [
             _frame(rows.shape[1], width - end, rng).astype(np.float32)
             for width, end in zip(widths, ends, strict=True)
         ]
         (*inner, self.dictionary_), corrections = fit_levels(
-            Y, self.mean_, frames, ends, self.n_refits, self._solver
+            Y, self.mean_, frames, ends, self.n_refits, self._solver, self._search
         )
         self.inner_dictionaries_ = _concatenate(inner, rows.shape[1])
         if self.correction_bits:
             self.n_corrections_, self.corrections_ = ends, np.array(corrections)
 
-    def _choose_correction(self, width: int, length: int, Y: Array) -> int:
-        """Return the number of bits that correct scores in a level of `width` bits."""
-        enough = (
-            width >= _BITS_PER_CORRECTION * self.correction_bits
-            and length >= _BITS_PER_FEATURE * Y.shape[1]
-            and len(Y) >= _ROWS_PER_BIT * length
-        )
-        return self.correction_bits if enough else 0
+    @property
+    def _search(self) -> Search:
+        return Search(self.length_weight, self.effort)
 
     def _correction(self, level: int) -> tuple[int, Correction]:
         """Return the number of bits that correct scores in a level, and their meaning."""
@@ -330,7 +343,9 @@ class LinfHash(BaseHasher):
         starts = [0, *self.levels_[:-1]]
         levels = []
         for i, D in enumerate([*self._inner(), self.dictionary_]):
-            levels.append(Level(D, starts[i], self.mean_, self._solver, *self._correction(i)))
+            correction = self._correction(i)
+            level = Level(D, starts[i], self.mean_, self._solver, *correction, self._search)
+            levels.append(level)
         return [UnitRows(), BitDescent(levels)]
 
     def _solver(self, D: Array) -> "LinfIterations":
@@ -340,6 +355,8 @@ class LinfHash(BaseHasher):
     @classmethod
     def read_parameters(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters of a saved model under their names in this version."""
+        if saved.get("correction_bits") and "effort" not in saved:
+            saved = {**saved, "effort": 0.25, "length_weight": 0.0}  # of version 0.8
         return {**saved, "nested": tuple(saved.get("nested", ()))}  # JSON has no tuples
 
     def check_restored(self) -> None:
@@ -376,6 +393,10 @@ class LinfHash(BaseHasher):
             )
         if lengths and not self.descent:
             raise ValueError(f"nested lengths need descent=True: got {self.nested}")
+        for name in ("effort", "length_weight"):
+            if not 0 <= getattr(self, name) <= _MAX_EFFORT:
+                limits = f"from 0 to {_MAX_EFFORT}"
+                raise ValueError(f"{name} must be {limits}: got {getattr(self, name)}")
         for name in ("bound", "penalty"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite: got {getattr(self, name)}")
