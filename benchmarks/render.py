@@ -38,6 +38,7 @@ PAGES = [
             "research/method",
             "research/results",
             "research/results-appendix",
+            "research/unlabelled",
             "research/reproducing",
         )
     ),
@@ -519,6 +520,7 @@ TABLES = {
     "audit-short": guide_tables.audit_short,
     "audit-recall": guide_tables.audit_recall,
     "audit-ndcg": guide_tables.audit_ndcg,
+    "descent": guide_tables.descent,
     "fault-injection": guide_tables.fault_injection,
     "search-speed": guide_tables.search_speed,
     "scale": lambda: scale_table(read_records(RESULTS / "hundred_million.jsonl")),
