@@ -41,7 +41,8 @@ from antipodal.threads import one_thread
 from antipodal.validation import check_type, check_whole
 
 _MIN_STEP = 64  # bits per level with `descent`, if there are fewer features
-_BITS_PER_CORRECTION = 24  # in shorter levels a correction would lower the recall
+# In shorter levels or with fewer bits per feature a correction would lower the recall.
+_BITS_PER_CORRECTION, _BITS_PER_FEATURE = 16, 0.25
 _MAX_CORRECTION, _MAX_EFFORT = 16, 100
 _MAX_ITERATIONS = 100_000  # in a model file: a thousand times the number that a code needs
 
@@ -80,7 +81,8 @@ class LinfHash(BaseHasher):
         features (or 64). `prefix(length)` returns a hasher for any length in `levels_`.
     correction_bits : int
         With `descent`, number of bits of each level that correct the scores, 0 for none. There is
-        no correction in levels with fewer than 24 bits for each of them.
+        no correction in levels with fewer than 16 bits for each of them, and in codes with fewer
+        than 0.25 bits per feature.
     effort : float
         With `descent`, number of flips per bit of the tabu search; 0 for a descent to the nearest
         local minimum. More effort has a higher recall, and takes more time to fit and to encode.
@@ -225,8 +227,11 @@ class LinfHash(BaseHasher):
         Y = _directions(rows[draw_rows(len(rows), self.n_samples, rng)])
         self.levels_ = self._lengths(rows.shape[1])
         widths = np.diff([0, *self.levels_]).tolist()
-        long = _BITS_PER_CORRECTION * self.correction_bits
-        ends = [self.correction_bits if width >= long else 0 for width in widths]
+        least = _BITS_PER_CORRECTION * self.correction_bits, _BITS_PER_FEATURE * rows.shape[1]
+        ends = [
+            self.correction_bits if width >= least[0] and length >= least[1] else 0
+            for width, length in zip(widths, self.levels_, strict=True)
+        ]
         frames = [
             _frame(rows.shape[1], width - end, rng).astype(np.float32)
             for width, end in zip(widths, ends, strict=True)
