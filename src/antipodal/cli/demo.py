@@ -94,7 +94,7 @@ def _show_texts(out: Path, only_build: bool, as_json: bool) -> None:
         )
     vectors = (f"{texts}:embedding", *_COLUMNS)
     if not only_build:
-        few = ("--methods", "ITQ,LinfHash.asymmetric", "--baselines", "rabitq")
+        few = ("--methods", "SignHash,LinfHash.asymmetric", "--baselines", "rabitq")
         _run("audit", *vectors, "--bits", "192,384", *few, "--n-queries", "300", as_json=as_json)
     for suffix in ("", "-wal", "-shm"):  # of an earlier demonstration
         Path(f"{collection}{suffix}").unlink(missing_ok=True)
