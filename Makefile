@@ -1,14 +1,21 @@
 # Each rule creates .venv and installs what it needs; only Python 3.11 or later is required.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+# Without files of bytecode, each process compiles the library and pytest's assertions again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-without-torch integrations campaign lint docs results lock clean
+.PHONY: demo test test-random test-without-torch integrations campaign lint docs results lock clean
 
 demo: .venv/.library
 	$(BIN)/antipodal demo
 
 test: .venv/.developer
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# The tests in a random order. `make test-random SEED=…` repeats one.
+SEED ?= $(shell date +%s)
+test-random: .venv/.developer
+	ANTIPODAL_TEST_ORDER=$(SEED) $(BIN)/python -m pytest -n auto --dist worksteal
 
 # Install without PyTorch into a new environment, and run the tests that need none there.
 test-without-torch:

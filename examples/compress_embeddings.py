@@ -17,7 +17,8 @@ rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 documents, queries = rows[:5000], rows[5000:]
 
 # Measure recall@10 of several codes before choosing one. --html of the command writes a report.
-report = audit(documents, bits=(96,), methods=["ITQ", "LinfHash.asymmetric"], n_queries=200)
+methods = ["ITQ", "LinfHash.asymmetric"]
+report = audit(documents, bits=(96,), methods=methods, baselines=(), n_queries=200)
 for setting in report.settings:
     print(
         f"{setting.method}, {setting.search} search: recall@10 {setting.by_query.mean():.2f}, "

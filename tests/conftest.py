@@ -6,7 +6,9 @@ import os
 # most of their time waiting for each other. It reads the variable when NumPy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import random
 import re
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from processes import PRELOADED, processes
 
 settings.register_profile("usual", derandomize=not CAMPAIGN, deadline=None, print_blob=True)
 settings.load_profile("usual")
+ORDER = os.environ.get("ANTIPODAL_TEST_ORDER")  # the seed of a random order of the tests
 
 try:
     import torch
@@ -47,6 +50,23 @@ def pytest_runtest_makereport(item, call):
         report.outcome = "skipped"
         report.longrepr = (str(item.path), item.location[1], "Skipped: needs PyTorch")
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Shuffle the modules, and the tests of each module, if there is a seed."""
+    if ORDER:
+        rng = random.Random(ORDER)
+        modules = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
+        rng.shuffle(modules)
+        for tests in modules:
+            rng.shuffle(tests)
+        items[:] = [test for tests in modules for test in tests]
+
+
+def pytest_terminal_summary(terminalreporter):
+    if ORDER:
+        terminalreporter.write_line(f"ANTIPODAL_TEST_ORDER={ORDER}")
 
 
 def pytest_collection_finish():

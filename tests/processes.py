@@ -18,6 +18,7 @@ HANG = 600  # seconds that only a hang exceeds
 processes = multiprocessing.get_context("forkserver")
 # Modules that the process has imported from which all children are forked.
 PRELOADED = [
+    "antipodal.bench.runner",
     "antipodal.bulk.run",
     "antipodal.cli",
     "antipodal.datasets",
@@ -25,6 +26,7 @@ PRELOADED = [
     "antipodal.service.server",
     "pytest",
     "torch",
+    "torch._dynamo",  # imported by the first optimiser
 ]
 
 

@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 from antipodal import KSH, LSH, Collection, HammingIndex, evaluate, load
-from antipodal.bench.demo_texts import embed
+from antipodal.bench.demo_texts import docstrings, embed
 from antipodal.cli import app
 from processes import run_command
 
@@ -125,6 +125,9 @@ def test_demo_shows_texts_and_digits(tmp_path, monkeypatch):
     query = embed(["wait until the thread terminates"])[0]
     best = max(rows, key=lambda row: float(np.dot(row["embedding"], query)))
     assert found.ids[0, 0] == best["title"] == "threading.Thread.join"
+    # As JSON, and with fewer texts, embedded by the same model.
+    few = docstrings()[::6]
+    monkeypatch.setattr("antipodal.bench.demo_texts.docstrings", lambda: few)
     done = run_here("demo", "--epochs", 2, "--bits", 16, "--json")
     records = [json.loads(line) for line in done.stdout.splitlines()]
     scores = [r for r in records if "map" in r]

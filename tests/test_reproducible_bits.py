@@ -91,7 +91,7 @@ def test_processes_with_other_numbers_of_threads_make_the_same_bits(tmp_path):
         model = tmp_path / f"model{len(expected)}"
         hasher.fit(X[:300], Y[:300]).save(model)
         expected[model] = load(model).encode(rows)
-    for n_threads in ("1", "2", "3"):
+    for n_threads in ("2", "3"):  # this process has one
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         environment = os.environ | dict.fromkeys(names, n_threads)
         command = [sys.executable, "-c", PROGRAM, tmp_path / "rows.npy", *expected]

@@ -88,9 +88,8 @@ def embed(texts: Sequence[str]) -> NDArray[np.float32]:
 
 def write_texts(path: Path) -> int:
     """Write the docstrings and their vectors as JSON Lines; return their number."""
-    vectors = embed([_searched(item) for item in docstrings()])
+    vectors = embed([_searched(item) for item in docstrings()]).astype(np.float64).round(5)
     with replacing(path) as file:
         for item, vector in zip(docstrings(), vectors, strict=True):
-            row = item | {"embedding": [round(float(value), 5) for value in vector]}
-            file.write(json.dumps(row).encode() + b"\n")
+            file.write(json.dumps(item | {"embedding": vector.tolist()}).encode() + b"\n")
     return len(vectors)
