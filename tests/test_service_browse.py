@@ -194,6 +194,17 @@ def test_words_are_scanned_without_fts5_and_without_space(engine, monkeypatch):
     assert len(WordIndex(engine.store).find("tem", 5).items.ids) == 5
 
 
+def test_words_are_scanned_in_a_database_without_a_log_of_changes(engines):
+    pytest.importorskip("psycopg")
+    with open_store(engines.url("postgresql", next(_names)), n_bits=N_BITS) as store:
+        store.upsert(IDS, CODES, METADATA)
+        with store._transaction() as cursor:
+            cursor.execute(store._tables.sql("DROP TABLE {changes} CASCADE"))
+        found = WordIndex(store).find("tem", 5)
+        assert len(found.items.ids) == 5
+        assert found.n_searched == N_ITEMS
+
+
 def test_an_outdated_index_of_words_is_built_again(engine):
     index = WordIndex(engine.store)
     for i in range(10):
