@@ -4,7 +4,8 @@ BIN := .venv/bin
 # Without files of bytecode, each process compiles the library and pytest's assertions again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-random test-without-torch integrations campaign lint docs results lock clean
+.PHONY: demo test test-random test-without-torch integrations campaign lint docs results lock \
+  check-dockerfile clean
 
 demo: .venv/.library
 	$(BIN)/antipodal demo
@@ -60,6 +61,10 @@ lock: .venv/.library
 	echo hatchling | $(BIN)/uv pip compile pyproject.toml - --extra serve --extra postgres --extra arrow \
 	  --python-version 3.11 --python-platform linux --generate-hashes --no-header --no-annotate \
 	  --quiet --upgrade --output-file deploy/requirements.lock
+
+# Execute the Dockerfile in an empty folder, without containers. It needs Python 3.11.
+check-dockerfile:
+	python3.11 deploy/check_dockerfile.py
 
 # Dependency groups need pip 25.1. PyTorch is installed first and pinned: a looser requirement
 # may install gigabytes of CUDA packages on a machine without a GPU.

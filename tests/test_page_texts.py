@@ -138,7 +138,8 @@ def test_items_are_found_by_their_words(page, address, texts):
         item["title"]
         for item in texts.items
         if all(
-            any(word in str(value).lower() for value in item.values()) for word in ("zip", "file")
+            any(re.search(rf"(?<![^\W_]){word}", str(value).lower()) for value in item.values())
+            for word in ("zip", "file")  # at the beginning of a word
         )
     ]
     assert len(matches) > 3

@@ -66,7 +66,10 @@ def check_codes(codes: ArrayLike, n_bits: int, name: str = "codes") -> Codes:
     if n_bits < 1:
         raise ValueError(f"n_bits must be at least 1: got {n_bits}")
     if array.dtype != np.uint8:
-        raise TypeError(f"{name} must be packed bytes, uint8: got {array.dtype}")
+        raise TypeError(
+            f"{name} must be packed bytes, uint8: got {array.dtype}. Are they vectors? "
+            "Encode them first"
+        )
     width = code_width(n_bits)
     if array.ndim != 2 or array.shape[1] != width:
         raise ValueError(

@@ -8,9 +8,7 @@ from antipodal.service.engine import Engine
 from antipodal.service.schemas import FindRequest
 from antipodal.service.search import named_items
 from antipodal.stores.filters import kind
-from antipodal.stores.text_search import find_words
 
-MAX_SCANNED = 200_000  # items read by a text search
 _SAMPLE = 1_000  # items from which the fields are inferred
 _MAX_FIELDS = 100
 _MAX_VALUES = 30  # values listed per field, most frequent first
@@ -26,11 +24,13 @@ def sample_fields(engine: Engine) -> dict[str, Any]:
 
 def find_items(engine: Engine, request: FindRequest) -> dict[str, Any]:
     """Return the most relevant items whose metadata contain all words of a text."""
-    with engine.store.snapshot() as now:
-        found = find_words(now, request.text, request.limit, MAX_SCANNED)
-        items, total = now._items_of(found.ids), now.count()
-    items = named_items(items, engine.store.id_type)
-    return {"items": engine.described(items), "looked_at": found.n_scanned, "total": total}
+    found = engine.words.find(request.text, request.limit)
+    items = named_items(found.items, engine.store.id_type)
+    return {
+        "items": engine.described(items),
+        "looked_at": found.n_searched,
+        "total": found.n_items,
+    }
 
 
 def describe_fields(metadata: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

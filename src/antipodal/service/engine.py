@@ -28,6 +28,7 @@ from antipodal.service.schemas import (
 from antipodal.service.search import Search, check_where, described, named_items
 from antipodal.stores import Items, Store
 from antipodal.stores.ids import check_unique_ids
+from antipodal.stores.text_search import WordIndex
 from antipodal.stores.vectors import pack_vectors
 
 _HEALTH_SAMPLE = 1_000
@@ -61,6 +62,7 @@ class Engine:
         self.is_read_only = is_read_only
         self._scores = scores
         self._encoder = InputEncoder(self.hasher, images, self.limits.pixels)
+        self.words = WordIndex(self.store)
 
     @property
     def hasher(self) -> BaseHasher:
@@ -99,6 +101,7 @@ class Engine:
 
     def close(self) -> None:
         """Close the collection."""
+        self.words.close()
         self.collection.close()
 
     def check(self) -> None:

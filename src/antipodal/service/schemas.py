@@ -203,7 +203,7 @@ class CountRequest(_Request):
 
 
 class FindRequest(_Request):
-    """Words to find in the metadata of items: all of them, ignoring case."""
+    """Words, or beginnings of words, to find in the metadata of items: all of them."""
 
     model_config = _example(text="binary codes", limit=5)
     text: Annotated[str, Field(min_length=1, max_length=200)]
@@ -401,7 +401,7 @@ class FoundItems(BaseModel):
     """Items that contain all words, most relevant first."""
 
     items: list[Item]
-    looked_at: Annotated[int, Field(description="Number of items scanned.")]
+    looked_at: Annotated[int, Field(description="Number of items searched.")]
     total: Annotated[int, Field(description="Number of items in the store.")]
 
 

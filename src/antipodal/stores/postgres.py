@@ -102,6 +102,13 @@ class PostgresSnapshot(Snapshot):
                 codes = from_bit_strings(bits, self.n_bits)
                 yield ItemBatch(np.array(ids, np.int64), codes, list(map(_normalized, texts)))
 
+    def changes_since(self, version: int) -> tuple[int, Ids | None] | None:
+        """Return the version of the items, and the ids changed since another version."""
+        log = PostgresItems(self.place, self._tables)
+        with suppress(StoreError), self._cursor.connection.transaction():  # it may have no log
+            return log.version(self._cursor), log.changed_since(self._cursor, version)
+        return None
+
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]:
         return self._tables.items_of(self._cursor, ids)
 

@@ -204,6 +204,13 @@ class Snapshot(Reader):
     def batches(self) -> Iterator[ItemBatch]:
         """Yield all items in batches."""
 
+    def changes_since(self, version: int) -> tuple[int, Ids | None] | None:
+        """Return the version of the items, and the ids changed since another version.
+
+        The ids are None if any item may have changed. An engine without versions returns None.
+        """
+        return None
+
     def all_codes(self) -> tuple[Ids, Codes]:
         """Return all ids, increasing, and their codes."""
         parts = [(batch.ids, batch.codes) for batch in self.batches()]

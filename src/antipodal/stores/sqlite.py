@@ -431,6 +431,10 @@ class _SqliteSnapshot(Snapshot):
         """Yield all items in batches."""
         return self._store._batches(self._connection)
 
+    def changes_since(self, version: int) -> tuple[int, Ids | None]:
+        """Return the version of the items, and the ids changed since another version."""
+        return self.version, self._store._tables.changed_since(self._connection, version)
+
     def all_codes(self) -> tuple[Ids, Codes]:
         """Return all ids, increasing, and their codes, from memory."""
         ids = self._index.ids
