@@ -111,7 +111,7 @@ if __name__ == "__main__":
         "--dictionary", type=Path, default="/usr/share/dictd/gcide.dict.dz",
         help="dictionary file of dict-gcide",
     )  # fmt: skip
-    parser.add_argument("--minilm-rows", type=int, default=49_000, help="entries for MiniLM")
+    parser.add_argument("--minilm-rows", type=int, default=31_000, help="entries for MiniLM")
     arguments = parser.parse_args()
     for name in arguments.sets.split(","):
         if name not in SETS:
