@@ -39,6 +39,7 @@ PAGES = [
             "research/results",
             "research/results-appendix",
             "research/reproducing",
+            "research/unlabelled",
         )
     ),
 ]
@@ -519,6 +520,7 @@ TABLES = {
     "audit-short": guide_tables.audit_short,
     "audit-recall": guide_tables.audit_recall,
     "audit-ndcg": guide_tables.audit_ndcg,
+    "audit-new-sets": guide_tables.audit_new_sets,
     "fault-injection": guide_tables.fault_injection,
     "search-speed": guide_tables.search_speed,
     "scale": lambda: scale_table(read_records(RESULTS / "hundred_million.jsonl")),
