@@ -24,7 +24,7 @@ from embedding_sets import dictionary_texts, package  # noqa: E402
 
 from antipodal import LinfHash, SignHash, unpack  # noqa: E402
 
-N_QUERIES, N_DOCUMENTS, N_DIMS, K = 200, 2000, 128, 10
+N_QUERIES, N_DOCUMENTS, N_DIMS, K = 100, 600, 128, 10
 
 
 def token_vectors(texts):

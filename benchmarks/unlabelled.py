@@ -307,8 +307,6 @@ METHODS = (
     "frame 768",
     "Hadamard 768",
     "LinfHash.asymmetric 1536",
-    *(f"ASH {n_bytes} {n} 1" for n_bytes in (24, 48, 96) for n in (1, 2, 4)),
-    *(f"ASH {n_bytes} {n} 64" for n_bytes in (24, 48, 96) for n in (1, 2, 4)),
 )
 
 
@@ -319,7 +317,11 @@ if __name__ == "__main__":
         "--out", type=Path, help="file to append records to, one JSON object per line"
     )
     parser.add_argument("--frames", type=int, default=3)
-    parser.add_argument("--methods", default=";".join(METHODS), help="semicolon-separated methods")
+    parser.add_argument(
+        "--methods",
+        default=";".join(METHODS),
+        help="semicolon-separated methods; also ASH BYTES BITS CENTROIDS",
+    )
     parser.add_argument("--sets", default=",".join(SETS))
     arguments = parser.parse_args()
     for name in arguments.sets.split(","):
