@@ -90,7 +90,7 @@ NEW_SETS = {
 
 def audit_new_sets() -> str:
     """Return recall@10 of our codes and of the best rivals, by code size."""
-    lines = ["| vectors | bytes | ours | best rival, as many bytes or fewer "
+    lines = ["| vectors | bytes | ours | best rival, at most these bytes "
              "| best rival, up to 1.5 times the bytes |", "|---|--:|--:|---|---|"]  # fmt: skip
     for name, shown in NEW_SETS.items():
         found = audit(name)
