@@ -38,8 +38,8 @@ PAGES = [
             "research/method",
             "research/results",
             "research/results-appendix",
-            "research/unlabelled",
             "research/reproducing",
+            "research/unlabelled",
         )
     ),
 ]
@@ -520,6 +520,7 @@ TABLES = {
     "audit-short": guide_tables.audit_short,
     "audit-recall": guide_tables.audit_recall,
     "audit-ndcg": guide_tables.audit_ndcg,
+    "audit-new-sets": guide_tables.audit_new_sets,
     "descent": guide_tables.descent,
     "fault-injection": guide_tables.fault_injection,
     "search-speed": guide_tables.search_speed,
