@@ -332,7 +332,7 @@ def test_rows_without_a_possible_query_are_refused(rows, message):
 
 def test_an_interrupt_keeps_the_finished_settings(tmp_path, monkeypatch):
     def stop(step, done, total):
-        if (step, done) == ("codes", 1):
+        if (step, done) == ("ITQ, 4 bytes", 1):
             raise KeyboardInterrupt
 
     options = QUICK | {"methods": ["LSH", "ITQ"]}
@@ -345,7 +345,7 @@ def test_an_interrupt_keeps_the_finished_settings(tmp_path, monkeypatch):
     np.save("X.npy", X[:300])
     fit = ITQ.fit
     monkeypatch.setattr(
-        ITQ, "fit", lambda self, X: fit(self, X) if len(X) < 300 else stop("codes", 1, 2)
+        ITQ, "fit", lambda self, X: fit(self, X) if len(X) < 300 else stop("ITQ, 4 bytes", 1, 2)
     )
     arguments = ["audit", "X.npy", "--bits", "16", "--methods", "LSH,ITQ", "--baselines", "none"]
     run = CliRunner().invoke(app, arguments)

@@ -135,8 +135,8 @@ def audit(
 
         def progress(step: str, done: int, total: int) -> None:
             show(done, total, f", {step}")
-            if not sys.stderr.isatty() and step == "codes" and done < total:
-                typer.echo(f"audit: code {done + 1}/{total}", err=True)
+            if not sys.stderr.isatty() and step not in ("neighbours", "codes"):
+                typer.echo(f"audit: {done + 1}/{total}, {step}", err=True)
 
         try:
             result = measure(

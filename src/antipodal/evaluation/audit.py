@@ -304,7 +304,7 @@ def audit(
     random_state : int
         Seed of all random draws.
     progress : callable
-        Called with the name of the current step, the amount done and the total.
+        Called with the name of the current step or code, the amount done and the total.
 
     Examples
     --------
@@ -365,8 +365,9 @@ def audit(
     )  # fmt: skip
     try:
         for i, make in enumerate(codes):
-            progress("codes", i, len(codes))
-            result.settings.extend(trial.run(make()))
+            code = make()
+            progress(f"{code.name}, {code.bytes} bytes", i, len(codes))
+            result.settings.extend(trial.run(code))
         progress("codes", len(codes), len(codes))
     except KeyboardInterrupt:
         raise AuditInterrupted(result) from None
