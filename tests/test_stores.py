@@ -3,12 +3,14 @@
 import itertools
 import subprocess
 import sys
+from contextlib import nullcontext
 from urllib.parse import quote
 
 import numpy as np
 import psycopg
 import pytest
 from pymilvus import MilvusClient
+from pymilvus.exceptions import MilvusException
 
 from antipodal import open_store, pack
 from antipodal.errors import IdsTakenError, StoreError
@@ -784,6 +786,22 @@ def test_milvus_returns_all_ties_beyond_its_limit_of_hits(engines):  # noqa: F81
         np.testing.assert_array_equal(store.radius(query, 2).ids, np.arange(n_items))
         assert len(store.radius(query, 1).ids) == 0
         np.testing.assert_array_equal(store.search(query, n_items).ids[0], np.arange(n_items))
+
+
+@pytest.mark.parametrize(("url", "n_calls"), [("milvus:///x.db", 3), ("milvus+http://h:1", 1)])
+def test_a_starting_milvus_lite_is_waited_for(url, n_calls, monkeypatch):
+    calls = []
+
+    def client(*args, **options):
+        calls.append(args)
+        if len(calls) < 3:
+            raise MilvusException(code=2, message="server unavailable")
+        return "client"
+
+    monkeypatch.setattr(milvus, "MilvusClient", client)
+    with nullcontext() if n_calls == 3 else pytest.raises(MilvusException):
+        assert milvus.connect(parse_url(url)) == "client"
+    assert len(calls) == n_calls
 
 
 def test_milvus_joins_partial_results(engines, monkeypatch):  # noqa: F811

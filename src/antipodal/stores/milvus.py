@@ -10,6 +10,7 @@ the items nearest to the signs of a query, and may miss others.
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from pymilvus import DataType, MilvusClient
+from pymilvus.client.types import Status
 from pymilvus.exceptions import MilvusException
 
 from antipodal.codes import Codes, code_width, from_bytes, pack, to_bytes
@@ -43,6 +45,7 @@ _BATCH = 5_000  # rows per request
 _MAX_IDS = 8_000  # ids in one expression
 _MIN_ID = -(2**63)
 _IS_MIN_ID = f"id < {_MIN_ID + 1}"  # Milvus cannot parse the literal -2^63
+_START_SECONDS = 20  # in which Milvus Lite should start
 # The client sends keepalive pings every 10 s. Milvus Lite treats them as an attack and closes the
 # connection after some idle seconds, which makes a concurrent call fail.
 _NO_PINGS = {"grpc.keepalive_time_ms": 2**31 - 1}
@@ -492,12 +495,23 @@ class MilvusStore(Store, Snapshot):
 
 
 def connect(address: Address) -> MilvusClient:
-    """Return a client; with Milvus Lite it creates a missing file."""
-    return MilvusClient(
-        address.target,
-        token=address.options.get("token", ""),
-        grpc_options=_NO_PINGS if address.scheme == "milvus" else {},
-    )
+    """Return a client; with Milvus Lite it creates a missing file and starts the server.
+
+    pymilvus waits half a second for that server, which takes longer to start on a busy machine.
+    """
+    is_lite = address.scheme == "milvus"
+    deadline = time.monotonic() + (_START_SECONDS if is_lite else 0)
+    while True:
+        try:
+            return MilvusClient(
+                address.target,
+                token=address.options.get("token", ""),
+                grpc_options=_NO_PINGS if is_lite else {},
+            )
+        except MilvusException as error:
+            if error.code != Status.CONNECT_FAILED or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.2)
 
 
 def _hashed(keys: Sequence[str]) -> Ids:
