@@ -136,32 +136,37 @@ def test_keys_are_required_for_every_mount(mounts, file):
 def test_a_mount_is_swapped_under_load_without_a_failed_request(mounts, file, tmp_path):
     write_mounts(file, mounts)
     new = make(tmp_path, "newer", 32, seed=1)
-    seen, stop, errors = [], threading.Event(), []
+    turns = [mounts["articles"], *([new, mounts["articles"]] * 2), new]
+    begun, done, seen, stop, errors = [], [], [], threading.Event(), []
 
     with serving(file) as client:
 
         def ask():
             try:
                 while not stop.is_set():
+                    n_done = len(done)
                     (owner,) = owners(client, "articles")
-                    seen.append(owner)
+                    if n_done == len(begun):  # no swap during the request
+                        seen.append((n_done, owner))
             except BaseException as error:
                 errors.append(error)
 
         threads = [threading.Thread(target=ask) for _ in range(3)]
         for thread in threads:
             thread.start()
-        for turn in [new, mounts["articles"]] * 2 + [new]:
+        for turn in turns[1:]:
+            begun.append(turn)
             write_mounts(file, mounts | {"articles": turn})
             wait_for_workers(file, "articles", HANG)
-            n_seen = len(seen)
-            # Requests that were running during the swap may end first.
-            wait_until(lambda n_seen=n_seen: errors or len(seen) > n_seen + len(threads))
-            assert errors or set(seen[n_seen + len(threads) :]) == {turn.model.stem}
+            done.append(turn)
+            wait_until(lambda: errors or (seen and seen[-1][0] == len(done)))
         stop.set()
         for thread in threads:
             thread.join()
         assert not errors
+        for n_done, owner in seen:
+            assert owner == turns[n_done].model.stem
+        assert {n_done for n_done, _ in seen} >= set(range(1, len(turns)))
         assert client.get("/articles/v1/model").json()["n_bits"] == 32
         assert owners(client, "pictures") == {"pictures"}
 
