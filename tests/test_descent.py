@@ -156,6 +156,15 @@ def test_a_correction_is_stored_as_a_binary_number():
     )
 
 
+def test_models_of_version_0_8_have_the_penalty_or_a_correction():
+    written = {"n_bits": 128, "descent": True, "correction_bits": 4}
+    restored = LinfHash.read_parameters(written)
+    for n_bits, expected in ((128, (0, 15)), (32, (1, 0))):
+        hasher = LinfHash(**{**restored, "n_bits": n_bits, "random_state": 0}).fit(DIGITS[:500])
+        flips = hasher.pipeline()[1].levels[0].search
+        assert (flips.weight, flips.n_steps) == expected
+
+
 def test_the_correction_improves_scores_of_neighbours():
     train, X, Q = DIGITS[:800], DIGITS[800:1600], DIGITS[1600:]
     hasher = LinfHash.asymmetric(128, random_state=0).fit(train)

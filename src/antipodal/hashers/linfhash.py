@@ -87,7 +87,8 @@ class LinfHash(BaseHasher):
         With `descent`, number of flips per bit of the tabu search; 0 for a descent to the nearest
         local minimum. Beyond 0.5 the recall hardly rises.
     length_weight : float
-        γ, with `descent`: the weight of (‖v‖² - 1)² next to ‖y - v‖².
+        γ, with `descent`: the weight of (‖v‖² - 1)² next to ‖y - v‖². 0 is for codes with a
+        correction.
     n_refits : int
         Number of times that D is fitted to the codes of the sample, and these to D, with
         `descent`. With 0, D is a random frame.
@@ -348,8 +349,10 @@ class LinfHash(BaseHasher):
         starts = [0, *self.levels_[:-1]]
         levels = []
         for i, D in enumerate([*self._inner(), self.dictionary_]):
-            correction = self._correction(i)
-            level = Level(D, starts[i], self.mean_, self._solver, *correction, self._search)
+            n, correction = self._correction(i)
+            # In models of version 0.8, levels without a correction have the penalty and a descent.
+            search = self._search if n or self.length_weight else Search()
+            level = Level(D, starts[i], self.mean_, self._solver, n, correction, search)
             levels.append(level)
         return [UnitRows(), BitDescent(levels)]
 
