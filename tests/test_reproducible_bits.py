@@ -54,6 +54,19 @@ def test_blocks_single_rows_and_order_do_not_change_bits(hasher, monkeypatch):
         np.testing.assert_array_equal(np.concatenate(list(hasher.encode_blocks(rows))), codes)
 
 
+@pytest.mark.parametrize("n_bits", [24, 128])
+def test_queries_and_reconstructions_do_not_depend_on_other_rows(n_bits):
+    rows = rows_like(X, 100)
+    hasher = LinfHash.asymmetric(n_bits, random_state=0).fit(X)
+    codes = hasher.encode(rows)
+    rebuilt, queries = hasher.reconstruct(codes), hasher.query(rows)
+    for size in (1, 3, 33):
+        for start in range(0, 100, 7):
+            part = slice(start, start + size)
+            np.testing.assert_array_equal(hasher.reconstruct(codes[part]), rebuilt[part])
+            np.testing.assert_array_equal(hasher.query(rows[part]), queries[part])
+
+
 def test_documentation_lists_the_operations(hasher):
     """Compare with the table of docs/reference/architecture.md."""
     page = Path(__file__).parent.parent / "docs" / "reference" / "architecture.md"

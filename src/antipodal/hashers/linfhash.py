@@ -29,6 +29,7 @@ from antipodal.hashers.operations import (
     check_width,
     chunks,
     from_columns,
+    product,
     to_columns,
     unit_rows,
 )
@@ -331,8 +332,8 @@ class LinfHash(BaseHasher):
 
     def _corners(self, bits: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return D·(2b - 1) for each row of bits."""
-        corners: NDArray[np.float32] = np.where(bits, np.float32(1), -1) @ self.dictionary_.T
-        return corners
+        signs = np.where(bits, np.float32(1), np.float32(-1))
+        return product(signs, self.dictionary_.T, np.empty((len(bits), len(self.mean_)), np.float32))
 
     def _dictionary(self, sample: FloatArray, rng: np.random.RandomState) -> FloatArray:
         n_features, N = sample.shape[1], self.n_bits
