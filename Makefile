@@ -10,13 +10,15 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/.library
 	$(BIN)/antipodal demo
 
+# Many tests wait for servers and browsers: three workers keep two cores busy.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() * 3 // 2)')
 test: .venv/.developer
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # The tests in a random order. `make test-random SEED=…` repeats one.
 SEED ?= $(shell date +%s)
 test-random: .venv/.developer
-	ANTIPODAL_TEST_ORDER=$(SEED) $(BIN)/python -m pytest -n auto --dist worksteal
+	ANTIPODAL_TEST_ORDER=$(SEED) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # Install without PyTorch into a new environment, and run the tests that need none there.
 test-without-torch:
@@ -26,7 +28,7 @@ test-without-torch:
 	.venv-without-torch/bin/pip install --quiet --editable '.[serve]' --group dev
 	! .venv-without-torch/bin/python -c 'import torch' 2>/dev/null
 	.venv-without-torch/bin/python tests/smoke.py
-	.venv-without-torch/bin/python -m pytest tests -n auto --dist worksteal
+	.venv-without-torch/bin/python -m pytest tests -n $(WORKERS) --dist worksteal
 
 # Tests with other projects, which include the suites of LangChain, Haystack and mteb.
 INTEGRATIONS := haystack huggingface_datasets langchain llamaindex mteb sentence_transformers

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from io import BytesIO, TextIOWrapper
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 from antipodal import KSH, LSH, Collection, HammingIndex, evaluate, load
-from antipodal.bench.demo_texts import docstrings, embed
+from antipodal.bench.demo_texts import _model, docstrings, embed
 from antipodal.cli import app
 from processes import run_command
 
@@ -104,9 +105,18 @@ def test_fit_takes_pairs_and_other_methods(folder, monkeypatch):
     np.testing.assert_array_equal(load(folder / "k").encode(X), again.encode(X))
 
 
+JOIN = "threading.Thread.join"
+KEPT = ("shutil.copytree", JOIN)
+
+
 def test_demo_shows_texts_and_digits(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("antipodal.bench.demo.METHODS", ("DeepLinf", "LSH"))
+    # test_page.py has all texts and dimensions.
+    some = [t for i, t in enumerate(docstrings()) if not i % 3 or t["title"] in KEPT]
+    monkeypatch.setattr("antipodal.bench.demo_texts.docstrings", lambda: some)
+    monkeypatch.setattr("antipodal.bench.demo_texts.N_FEATURES", 64)
+    monkeypatch.setattr("antipodal.bench.demo_texts._model", cache(_model.__wrapped__))
     done = run_here("demo", "--epochs", 2, "--bits", 16)
     for text in ("$ antipodal audit", "$ antipodal build", "$ antipodal search", "recall@10",
                  "shutil.copytree", "DeepLinf", "LSH", "query: 0", "██"):  # fmt: skip
@@ -119,15 +129,13 @@ def test_demo_shows_texts_and_digits(tmp_path, monkeypatch):
     assert np.load(folder / "digits-codes.npy").shape == (1597, 2)
     with Collection.open(folder / "texts.db", embed="antipodal.bench.demo_texts:embed") as texts:
         rows = [json.loads(line) for line in (folder / "texts.jsonl").read_text().splitlines()]
-        assert texts.count() == len(rows) > 2000
+        assert texts.count() == len(rows) == len(some)
         found = texts.search(texts=["wait until the thread terminates"], k=1, rerank=4)
     # The nearest item by the exact cosine, too.
     query = embed(["wait until the thread terminates"])[0]
     best = max(rows, key=lambda row: float(np.dot(row["embedding"], query)))
-    assert found.ids[0, 0] == best["title"] == "threading.Thread.join"
-    # As JSON, and with fewer texts, embedded by the same model.
-    few = docstrings()[::6]
-    monkeypatch.setattr("antipodal.bench.demo_texts.docstrings", lambda: few)
+    assert found.ids[0, 0] == best["title"] == JOIN
+    # As JSON, embedded by the same model.
     done = run_here("demo", "--epochs", 2, "--bits", 16, "--json")
     records = [json.loads(line) for line in done.stdout.splitlines()]
     scores = [r for r in records if "map" in r]

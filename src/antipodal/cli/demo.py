@@ -95,7 +95,16 @@ def _show_texts(out: Path, only_build: bool, as_json: bool) -> None:
     vectors = (f"{texts}:embedding", *_COLUMNS)
     if not only_build:
         few = ("--methods", "ITQ,LinfHash.asymmetric", "--baselines", "rabitq")
-        _run("audit", *vectors, "--bits", "192,384", *few, "--n-queries", "300", as_json=as_json)
+        _run(
+            "audit",
+            *vectors,
+            "--bits",
+            f"{N_FEATURES // 2},{N_FEATURES}",
+            *few,
+            "--n-queries",
+            "300",
+            as_json=as_json,
+        )
     for suffix in ("", "-wal", "-shm"):  # of an earlier demonstration
         Path(f"{collection}{suffix}").unlink(missing_ok=True)
     build = ("--bytes", "48", "--keep-vectors", "int8", "--out", collection)
