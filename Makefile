@@ -1,7 +1,7 @@
 # Each rule creates .venv and installs what it needs; only Python 3.11 or later is required.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-# Without files of bytecode, each process compiles the library and pytest's assertions again.
+# Without bytecode files, each process compiles the library and pytest's assertions again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-random test-without-torch integrations campaign lint docs results lock \
@@ -15,12 +15,12 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() * 3 // 2)')
 test: .venv/.developer
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# The tests in a random order. `make test-random SEED=…` repeats one.
+# Run the tests in a random order. `make test-random SEED=…` repeats an order.
 SEED ?= $(shell date +%s)
 test-random: .venv/.developer
 	ANTIPODAL_TEST_ORDER=$(SEED) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# Install without PyTorch into a new environment, and run the tests that need none there.
+# Run the tests that do not need PyTorch, in a new environment without it.
 test-without-torch:
 	rm -rf .venv-without-torch
 	$(PYTHON) -m venv .venv-without-torch
@@ -30,13 +30,13 @@ test-without-torch:
 	.venv-without-torch/bin/python tests/smoke.py
 	.venv-without-torch/bin/python -m pytest tests -n $(WORKERS) --dist worksteal
 
-# Tests with other projects, which include the suites of LangChain, Haystack and mteb.
+# Test the integrations, including the suites of LangChain, Haystack and mteb.
 INTEGRATIONS := haystack huggingface_datasets langchain llamaindex mteb sentence_transformers
 integrations: .venv/.integrations
 	$(BIN)/python -m pytest -n auto --dist loadfile $(INTEGRATIONS:%=tests/test_%.py)
 
-# Fault-injection and stress tests, some hours, with new seeds, which they print, and the Spark,
-# Dask and Ray examples. Records go to benchmarks/results.
+# Run the fault-injection and stress tests with new seeds, which are printed, and the Spark, Dask and
+# Ray examples. This takes some hours. Records are written to benchmarks/results.
 CAMPAIGNS := kills powerloss ioerrors races fuzz snapshot hostile soak
 campaign: .venv/.developer .venv/.cluster
 	failed=; for name in $(CAMPAIGNS); do $(BIN)/python campaigns/$$name.py || failed="$$failed $$name"; done; \
@@ -53,7 +53,8 @@ lint: .venv/.developer
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# Write the tables of README.md and docs/research/results.md from benchmarks/results.
+# Write the command reference, and the tables of README.md and docs from benchmarks/results.
+
 results: .venv/.library
 	$(BIN)/python benchmarks/render.py
 

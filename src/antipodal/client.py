@@ -29,7 +29,7 @@ _FLOATS = "application/octet-stream"  # float32 vectors, row by row
 
 
 class Client:
-    """A collection behind a service. The service encodes vectors and follows the model's scoring.
+    """A collection behind a service, which encodes vectors and uses the scoring of the model.
 
     Parameters
     ----------
@@ -46,9 +46,9 @@ class Client:
 
     Notes
     -----
-    Reading and `upsert` are retried with growing pauses if the service cannot be reached, closes
-    the connection or is busy. `add` and `delete`, which are not idempotent, are retried only if
-    the service cannot be reached.
+    Reads and `upsert` are retried with increasing delays if the service cannot be reached, closes
+    the connection or is busy. `add` and `delete` are not idempotent, and are retried only if the
+    service cannot be reached.
 
     A call that exceeds the request limits of the service is split. Each part of an `upsert` is
     atomic and durable, even if a later part fails.
@@ -83,7 +83,7 @@ class Client:
         except KeyError as error:
             self.close()
             raise StoreError(
-                f"{self.place} is a service of another version: it does not state its {error}"
+                f"{self.place} is a service of another version: its description lacks {error}"
             ) from None
         except BaseException:
             self.close()
@@ -96,7 +96,7 @@ class Client:
     # ----------------------------------------------------------------------------- writing
 
     def upsert(self, vectors: ArrayLike, ids: ArrayLike, metadata: Metadata | None = None) -> int:
-        """Encode and store vectors, replacing those with the same ids; return how many."""
+        """Encode and store vectors, and return the number of replaced items with the same ids."""
         rows = self._rows(vectors, "vectors")
         return self._put(rows, self._ids_for(rows, ids), metadata, replace=True)
 
@@ -166,7 +166,7 @@ class Client:
     def _parts(
         self, values: Iterator[bytes], most: int | None = None
     ) -> Iterator[tuple[int, bytes]]:
-        """Join JSON values in parts within the limits of a request, with their number."""
+        """Yield JSON values, joined into parts within the request limits, with their number."""
         max_bytes = self._limits["body"] - _ENVELOPE
         max_items = min(self._limits["batch"], most or self._limits["batch"])
         some: list[bytes] = []
@@ -181,7 +181,7 @@ class Client:
             yield len(some), b",".join(some)
 
     def delete(self, ids: ArrayLike) -> int:
-        """Delete the items with these ids and return how many existed."""
+        """Delete the items with these ids, and return the number of deleted items."""
         deleted = 0
         for part in self._id_parts(check_unique_ids(ids, self.id_type)):
             body = b'{"ids": [' + part + b"]}"
@@ -249,7 +249,7 @@ class Client:
         codes: ArrayLike | None = None,
         where: Mapping[str, Any] | None = None,
     ) -> SearchResult:
-        """Return all items at Hamming distance ≤ r of each query: see `Collection.radius`."""
+        """Return all items within Hamming distance r of each query: see `Collection.radius`."""
         check_whole(r, "r", 0)
         if (queries is None) == (codes is None):
             raise ValueError("radius needs either queries or codes")
@@ -271,7 +271,7 @@ class Client:
         options: dict[str, Any],
         n_results: int,
     ) -> Iterator[dict[str, Any]]:
-        """Yield the answer of each query; requests have as many queries as the limits allow."""
+        """Yield the response to each query, in requests as large as the limits allow."""
         size = max(1, self._limits["found"] // n_results)
         encoded = quote(json.dumps(options))
         if queries is not None and len(encoded) <= _MAX_OPTIONS:
@@ -294,7 +294,7 @@ class Client:
             yield from self._request("POST", "v1/search", body)["searches"]
 
     def _float_parts(self, rows: NDArray[Any], most: int) -> Iterator[bytes]:
-        """Yield vectors as float32 in parts within the limits of a request."""
+        """Yield vectors as float32, in parts within the request limits."""
         in_body = self._limits["binary_body"] // (4 * self.n_features)
         size = max(1, min(self._limits["batch"], most, in_body))
         for start in range(0, len(rows), size):
@@ -302,9 +302,9 @@ class Client:
                 yield rows[start : start + size].astype("<f4").tobytes()
 
     def check(self, new_vectors: ArrayLike) -> Drift:
-        """Compare new vectors with those that the model was fitted to: see `Collection.check`.
+        """Compare new vectors with those at fit time: see `Collection.check`.
 
-        The service is sent as many of them as it accepts at once, evenly spaced.
+        The request contains as many of them as the service accepts, evenly spaced.
         """
         rows = self._rows(new_vectors, "new_vectors")
         size = min(len(rows), SAMPLE, self._limits["batch"])

@@ -33,8 +33,8 @@ def load_embedder(
     spec : str
         ``module:function``, imported from the working directory or the installed packages. The
         function maps a list of strings, or of the bytes of image files, to an array with one row
-        for each. Or the URL of an OpenAI-compatible endpoint, such as Ollama, vLLM and
-        text-embeddings-inference have, with the name of the model after #:
+        for each. Or the URL of an OpenAI-compatible endpoint, such as those of Ollama, vLLM and
+        text-embeddings-inference, with the name of the model after #:
         ``http://127.0.0.1:11434/v1#all-minilm``. The path may end in ``/v1/embeddings`` or
         ``/v1``, or be empty. ``?model=all-minilm`` is the same as ``#all-minilm``.
     key : str, optional
@@ -72,7 +72,7 @@ def load_embedder(
 
 
 class Embedder(ABC):
-    """A function from texts or images to float32 vectors; safe to call from several threads.
+    """Base class of functions from texts or images to float32 vectors, which are thread-safe.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class Embedder(ABC):
         ----------
         texts : sequence of str
         n_features : int, optional
-            The expected number of features, that of the model which encodes the vectors.
+            The expected number of features: that of the hasher.
 
         Raises
         ------
@@ -148,7 +148,7 @@ class Embedder(ABC):
 
 
 class FunctionEmbedder(Embedder):
-    """A Python function of a list, which gets all inputs in one call."""
+    """A Python function that receives all inputs in one call, as a list."""
 
     def __init__(self, name: str, function: Callable[[list[Any]], Any]) -> None:
         self.name, self._function = name, function

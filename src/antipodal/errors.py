@@ -22,15 +22,15 @@ class EmbeddingError(AntipodalError):
 
 
 class NoStoreError(StoreError):
-    """No store exists at this place, and none was to be created."""
+    """No store exists at this place, and `n_bits` to create one was not passed."""
 
     def __init__(self, place: str) -> None:
-        super().__init__(f"there is no store at {place}: pass n_bits to create one")
+        super().__init__(f"no store exists at {place}: pass n_bits to create one")
         self.place = place
 
 
 class IdsTakenError(ValueError):
-    """Items with these ids exist already, and were not to be replaced; nothing has changed."""
+    """Items with these ids exist already. Nothing was stored."""
 
 
 def missing_extra(feature: str, module: str, extra: str) -> str:

@@ -34,7 +34,7 @@ class HttpTransport:
     error : subclass of AntipodalError
         Exception to raise if the server cannot be reached, or does not respond in time.
     needs_retry_after : bool
-        Retry requests answered with 429 or 503 only if the header `Retry-After` invites it.
+        Retry requests answered with 429 or 503 only if they have the header `Retry-After`.
     """
 
     def __init__(
@@ -82,8 +82,9 @@ class HttpTransport:
     ) -> requests.Response:
         """Return the response, of any status.
 
-        A request is repeated after growing pauses if the server cannot be reached, closes the
+        A request is retried with increasing delays if the server cannot be reached, closes the
         connection or is busy. Without `retry`, it is not repeated if it may have arrived.
+
         """
         for attempt in range(self._retries + 1):
             try:

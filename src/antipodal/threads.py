@@ -1,7 +1,7 @@
 """Number of threads: limits of BLAS, OpenMP and PyTorch, and the cores that this process may use.
 
 The number of BLAS threads belongs to the process. If several Python threads limit it at once, the
-first saves the previous number and the last restores it, in whatever order they enter and leave.
+first saves the previous number and the last restores it, in any order of entry and exit.
 """
 
 import os
@@ -63,9 +63,10 @@ def one_core() -> Iterator[None]:
 def one_thread() -> Iterator[None]:
     """Limit BLAS, OpenMP and, if it is imported, PyTorch to one CPU thread.
 
-    The number of threads that share a sum decides how it is rounded, and training amplifies
-    rounding. On one thread a seed gives the same weights on any number of cores. Within
-    `all_threads` there is no limit.
+    The rounding of a sum depends on the number of threads, and training amplifies rounding. On one
+    thread a seed determines the weights, on any number of cores. Within `all_threads` the limit
+    does not apply.
+
     """
     if _fit_on_all:
         yield
@@ -83,7 +84,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def all_threads() -> Iterator[None]:
-    """Let `fit` use several threads, for the whole process; a seed then gives other weights."""
+    """Allow `fit` to use several threads, in the whole process; weights then depend on them."""
     global _fit_on_all
     _fit_on_all = True
     try:

@@ -1,4 +1,4 @@
-"""LDAHash: discriminant projections, in which similar pairs are close and dissimilar ones far."""
+"""LDAHash: discriminant projections that separate similar and dissimilar pairs."""
 
 import math
 from typing import Any, Self

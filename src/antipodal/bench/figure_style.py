@@ -121,7 +121,7 @@ def new_figure(width: float, height: float) -> "Figure":
 def save_figure(figure: "Figure", directory: str | os.PathLike[str], name: str) -> list[Path]:
     """Write NAME.svg and NAME.png (200 dpi), completely or not at all; return their paths.
 
-    The same figure gives the same bytes, since no date is written.
+    The same figure produces the same bytes, since no date is written.
     """
     options: dict[str, dict[str, Any]] = {"svg": {"metadata": {"Date": None}}, "png": {"dpi": 200}}
     paths = []

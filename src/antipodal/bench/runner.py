@@ -50,7 +50,7 @@ def load_dataset(
     features : "gist" or "pixels", optional
         Features of images: GIST for CIFAR-10 and pixels otherwise by default.
     skip_concepts : int
-        Number of the most frequent concepts to leave out.
+        Number of the most frequent concepts to omit.
     labels : str, optional
         Column of the labels in the file, or their file, as in `datasets.arrays`.
 
@@ -389,7 +389,7 @@ def parameters(hasher: BaseHasher | UncompressedMethod) -> Record:
 
 
 def _json_value(value: Any) -> Any:
-    """Return a value as it is read back from JSON; functions and classes by name."""
+    """Convert a value as a round trip through JSON does; functions and classes become names."""
     if isinstance(value, np.ndarray):
         return f"array {_digest_arrays([value])}"
     if isinstance(value, np.generic):
@@ -424,7 +424,7 @@ def grid(methods: Sequence[str], bits: Sequence[int], seeds: Sequence[int]) -> l
 def run_cells(
     benchmark: Benchmark, cells: Iterable[Cell], n_processes: int = 1
 ) -> Iterator[tuple[Cell, Record | Exception]]:
-    """Yield each cell with its record, or with the error that it raised, as they finish."""
+    """Yield each finished cell with its record or its error."""
     yield from run_jobs(run_cell, benchmark, cells, n_processes)
 
 

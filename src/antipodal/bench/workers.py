@@ -27,7 +27,7 @@ def available_cores() -> int:
 def run_jobs(
     run: Callable[[Any, Job], Result], shared: Any, jobs: Iterable[Job], n_processes: int
 ) -> Iterator[tuple[Job, Result | Exception]]:
-    """Yield each job with the result of run(shared, job), or the error it raised, as they finish.
+    """Yield each finished job with the result of run(shared, job), or its error.
 
     One process means the current one. Several processes are spawned, receive `shared` once and use
     an equal number of cores each. A script that starts several processes needs

@@ -38,7 +38,7 @@ class FileEncoder:
 def encode_on_cluster(
     encoder: BatchEncoder, model: str, jobs: Sequence[FileJob], address: str | None
 ) -> Iterator[FileRecord]:
-    """Encode the files on a Ray cluster, and yield their records as they finish."""
+    """Encode the files on a Ray cluster, and yield the record of each finished file."""
     with connected(address) as ray:
         n_actors = min(len(jobs), max(1, int(ray.cluster_resources().get("CPU", 1))))
         files = ray.data.from_items([job._asdict() for job in jobs], override_num_blocks=len(jobs))
@@ -134,7 +134,7 @@ def encode(
         Threads of this process on all its cores, or Ray Data with an actor per core. Both write
         the same files.
     address : str, optional
-        The address of a running Ray cluster, whose machines must see the model, source and target
+        Address of a running Ray cluster. Its machines must have access to model, source and target
         under the same paths. By default a local cluster is started, and stopped at the end.
     resume : bool
         Resume an earlier run of the same model: files are kept if their checksums match and their
@@ -186,7 +186,7 @@ def _records(
 
 
 def encode_locally(encoder: BatchEncoder, jobs: Sequence[FileJob]) -> Iterator[FileRecord]:
-    """Encode the files on all cores of this machine, and yield their records as they finish.
+    """Encode the files on all cores, and yield the record of each finished file.
 
     Each thread of `files` reads and writes one file; the threads of `encoding` serve all files.
     """

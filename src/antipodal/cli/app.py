@@ -196,7 +196,7 @@ def chosen_store(
     if file is not None and source is not None and source.name == "ENVIRONMENT":
         return None
     if (store is None) == (file is None):
-        raise typer.BadParameter(f"give either --store URL or {option} FILE")
+        raise typer.BadParameter(f"pass either --store URL or {option} FILE")
     return store
 
 
@@ -233,7 +233,7 @@ def open_collection(place: str, key: str | None = None) -> "Collection | Client"
 
 
 def parse_ids(texts: Sequence[str], id_type: str) -> list[Any]:
-    """Return ids of the command line as those of a collection."""
+    """Convert ids of the command line to the id type of a collection."""
     if id_type == "string":
         return list(texts)
     try:
@@ -350,7 +350,7 @@ def describe_model(path: Path, bits: int | None = None) -> str:
     header = found.header
     n_bits = dict(header.get("parameters") or {}).get("n_bits")
     if bits not in (None, n_bits):
-        raise typer.BadParameter(f"{path} makes codes of {n_bits} bits, not {bits}")
+        raise typer.BadParameter(f"{path} has codes of {n_bits} bits, not {bits}")
     return (
         f"{path}: {header.get('class')}, {n_bits} bits, antipodal {header.get('antipodal')}, "
         f"identity {found.identity}"

@@ -42,7 +42,7 @@ def audit(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated methods, as for `bench`. Default: those without labels."
+            help="Comma-separated methods, as for `bench`. Default: unsupervised methods."
         ),
     ] = None,
     model: Annotated[
@@ -116,7 +116,7 @@ def audit(
     elif metadata is not None:
         raise typer.BadParameter("--metadata needs --html")
     if metadata is not None and metadata_columns is not None:
-        raise typer.BadParameter("give --metadata or --metadata-columns, not both")
+        raise typer.BadParameter("pass --metadata or --metadata-columns, not both")
     columns = split_commas(metadata_columns)
     models = [load(path) for path in model or []]
     ids = [] if id_column is None else [id_column]

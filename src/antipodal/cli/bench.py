@@ -36,7 +36,7 @@ def _with_option_names(message: object) -> str:
 
 
 def _naming_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Make the errors of a command name options instead of Python arguments."""
+    """Translate Python arguments in the errors of a command to options."""
 
     @wraps(command)
     def run(**options: Any) -> None:
@@ -123,7 +123,7 @@ def bench(
         int, typer.Option(min=1, help="Number of most frequent concepts to use.")
     ] = 21,
     skip_concepts: Annotated[
-        int, typer.Option(min=0, help="Number of most frequent concepts to leave out.")
+        int, typer.Option(min=0, help="Number of most frequent concepts to omit.")
     ] = 0,
     features: Annotated[
         Features | None,

@@ -74,7 +74,7 @@ def build(
     ] = None,
     method: Annotated[
         str,
-        typer.Option(help="Method without labels, as for `fit`, fitted to a sample."),
+        typer.Option(help="Unsupervised method, as for `fit`, fitted to a sample."),
     ] = "LinfHash.asymmetric",
     keep_vectors: Annotated[
         KeptVectors | None,
@@ -84,9 +84,9 @@ def build(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compress vectors into a collection: codes, ids and metadata with the model that made them.
+    """Compress vectors into a collection: codes, ids, metadata and the model.
 
-    An interrupted run resumes when the same command is run again. After an error nothing remains.
+    To resume an interrupted run, repeat the command. Other errors leave no collection behind.
     """
     given = RowOptions(ids, id_column, metadata, metadata_columns)
     options = _choice(n_bytes, bits, recall, model, method, seed)
@@ -151,7 +151,7 @@ def _choice(
 ) -> dict[str, Any]:
     """Return the arguments of `Collection.create` that choose the model."""
     if sum(value is not None for value in (n_bytes, bits, recall, model)) > 1:
-        raise typer.BadParameter("give at most one of --bytes, --bits, --recall and --model")
+        raise typer.BadParameter("pass at most one of --bytes, --bits, --recall and --model")
     if recall is not None and not 0 < recall <= 1:
         raise typer.BadParameter(f"--recall must be above 0 and at most 1: got {recall}")
     if method == "LinfHash.asymmetric":

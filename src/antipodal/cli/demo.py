@@ -74,7 +74,7 @@ def demo(
             f"{len(split.database)} in the database.\n"
         )
         if not has_torch:
-            typer.echo("The paper's networks need PyTorch, the extra `train`, and are left out.\n")
+            typer.echo("The paper's networks need PyTorch, the extra `train`, and are skipped.\n")
     if open_page:
         _open_page(digits, out, host, port, as_json)
     else:

@@ -99,14 +99,14 @@ def evaluate(
         return
     if len(label_files) != (0 if labels_column is not None else 2):
         raise typer.BadParameter(
-            "give --query-labels and --database-labels, --labels-column, or --neighbours"
+            "pass --query-labels and --database-labels, --labels-column, or --neighbours"
         )
     if html is not None:
         check_output(html, HTML, force)
     elif any((model, query_metadata, database_metadata, metadata_columns)):
         raise typer.BadParameter("--model and metadata options need --html")
     if metadata_columns is not None and (query_metadata or database_metadata):
-        raise typer.BadParameter("give --metadata-columns or metadata files, not both")
+        raise typer.BadParameter("pass --metadata-columns or metadata files, not both")
     columns = split_commas(metadata_columns)
     label_columns = [] if labels_column is None else [labels_column]
     files = [

@@ -51,16 +51,16 @@ def export(
 ) -> None:
     """Export a snapshot of a collection to parquet or Faiss, or its model to ONNX.
 
-    Equal items give the same parquet file, whatever engine they come from.
+    Equal items produce the same parquet file, whatever their engine.
     """
     if sum(path is not None for path in (parquet, faiss, onnx)) != 1:
-        raise typer.BadParameter("give one of --parquet, --faiss and --onnx")
+        raise typer.BadParameter("pass one of --parquet, --faiss and --onnx")
     if metadata_columns is not None and parquet is None:
         raise typer.BadParameter("--metadata-columns needs --parquet")
     if licence is not None and onnx is None:
         raise typer.BadParameter("--licence needs --onnx")
     if is_service(source):
-        raise typer.BadParameter("a service cannot be exported: give its file or store URL")
+        raise typer.BadParameter("a service cannot be exported: pass its file or store URL")
     began = time.perf_counter()
     with ExitStack() as stack:
         store: Store | None = None
@@ -102,7 +102,7 @@ def _write_faiss(store: "Store", file: Path, force: bool) -> dict[str, Any]:
     hasher, identity = read_model(store)
     if store.id_type == "string":
         raise AntipodalError(
-            f"{store.place} has string ids, and those of Faiss are integers: export it with "
+            f"{store.place} has string ids, but Faiss has integer ids only: export it with "
             "--parquet, or build it with integer ids"
         )
     with store.snapshot() as now:

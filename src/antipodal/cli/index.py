@@ -193,7 +193,7 @@ def _model_identity(model: Path | None, bits: int | None) -> tuple[str | None, i
 
     n_bits, identity = model_bits(model)
     if bits not in (None, n_bits):
-        raise typer.BadParameter(f"{model} makes codes of {n_bits} bits, not {bits}")
+        raise typer.BadParameter(f"{model} has codes of {n_bits} bits, not {bits}")
     return identity, n_bits
 
 

@@ -45,7 +45,7 @@ def add(
 ) -> None:
     """Add vectors to a collection.
 
-    Items with the same ids are replaced, so that the command can be repeated. Without ids, items
+    Items with the same ids are replaced, so the command can be repeated. Without ids, items
     get the integers after the largest id. All input is validated before anything is stored.
     """
     import numpy as np
@@ -68,7 +68,7 @@ def add(
         if numbers is not None:
             numbers = check_unique_ids(numbers, docs.id_type)
         elif docs.id_type == "string":
-            raise typer.BadParameter("this collection has string ids: give --id-column or --ids")
+            raise typer.BadParameter("this collection has string ids: pass --id-column or --ids")
         objects = given.read_metadata(file, stack)
         done = 0
         for rows in file.blocks(_BATCH_ROWS):

@@ -81,7 +81,7 @@ def fit(
         typer.Option(
             min=1,
             callback=limit_threads,
-            help="Number of threads. A seed gives the same model on one thread only.",
+            help="Number of threads. A seed determines the model on one thread only.",
         ),
     ] = 1,
     as_json: AsJson = False,
@@ -103,7 +103,7 @@ def fit(
         raise typer.BadParameter(str(error)) from error
     trained = isinstance(hasher, NetworkHasher)
     if labels is not None and labels_column is not None:
-        raise typer.BadParameter("give --labels or --labels-column, not both")
+        raise typer.BadParameter("pass --labels or --labels-column, not both")
     has_labels = labels is not None or labels_column is not None
     if trained and has_labels == (pairs is not None):
         raise typer.BadParameter(f"{method} needs either --labels or --pairs")

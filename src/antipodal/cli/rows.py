@@ -31,7 +31,7 @@ MetadataColumns = Annotated[
 
 
 class RowOptions:
-    """The options that give rows their ids and metadata.
+    """Options for the ids and metadata of rows.
 
     Parameters
     ----------
@@ -49,9 +49,9 @@ class RowOptions:
         metadata_columns: str | None,
     ) -> None:
         if ids is not None and id_column is not None:
-            raise typer.BadParameter("give --ids or --id-column, not both")
+            raise typer.BadParameter("pass --ids or --id-column, not both")
         if metadata is not None and metadata_columns is not None:
-            raise typer.BadParameter("give --metadata or --metadata-columns, not both")
+            raise typer.BadParameter("pass --metadata or --metadata-columns, not both")
         self._ids, self._id_column, self._metadata = ids, id_column, metadata
         self._columns = split_commas(metadata_columns)
         self.has_metadata = metadata is not None or metadata_columns is not None

@@ -129,7 +129,7 @@ def search(
     """
     n_sources = bool(text) + bool(item)
     if n_sources == 2:
-        raise typer.BadParameter("give --text or --id, not both")
+        raise typer.BadParameter("pass --text or --id, not both")
     target, rest = _places(context, place, queries, store, file, n_expected=1 - n_sources)
     if file is not None and (where is not None or with_metadata or item):
         raise typer.BadParameter(
@@ -201,7 +201,7 @@ def _places(
     source = context.get_parameter_source("store")
     is_default = source is not None and source.name == "ENVIRONMENT"
     if store is not None and not is_default and file is not None:
-        raise typer.BadParameter("give either --store URL or --index FILE")
+        raise typer.BadParameter("pass either --store URL or --index FILE")
     if file is not None:
         target = None
     elif store is not None and not (is_default and len(given) > n_expected):
@@ -209,7 +209,7 @@ def _places(
     elif given:
         target, *given = given
     else:
-        raise typer.BadParameter("give a collection, such as docs.db")
+        raise typer.BadParameter("pass a collection, such as docs.db")
     if len(given) != n_expected:
         wanted = "a file of queries, --text or --id" if n_expected else "no file of queries"
         raise typer.BadParameter(f"expected {wanted}: got {' '.join(given) or 'none'}")
@@ -279,7 +279,7 @@ def _collection(store: "Store", model: Path | None) -> "Collection":
 def _check_model(
     model: Path, hasher: "BaseHasher", identity: str, items: "Store | HammingIndex", place: str
 ) -> None:
-    """Raise AntipodalError if the codes are those of another model."""
+    """Raise AntipodalError if the codes belong to another model."""
     if items.model not in (None, identity):
         raise AntipodalError(
             f"{place} contains codes of another model than {model}. Distances between codes of "
@@ -287,7 +287,7 @@ def _check_model(
         )
     if hasher.n_bits != items.n_bits:
         raise AntipodalError(
-            f"{model} makes codes of {hasher.n_bits} bits, {place} contains codes of "
+            f"{model} has codes of {hasher.n_bits} bits, but {place} has codes of "
             f"{items.n_bits} bits"
         )
 

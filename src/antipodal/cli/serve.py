@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from antipodal.service.mounts import Mount
 
 _EXPOSED = (
-    "antipodal: other machines can reach {host}. Put a reverse proxy in front of the service: it "
-    "adds TLS, and limits connections, request rates and slow clients, which the service itself "
-    "does not. See deploy/nginx.conf."
+    "antipodal: other machines can reach {host}. Put a reverse proxy in front of the service, for "
+    "TLS and for limits on connections, request rates and slow clients. See deploy/nginx.conf."
 )
 
 
@@ -159,14 +158,14 @@ def _single(
     if source is not None and source.name == "ENVIRONMENT" and (mounts or collection):
         store = None  # the variable is a default
     if collection is not None and store is not None:
-        raise typer.BadParameter("give a collection or --store, not both")
+        raise typer.BadParameter("pass a collection or --store, not both")
     place = collection or store
     if mounts is not None:
         if any(value is not None for value in (place, model, images, embed, scores)):
-            raise typer.BadParameter("give a collection or --mounts, not both")
+            raise typer.BadParameter("pass a collection or --mounts, not both")
         return None
     if place is None:
-        raise typer.BadParameter("give a collection, such as docs.db, or --mounts")
+        raise typer.BadParameter("pass a collection, such as docs.db, or --mounts")
     return Mount(absolute(place), model, images=images, embed=embed, scores=scores)
 
 

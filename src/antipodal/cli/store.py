@@ -39,7 +39,7 @@ def backup(
 ) -> None:
     """Back up a store to one file while it is in use, and verify the copy.
 
-    The file is a SQLite store, whatever engine the items come from.
+    The file is a SQLite store, whatever the engine of the items.
     """
     from antipodal.stores.transfer import back_up
     from antipodal.stores.url import shown_url
@@ -107,7 +107,7 @@ def list_(
     from antipodal.stores.url import shown_url
 
     if place is None:
-        raise typer.BadParameter(f"give a folder or a store URL, or set {STORE_VARIABLE}")
+        raise typer.BadParameter(f"pass a folder or a store URL, or set {STORE_VARIABLE}")
     found = list_stores(place)
     if as_json:
         for each in found:
@@ -212,5 +212,5 @@ def _number(value: int | None) -> str:
 
 def _required(store: str | None) -> str:
     if store is None:
-        raise typer.BadParameter(f"give --store URL, or set {STORE_VARIABLE}")
+        raise typer.BadParameter(f"pass --store URL, or set {STORE_VARIABLE}")
     return store

@@ -1,8 +1,8 @@
-"""Collections: a model, the codes of its vectors with ids and metadata, and their search.
+"""Collections: stores of codes, ids and metadata that contain their model.
 
 `collection` is the interface, `create` fits a model and fills a store, `rows` reads the input in
-blocks, `query` has the forms of queries, `settings` is the record in the store, and `drift`
-compares new vectors with the first.
+blocks, `query` prepares queries, `settings` is the record in the store, and `drift` compares new
+vectors with those at fit time.
 """
 
 from antipodal.collection.collection import Collection

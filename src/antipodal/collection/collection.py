@@ -1,4 +1,4 @@
-"""`Collection`: vectors compressed by a model, in a store, searched as the model prescribes."""
+"""`Collection`: a store of compressed vectors with the model that encodes and searches them."""
 
 import builtins
 import os
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from antipodal.client import Client
 
 _BATCH_ROWS = 4096  # encoded and stored at once
-_QUERIES_AT_ONCE = 256  # whose candidates' vectors are in memory at the same time
+_QUERIES_AT_ONCE = 256  # the vectors of their candidates are in memory at the same time
 
 
 class Collection:
     """Vectors compressed by a model, with ids and metadata, in a file or a database.
 
-    The model is stored in the collection, so that a path or URL is enough to search it. Searches
-    compare codes as the model prescribes (`BaseHasher.scoring`).
+    The collection contains its model: a path or URL is enough to search it. Searches use the
+    scoring of the model (`BaseHasher.scoring`).
 
     Create one with `Collection.create`, or open one with `Collection.open`. Searches may run in
     several threads. Use it as a context manager, or call `close`.
@@ -109,7 +109,7 @@ class Collection:
         """Compress vectors into a new collection.
 
         An incomplete collection cannot be opened. If the process is killed, the disk is full or
-        the connection is lost, the same call resumes it. After other errors nothing remains.
+        the connection is lost, the same call resumes it. Other errors leave no collection behind.
 
         Parameters
         ----------
@@ -128,8 +128,8 @@ class Collection:
             Choose the smallest code whose recall@10 reaches this value, by an audit of a sample.
             With `keep_vectors`, recall after reranking with 4× oversampling.
         model : BaseHasher, optional
-            A model in place of `LinfHash.asymmetric`. One that is not fitted is fitted to a sample
-            without labels.
+            A model in place of `LinfHash.asymmetric`. If it is not fitted, it is fitted to a
+            sample without labels.
         keep_vectors : "float32", "float16", "int8" or None
             Also keep the vectors, for reranking and `refit`.
         random_state : int
@@ -170,8 +170,8 @@ class Collection:
         Raises
         ------
         StoreError
-            There is no collection, its creation was interrupted, or it has no model: attach one
-            with `antipodal store attach`.
+            The collection does not exist, its creation was interrupted, or it has no model:
+            attach one with `antipodal store attach`.
         """
         if str(place).startswith(("http://", "https://")):
             from antipodal.client import Client
@@ -189,19 +189,19 @@ class Collection:
 
     @classmethod
     def attach(cls, store: Store, model: str | os.PathLike[str]) -> Self:
-        """Store a model file in a store of its codes, which becomes a collection.
+        """Turn a store of codes into a collection by adding the model file of its codes.
 
         Raises
         ------
         StoreError
-            The codes are of another model or length.
+            The codes have another length or belong to another model.
         """
         data = read_model_bytes(model)  # not encoded again, which may change the identity
         hasher, identity = load_bytes(data, os.fspath(model))
         if hasher.n_bits != store.n_bits or store.model not in (None, identity):
             raise StoreError(
                 f"{store.place} has codes of {store.n_bits} bits of model {store.model}, expected "
-                f"{hasher.n_bits} bits of model {identity}, as {model} makes"
+                f"{hasher.n_bits} bits of model {identity}, which {model} contains"
             )
         settings = Settings.read(store)
         store.write_attachments({MODEL: data, SETTINGS: settings.to_bytes()})
@@ -218,7 +218,7 @@ class Collection:
     ) -> Self:
         """Open a collection on this machine, or a store of codes with its model file.
 
-        With a model, a missing store is created unless `read_only`, and contains the model.
+        With a model, a missing store is created with that model, unless `read_only`.
         """
         address = place_address(place, read_only=read_only)
         if model is None:
@@ -267,9 +267,9 @@ class Collection:
         Raises
         ------
         IdsTakenError
-            A ValueError: some ids are in use. Nothing is stored, unless another process takes
-            ids at the same time: then batches of 4,096 rows before them are stored, as after
-            invalid metadata.
+            A ValueError: some ids are in use, and nothing is stored. If another process adds
+            the ids at the same time, or if metadata are invalid, earlier batches of 4,096 rows
+            are stored.
         """
         source = Rows(vectors, ids, metadata)
         source.check(self.id_type, self.n_features)
@@ -282,7 +282,7 @@ class Collection:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def upsert(self, vectors: Any, ids: ArrayLike, metadata: Metadata | None = None) -> int:
-        """Encode and store vectors, and return how many items with the same ids were replaced.
+        """Encode and store vectors, and return the number of replaced items with the same ids.
 
         A repeated call changes nothing.
         """
@@ -305,7 +305,7 @@ class Collection:
             yield ids, fields, self.model.encode(rows), kept
 
     def delete(self, ids: ArrayLike) -> int:
-        """Delete the items with these ids and return how many existed."""
+        """Delete the items with these ids, and return the number of deleted items."""
         return self.store.delete(ids)
 
     def close(self) -> None:
@@ -321,7 +321,7 @@ class Collection:
         return self.store.get(ids)
 
     def vectors(self, ids: ArrayLike) -> NDArray[np.float32]:
-        """Return the kept vectors of items, in the order given, or else their reconstructions.
+        """Return the kept vectors of items, or their reconstructions, in the order given.
 
         Raises
         ------
@@ -367,21 +367,21 @@ class Collection:
         Parameters
         ----------
         queries : (n_queries, n_features)
-            Vectors, as they come from the embedding model.
+            Query vectors, from the same embedding model as the items.
         k : int
             Number of neighbours. All items are returned if there are fewer.
         codes, ids, texts : in place of queries
-            Packed codes; ids of stored items, which are left out of their own results; or texts
+            Packed codes; ids of stored items, which are excluded from their own results; or texts
             for the embedder of `open`.
         where : mapping, optional
             Metadata filter.
         rerank : int, optional
-            Oversampling factor: find ``rerank * k`` candidates by their codes, and return the k
-            best by the cosine of their kept vectors.
+            Oversampling factor: retrieve ``rerank * k`` candidates by their codes, and return the
+            k best by the cosine of their kept vectors.
         metadata : bool
             Also return the metadata of the results.
         scoring : "hamming" or "asymmetric", optional
-            In place of the scoring of the model.
+            Override the scoring of the model.
 
         Returns
         -------
@@ -412,7 +412,7 @@ class Collection:
         codes: ArrayLike | None = None,
         where: Mapping[str, Any] | None = None,
     ) -> SearchResult:
-        """Return all items at Hamming distance ≤ r of each query, for models with that scoring."""
+        """Return all items within Hamming distance r of each query, for models of that scoring."""
         chosen_scoring(self.model, "hamming")
         if (queries is None) == (codes is None):
             raise ValueError("radius needs either queries or codes")
@@ -429,7 +429,7 @@ class Collection:
         return int(rerank)
 
     def _rows(self, queries: ArrayLike | None) -> NDArray[Any]:
-        """Return query vectors as a table of finite rows of the right width."""
+        """Return query vectors as a finite matrix with `n_features` columns."""
         rows = np.asarray(queries)
         if rows.ndim != 2 or rows.shape[1] != self.n_features:
             raise ValueError(
@@ -448,7 +448,7 @@ class Collection:
         texts: Sequence[str] | None = None,
         scoring: str | None = None,
     ) -> Query:
-        """Return queries in the form in which a store is searched, for `find`."""
+        """Convert queries to the form that `find` searches for."""
         scoring = chosen_scoring(self.model, scoring)
         given = [value is not None for value in (queries, codes, ids, texts)]
         if sum(given) != 1:
@@ -545,7 +545,7 @@ class Collection:
     # ------------------------------------------------------------------------- maintenance
 
     def check(self, new_vectors: ArrayLike) -> "Drift":
-        """Compare the codes of new vectors with those of the vectors that the model was fitted to.
+        """Compare the codes of new vectors with those of the vectors at fit time.
 
         Parameters
         ----------
@@ -555,13 +555,14 @@ class Collection:
         Returns
         -------
         Drift
-            With `has_drifted`; printed, it says what was measured and what to do.
+            `has_drifted` is the verdict. The text form has the measured values and the
+            recommended action.
         """
         rows = self._rows(new_vectors)
         before = self._settings.quality
         if before is None:
             raise AntipodalError(
-                f"{self.place} has no record of its vectors at fit time: it was not made by "
+                f"{self.place} has no record of its vectors at fit time: it was not created by "
                 "Collection.create"
             )
         return Drift(before, code_quality(self.model, rows), self.keep_vectors is not None)
@@ -569,7 +570,8 @@ class Collection:
     def refit(self, place: str | os.PathLike[str], **options: Any) -> "Collection":
         """Fit a new model to the kept vectors, and write them to a new collection.
 
-        `options` are those of `create`, by default the present code length and kept vectors.
+        `options` are those of `create`. By default the code length and the type of kept vectors
+        are those of this collection.
 
         Raises
         ------
@@ -578,7 +580,7 @@ class Collection:
         """
         if self.keep_vectors is None:
             raise AntipodalError(
-                f"{self.place} keeps no vectors, so that nothing can be encoded again: create a "
+                f"{self.place} keeps no vectors to encode again: create a "
                 "new collection from the original vectors"
             )
         if not {"bytes", "bits", "recall", "model"} & options.keys():
@@ -627,7 +629,7 @@ def _check_choice(
 ) -> Choice:
     """Return how the model is chosen, after checking the arguments."""
     if sum(value is not None for value in (n_bytes, bits, recall, model)) > 1:
-        raise ValueError("give at most one of bytes, bits, recall and model")
+        raise ValueError("pass at most one of bytes, bits, recall and model")
     for name, value in (("bytes", n_bytes), ("bits", bits)):
         if value is not None:
             check_whole(value, name, 1)

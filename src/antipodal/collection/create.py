@@ -39,7 +39,7 @@ class Created(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """How the model is chosen: a given one, a code length, or a recall to reach."""
+    """Choice of the model: a given model, a code length, or a target recall."""
 
     model: BaseHasher | None
     n_bits: int | None
@@ -100,7 +100,7 @@ def _digest(
     keep_vectors: VectorType | None,
     random_state: int,
 ) -> str:
-    """Return a digest of the arguments of a creation, by which the same call is recognised."""
+    """Return a digest of the arguments of a creation, which identifies the same call."""
     model: object = choice.model
     if choice.model is not None and _is_fitted(choice.model):
         model = hashlib.sha256(choice.model.to_bytes()).digest()
@@ -113,7 +113,7 @@ def _digest(
 
 
 def _resumed(address: Address, digest: str) -> Created | None:
-    """Return a collection whose creation by the same call was interrupted, None without one."""
+    """Return the collection of an interrupted identical call, or None."""
     try:
         store = open_address(address)
     except NoStoreError:
@@ -146,7 +146,7 @@ def _fitted(
     keep_vectors: VectorType | None,
     random_state: int,
 ) -> tuple[BaseHasher, CodeQuality | None]:
-    """Return the model, and the quality of its codes of rows that it was not fitted to."""
+    """Return the fitted model, and the quality of its codes on held-out rows."""
     is_held_out = np.zeros(len(sample), np.bool_)
     n_held_out = min(SAMPLE, len(sample) // 5)
     rng = np.random.default_rng(random_state)
@@ -182,7 +182,7 @@ def _is_fitted(model: BaseHasher) -> bool:
 def _bits_for_recall(
     rows: Rows, recall: float | None, keep_vectors: VectorType | None, random_state: int
 ) -> int:
-    """Return the shortest code that reaches a recall, by an audit of a sample."""
+    """Return the length of the shortest code that reaches a recall, by an audit of a sample."""
     assert recall is not None
     sample = min(_AUDIT_ROWS, rows.n_rows)
     result = audit(

@@ -1,4 +1,4 @@
-"""Drift: whether a model still suits new vectors."""
+"""Drift: comparison of new vectors with those at fit time."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +69,7 @@ def _recall(cosines: NDArray[np.float64], scores: NDArray[np.float64]) -> float:
 class Drift:
     """Quality of the codes of new vectors, compared with that at fit time.
 
-    Printed, it says what was measured and what to do.
+    The text form has the measured values and the recommended action.
     """
 
     before: CodeQuality
@@ -78,7 +78,7 @@ class Drift:
 
     @property
     def has_drifted(self) -> bool:
-        """Whether the model suits the new vectors clearly worse than those it was fitted to."""
+        """Whether the codes of the new vectors are clearly worse than those at fit time."""
         if self.before.error is not None and self.now.error is not None:
             return self.now.error > _ERROR_RATIO * self.before.error
         return self.now.recall < self.before.recall - _RECALL_DROP

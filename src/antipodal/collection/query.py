@@ -1,4 +1,4 @@
-"""Queries of a collection, in the form in which a store is searched."""
+"""Queries of a collection: codes or float queries for its store."""
 
 import warnings
 from typing import Any, Self
@@ -14,7 +14,7 @@ from antipodal.stores.filters import Where
 
 
 class Query:
-    """Queries in the form in which a store is searched: codes, or float queries.
+    """Queries of a store: codes, or float queries.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Query:
         return query
 
     def leaving_out(self, numbers: NDArray[np.int64]) -> Self:
-        """Leave one item out of the results of each query."""
+        """Return queries that exclude one item each from their results."""
         self._own = numbers
         return self
 
@@ -78,22 +78,22 @@ class Query:
 
 
 def chosen_scoring(model: BaseHasher, scoring: str | None) -> str:
-    """Return the scoring of a search; warn about one that suits the codes badly."""
+    """Return the scoring of a search; warn about Hamming search of asymmetric codes."""
     if scoring not in (None, "hamming", "asymmetric"):
         raise ValueError(f"scoring must be hamming or asymmetric: got {scoring!r}")
     if scoring == "hamming" and model.scoring == "asymmetric":
         warnings.warn(
-            f"the codes of {type(model).__name__} are made for asymmetric search: by Hamming "
-            "distance they find far fewer of the true neighbours",
+            f"the codes of {type(model).__name__} are designed for asymmetric search: recall by "
+            "Hamming distance is far lower",
             stacklevel=3,
         )
     return scoring or model.scoring
 
 
 def _without(found: SearchResult, own: NDArray[np.int64], k: int) -> SearchResult:
-    """Return the first k results of each query without its own item."""
+    """Return the first k results of each query, excluding its own item."""
     n_found = found.ids.shape[1]
-    # Put the own item last: a stable sort keeps the order of the others.
+    # Move the own item to the end: a stable sort keeps the order of the others.
     order = np.argsort(found.ids == own[:, None], axis=1, kind="stable")[:, :k]
     has_own = (found.ids == own[:, None]).any(axis=1)
     if n_found <= k and has_own.any():

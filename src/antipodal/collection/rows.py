@@ -54,7 +54,7 @@ class Rows:
         self.metadata = metadata
 
     def check(self, id_type: IdType, n_features: int) -> None:
-        """Raise an error unless the rows suit a collection."""
+        """Raise an error unless the rows match the features and ids of a collection."""
         if self.n_features != n_features:
             raise ValueError(
                 f"vectors must have {n_features} values, as those of the collection: got "

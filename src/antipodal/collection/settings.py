@@ -1,4 +1,4 @@
-"""What a collection stores next to its items: the model file, and its settings as JSON."""
+"""Attachments of a collection: the model file, and its settings as JSON."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -84,7 +84,7 @@ def read_model(store: Store) -> tuple[BaseHasher, str]:
     hasher, identity = load_bytes(data, f"the model in {store.place}")
     if hasher.n_bits != store.n_bits or store.model not in (None, identity):
         raise StoreError(
-            f"{store.place} contains another model than that of its codes: {identity}, expected "
+            f"the model in {store.place} does not match its codes: got {identity}, expected "
             f"{store.model}"
         )
     return hasher, identity

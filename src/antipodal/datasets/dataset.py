@@ -107,7 +107,7 @@ class Dataset:
         A class per row, or the concepts of each row.
     images : uint8 array (m, h, w) or (m, h, w, 3), or None
     directory : path or None
-        The folder of its files, in which computed features are cached.
+        The folder of its files, where computed features are cached.
     mirror : integer array (n,) or None
         The permutation that maps the features of an image to those of the mirrored image:
         ``features[:, mirror]``. Set by `with_gist`.
@@ -209,7 +209,7 @@ class Dataset:
         n_concepts: int = 21,
         n_pairs: int = 100_000,
     ) -> Split:
-        """Split the rows. Equal labels, protocol, seed and counts always give the same split.
+        """Split the rows. Labels, protocol, seed and counts determine the split.
 
         Parameters
         ----------

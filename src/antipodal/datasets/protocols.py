@@ -274,6 +274,6 @@ def _dissimilar_pairs(labels: Labels, n_pairs: int, source: PCG64) -> Rows:
         if missing == 0:
             return np.concatenate(kept)
     raise ValueError(
-        "too few pairs of training rows share no concept: cannot draw dissimilar pairs. Leave out "
+        "too few pairs of training rows share no concept: cannot draw dissimilar pairs. Omit "
         "the most frequent concept"
     )

@@ -48,7 +48,7 @@ class Survey:
         """Return one sentence for each kind of unusual row."""
         remarks = []
         if len(self.not_finite):
-            remarks.append(f"Rows with NaN or infinity, left out: {_listed(self.not_finite)}.")
+            remarks.append(f"Rows with NaN or infinity, skipped: {_listed(self.not_finite)}.")
         if len(self.zero):
             remarks.append(f"Rows of zeros, not drawn as queries: {_listed(self.zero)}.")
         if self.equal:
@@ -300,7 +300,7 @@ def audit(
         Relevance judgements: row of a query, row of X, and optionally a grade.
     sample : int, optional
         Audit a random sample of this many rows, for a first answer in seconds. Only these are
-        read. Recall falls with the number of rows, so that it is extrapolated to all rows.
+        read. Recall falls with the number of rows, so it is extrapolated to all rows.
     random_state : int
         Seed of all random draws.
     progress : callable

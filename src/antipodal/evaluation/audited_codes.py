@@ -50,9 +50,9 @@ class AuditedCode(Protocol):
     searches : tuple of str
         Ways of searching to measure.
     scoring : str, optional
-        The way in which antipodal searches the code; None for other libraries.
+        The scoring by which antipodal searches the code; None for other libraries.
     served : bool
-        Whether `antipodal build` makes the same code from the vectors.
+        Whether `antipodal build` produces the same code from the vectors.
     """
 
     name: str

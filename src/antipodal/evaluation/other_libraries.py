@@ -29,7 +29,7 @@ _ID_BYTES = 8  # of an item in an inverted file of Faiss
 
 @dataclass(frozen=True)
 class Data:
-    """What a baseline has to be made for."""
+    """Vectors and code length for which a baseline is built."""
 
     n_rows: int
     n_features: int
@@ -248,7 +248,7 @@ Codes = Iterator[Callable[[], AuditedCode]]
 
 
 class UnsuitableError(Exception):
-    """A baseline cannot be made for these vectors."""
+    """A baseline does not support these vectors."""
 
 
 def _rabitq(data: Data) -> Codes:

@@ -1,6 +1,6 @@
 """Rankings with ties: counts by Hamming distance, and metrics over all orders of the ties.
 
-Hamming distance takes few values, so that a ranking is a sequence of groups of equal distance, and
+Hamming distance takes few values, so a ranking is a sequence of groups of equal distance, and
 the order within a group is arbitrary. For each query and each group we count
 
     n  items in the group            M  items before the group
@@ -48,7 +48,7 @@ def count_by_distance(
     n_bits: int,
     block_bytes: int,
 ) -> tuple[Counts, Counts]:
-    """Count the items at distance 0 … n_bits from each query: all of them, and the relevant ones.
+    """Count all items, and the relevant items, at distance 0 … n_bits from each query.
 
     Labels are ids (n,), where equal ids are relevant, or sets of concepts packed into words
     (n_words, n), where sets with a common bit are relevant.
@@ -114,7 +114,7 @@ def _histograms(
 ) -> Counts:
     """Count the items at each distance from each query: (n_queries, n_bits + 1).
 
-    With `labels` of queries and items, there are twice as many columns, for other and for relevant
+    With `labels` of queries and items, the result has twice as many columns, for other and relevant
     items: a pair is counted in column distance + (n_bits + 1)·[relevant].
     """
     n_queries, n_items = query.shape[1], database.shape[1]

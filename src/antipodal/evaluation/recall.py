@@ -30,7 +30,7 @@ def prepared(rows: Rows, metric: Metric) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Truth:
-    """True neighbours of queries. Rows that tie with the k-th neighbour are correct results too.
+    """True neighbours of queries. Rows that tie with the k-th neighbour are also correct.
 
     Attributes
     ----------

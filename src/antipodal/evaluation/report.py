@@ -271,7 +271,7 @@ class _Examples:
         return self._shown({row: f"query {row}" for row in rows})
 
     def worst(self, precision: NDArray[np.float64], n: int) -> list[dict[str, Any]]:
-        """Return the n queries of the lowest average precision; NaN is left out."""
+        """Return the n queries with the lowest average precision, except NaN."""
         order = np.argsort(precision, kind="stable")[:n].tolist()
         return self._shown(
             {

@@ -195,7 +195,7 @@ def gist(
     -----
     The published filters are slightly asymmetric at frequencies without a direction: at zero, and
     at the Nyquist frequency, which equals its negative. Here the gain is 0 at zero, and the mean
-    over both signs at Nyquist, so that mirrored images have mirrored descriptors: see
+    over both signs at Nyquist, so mirrored images have mirrored descriptors: see
     `mirror_permutation`.
 
     Examples

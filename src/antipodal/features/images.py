@@ -23,7 +23,7 @@ def image_files(folder: str | os.PathLike[str]) -> list[Path]:
 
     Image files end in bmp, jpeg, jpg, png, tif, tiff or webp, in upper or lower case; hidden files
     are skipped. Files and folders are sorted by the code points of their names, so that the order
-    is the same on every machine. Descriptors of a folder have this order too.
+    is the same on every machine. Descriptors of a folder have the same order.
     """
     root = Path(folder)
     found = []

@@ -28,7 +28,7 @@ _AHEAD = 4  # images per thread that are computed in advance
 def describe(image: ByteImage, max_keypoints: int, root: bool) -> FloatArray:
     """Return the descriptors (n, 128) of the keypoints with the strongest contrast.
 
-    Keypoints tied with the last one are kept too, so that n may exceed max_keypoints: a point with
+    Keypoints tied with the last one are also kept, so n may exceed max_keypoints: a point with
     two orientations is two keypoints of equal contrast. If `root`, each descriptor d is
     normalised to the unit sphere as root-SIFT, [Arandjelovic2012]
 
@@ -99,7 +99,7 @@ class Vocabulary:
     root : bool
         Whether the words quantise root-SIFT descriptors rather than SIFT descriptors.
     max_keypoints : int
-        Number of keypoints per image, those of strongest contrast.
+        Number of keypoints per image; those with the strongest contrast are kept.
     size : int
         Side of the square, in pixels, to which images are resized.
     """

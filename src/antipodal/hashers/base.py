@@ -96,7 +96,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return self.project(X)
 
     def score_offset(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Return the value of each row to add to its scores, so that they estimate cosines, (m,).
+        """Return the offset of each row's scores that makes them estimate cosines, (m,).
 
         It does not change the order of the results of a query. By default it is 0.
         """
@@ -212,11 +212,11 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
         For an asymmetric model, search it with the rows themselves: ``faiss.read_index(path)
         .search(rows, k)``. The scores are those of asymmetric search, up to the 8-bit tables of
-        Faiss. Nothing can be added to the file: `add` raises an error, since Faiss cannot encode
+        Faiss. The file is read-only: `add` raises an error, since Faiss cannot encode
         rows as this model does. Write it again instead.
 
         For a Hamming model, search it with codes: ``faiss.read_index_binary(path)
-        .search(hasher.encode(rows), k)``. `add` accepts codes, too.
+        .search(hasher.encode(rows), k)``. `add` also accepts codes.
 
         Parameters
         ----------

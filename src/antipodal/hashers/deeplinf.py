@@ -32,7 +32,7 @@ class DeepLinf(NetworkHasher):
         Code length N; it may exceed the number of features.
     nested : tuple of int
         Shorter code lengths in ascending order, such as (16, 32). Training minimises the mean loss
-        over the first 16, the first 32 and all bits, so that the first bits are codes as well;
+        over the first 16, the first 32 and all bits, so prefixes are also codes;
         `prefix(16)` returns a hasher for them.
     n_stages : int
         K, the number of unfolded ADMM iterations after the first layer.

@@ -106,7 +106,7 @@ class NetworkHasher(SupervisedHasher):
     A custom network overrides two methods: `new_encoder`, which returns an `antipodal.Encoder`,
     and `reach`. It may override `initial_encoder` to choose the initial weights, and `layers` to
     encode faster, without PyTorch and to ONNX. The dataclass fields are the parameters: a
-    subclass that adds a parameter or changes a default is a dataclass too. It adds the parameters
+    subclass that adds a parameter or changes a default is also a dataclass. It adds the parameters
     that `new_encoder` reads to `encoding_parameters`.
     """
 

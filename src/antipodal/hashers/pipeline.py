@@ -63,7 +63,7 @@ class Pipeline:
         """Call receive(number of the first row, values) for each block, in any order.
 
         Many rows are shared among the usable cores. Threads take one block after another and do
-        not wait for each other, so that busy cores cost no more than their share.
+        not wait for each other, so busy cores cost no more than their share.
 
         `first` is the number of the first row, if the rows are part of a larger table. Rows and
         values must be finite.

@@ -45,7 +45,7 @@ class _Run(NamedTuple):
 
 
 class PackedCodes:
-    """Codes of the main segment in the layout of FastScan: a second copy, made by searches.
+    """Codes of the main segment in the layout of FastScan: a second copy, created by searches.
 
     Rows are packed when searches have taken about as long as packing would. Appended rows are
     scanned with byte tables until there are enough of them to pack. The runs of packed rows are
@@ -73,7 +73,7 @@ class PackedCodes:
     def best_rows(
         self, z: Floats, items: IndexedItems, k: int, allowed: RowNumbers | None = None
     ) -> tuple[RowNumbers, Floats]:
-        """Do what `asymmetric.best_rows` does, with FastScan where it is faster."""
+        """Return the same rows as `asymmetric.best_rows`, with FastScan where it is faster."""
         is_most = allowed is None or len(allowed) * _MIN_ALLOWED_SHARE >= len(items)
         n_scanned = int(np.count_nonzero(z.any(axis=1)))
         runs = self._packed(items, n_scanned) if n_scanned and is_most else ()
@@ -86,7 +86,7 @@ class PackedCodes:
         return allowed[found], scores
 
     def _packed(self, items: IndexedItems, n_queries: int) -> tuple[_Run, ...]:
-        """Return the runs, after packing the rows that are worth it."""
+        """Return the runs of packed rows, after packing further rows if that pays off."""
         if len(items) < _MIN_ROWS or items.rows.shape[1] > _MAX_BYTES:
             return ()
         with self._lock:

@@ -27,7 +27,7 @@ class HammingIndex:
     """Index of binary codes for exact search by Hamming distance.
 
     Results are ordered by (distance, id), and ties at the k-th place are broken by id. They depend
-    only on the items, not on the order in which these were added or on the machine.
+    only on the items, not on their insertion order or on the machine.
 
     Searches may run in several threads, also while one other thread adds or removes items: a
     search uses a snapshot of the index taken when it starts.
@@ -43,7 +43,7 @@ class HammingIndex:
         graph, which takes long to build, for queries by codes. All other methods are exact with
         every engine.
     model : str, optional
-        Identity of the model that made the codes, such as the SHA-256 of its file. It is saved
+        Identity of the model of the codes, such as the SHA-256 of its file. It is saved
         with the index, and `load` can require it.
 
     Notes
@@ -157,7 +157,7 @@ class HammingIndex:
         Raises
         ------
         ValueError
-            If ids are not in the index. Nothing is removed then.
+            If ids are not in the index. Nothing is removed.
         """
         segments = self._segments
         rows = _known_rows(segments, check_ids(ids))

@@ -46,7 +46,7 @@ _DIGEST = slice(_START.size, _START.size + 32)
 
 
 class IndexDescription(NamedTuple):
-    """Properties of the codes; `model` is the identity of the model that made them, if known."""
+    """Properties of the codes; `model` is the identity of their model, if recorded."""
 
     n_bits: int
     engine: str

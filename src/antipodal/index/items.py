@@ -134,7 +134,7 @@ class IndexedItems:
         return IndexedItems.of(merged.view(np.uint8), np.insert(self.ids, places, np.asarray(ids)))
 
     def removed(self, rows: RowNumbers) -> "IndexedItems":
-        """Return the items without those of these rows."""
+        """Return the items without these rows."""
         is_kept = np.ones(len(self), dtype=np.bool_)
         is_kept[rows] = False
         kept = np.flatnonzero(is_kept)

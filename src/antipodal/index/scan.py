@@ -108,7 +108,7 @@ def sort_hits(
 
 
 def sort_hits_of_one(distances: NDArray[Any], rows: NDArray[Any]) -> SearchResult:
-    """Do what `sort_hits` does for a single query, with fewer NumPy calls."""
+    """Sort the hits of a single query as `sort_hits` does, with fewer NumPy calls."""
     keys = distances.astype(np.int64)
     keys <<= 32
     keys |= rows

@@ -25,7 +25,7 @@ _RELATIONS = {">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 class AntipodalDocumentStore:
     """Documents in a collection, searched by codes and reranked by kept vectors.
 
-    Documents without an embedding are stored as vectors of zeros, which searches leave out.
+    Documents without an embedding are stored as zero vectors, which searches exclude.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class AntipodalDocumentStore:
     def write_documents(
         self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE
     ) -> int:
-        """Store documents and return how many; without a policy, duplicates raise."""
+        """Store documents, and return their number; without a policy, duplicates raise an error."""
         if not isinstance(documents, list) or not all(isinstance(d, Document) for d in documents):
             raise ValueError(f"documents must be a list of Document: got {documents!r:.100}")
         known = {hit.id for hit in self._items.get([document.id for document in documents])}
@@ -119,13 +119,13 @@ class AntipodalDocumentStore:
         self._items.delete([hit.id for hit in self._items.matching()])
 
     def delete_by_filter(self, filters: dict[str, Any]) -> int:
-        """Delete the documents that match the filters, and return how many."""
+        """Delete the documents that match the filters, and return their number."""
         ids = [hit.id for hit in self._items.matching(_where(filters))]
         self._items.delete(ids)
         return len(ids)
 
     def update_by_filter(self, filters: dict[str, Any], meta: dict[str, Any]) -> int:
-        """Set metadata of the documents that match the filters, and return how many."""
+        """Set metadata of the documents that match the filters, and return their number."""
         documents = self.filter_documents(filters)
         for document in documents:
             document.meta = {**document.meta, **meta}

@@ -138,7 +138,7 @@ class AntipodalVectorStore(VectorStore):
         self, query: str, k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5,
         filter: dict[str, Any] | None = None, **kwargs: Any,
     ) -> list[Document]:  # fmt: skip
-        """Return k documents near a text and unlike each other."""
+        """Return k diverse documents near a text."""
         vector = self._embedding.embed_query(query)
         return self.max_marginal_relevance_search_by_vector(vector, k, fetch_k, lambda_mult, filter)
 
@@ -146,7 +146,7 @@ class AntipodalVectorStore(VectorStore):
         self, embedding: list[float], k: int = 4, fetch_k: int = 20, lambda_mult: float = 0.5,
         filter: dict[str, Any] | None = None, **kwargs: Any,
     ) -> list[Document]:  # fmt: skip
-        """Return k of the `fetch_k` nearest documents of a vector that are unlike each other."""
+        """Return k diverse documents among the `fetch_k` nearest of a vector."""
         hits = self._hits(embedding, fetch_k, filter)
         if not hits:
             return []
@@ -171,7 +171,7 @@ class AntipodalVectorStore(VectorStore):
 def _where(filter: Any) -> Any:
     """Return the filter of a collection: the operators ``$eq``, ``$in``, ``$and``, … lose their $.
 
-    Filters of collections are accepted as they are.
+    Filters of collections are returned unchanged.
     """
     if not isinstance(filter, dict):
         raise TypeError(f'filter must be an object such as {{"year": 2024}}: got {filter!r}')

@@ -1,4 +1,4 @@
-"""`LazyCollection`: a collection that the first vectors create, for stores that begin empty."""
+"""`LazyCollection`: a collection created by its first vectors, for stores that start empty."""
 
 import os
 import shutil
@@ -133,7 +133,7 @@ class LazyCollection:
         return [Hit(str(i), score, fields) for i, score, fields in rows_found]
 
     def matching(self, where: Mapping[str, Any] | None = None) -> list[Hit]:
-        """Return all items that match a filter, in the order in which they were first stored."""
+        """Return all items that match a filter, in insertion order."""
         count = 0 if self.current is None else self.current.count(where)
         if self.current is None or not count:
             return []
@@ -157,14 +157,14 @@ class LazyCollection:
             self.current.close()
 
     def _known_type(self, ids: Sequence[str]) -> list[Any]:
-        """Return ids as integers if those of the collection are, and as they are if they cannot."""
+        """Convert ids to integers where possible, if those of the collection are integers."""
         if self.collection.id_type == "string":
             return list(ids)
         return [int(i) if i.removeprefix("-").isdecimal() else i for i in ids]
 
 
 def random_model(n_features: int, n_bits: int) -> LinfHash:
-    """Return `LinfHash.asymmetric` with a random frame and mean 0, which suits any vectors."""
+    """Return `LinfHash.asymmetric` with a random frame and mean 0, which needs no data."""
     half = np.random.default_rng(0).standard_normal((_RANDOM_ROWS // 2, n_features))
     model = LinfHash.asymmetric(n_bits, random_state=0).set_params(n_refits=0)
     fitted: LinfHash = model.fit(np.concatenate([half, -half]).astype(np.float32))

@@ -1,4 +1,4 @@
-"""mteb: any model with its documents compressed, so that benchmarks score the codes."""
+"""mteb: an encoder with compressed documents, for scoring codes in benchmarks."""
 
 from typing import Any
 

@@ -33,13 +33,13 @@ def quantize_embeddings(
         The codec of an earlier call, for more embeddings of the same model.
     calibration_embeddings : array, tensor or list of them, optional
         Embeddings that the codec is fitted to, in place of `embeddings`. Fewer than 1,000 are too
-        few: the codec is then a random frame, which suits any embeddings, with lower recall.
+        few: the codec is then a random frame, which needs no data but has a lower recall.
 
     Returns
     -------
     codes : uint8 (n, bytes)
     codec : LinfHash
-        `codec.encode` makes codes, `codec.reconstruct` decodes them, `codec.save(path)` keeps it.
+        `codec.encode` encodes, `codec.reconstruct` decodes, and `codec.save(path)` saves the codec.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def semantic_search(
     top_k : int
         Number of results per query.
     corpus_embeddings : array (n, dimensions), optional
-        Embeddings for rescoring, which may be memory-mapped: only those of candidates are read.
+        Embeddings for rescoring, possibly memory-mapped: only those of candidates are read.
     rescore_multiplier : int
         Oversampling factor of rescoring: find ``top_k * rescore_multiplier`` candidates by codes.
 

@@ -114,9 +114,9 @@ def locked_file(folder: Path, prefix: str, suffix: str, mode: int) -> Iterator[s
 
 
 def locked_files(folder: Path, prefix: str, suffix: str) -> list[Path]:
-    """Return the files of `locked_file` whose processes run, and remove the other ones.
+    """Return the files of `locked_file` of running processes, and remove the others.
 
-    On Windows there are no locks: nothing is returned or removed.
+    Windows has no such locks: nothing is returned or removed there.
     """
     locked: list[Path] = []
     if fcntl is None or not folder.is_dir():
@@ -175,7 +175,7 @@ def _inspect(path: str | os.PathLike[str]) -> _Destination:
     except FileNotFoundError:
         if not target.parent.is_dir():
             raise AntipodalError(
-                f"cannot write {path}: there is no folder {target.parent}"
+                f"cannot write {path}: the folder {target.parent} does not exist"
             ) from None
         return _Destination(target, None)
     if stat.S_ISDIR(old.st_mode):
@@ -248,7 +248,7 @@ def _create_locked(folder: Path, prefix: str, suffix: str, mode: int) -> tuple[s
 
 
 def _copy_mode_and_owner(old: os.stat_result, path: str) -> None:
-    """Give a file the mode and, where permitted, the owner and group of the file it replaces."""
+    """Copy the mode and, where permitted, owner and group from the file to be replaced."""
     chown = getattr(os, "chown", None)  # missing on Windows
     if chown is not None:
         with suppress(PermissionError):

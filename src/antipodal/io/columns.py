@@ -31,7 +31,7 @@ class Column(NamedTuple):
 
 
 class NoRowsError(AntipodalError):
-    """A file has no rows, so that the number of dimensions is unknown."""
+    """A file has no rows, so its number of dimensions is unknown."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"cannot read {path}: it has no rows")
@@ -125,7 +125,7 @@ def choose_columns(
 
 
 def check_column(path: str, columns: Mapping[str, Column], name: str) -> None:
-    """Raise an error that lists the columns if there is none of this name."""
+    """Raise an error that lists the columns if the named one is missing."""
     if name not in columns:
         raise AntipodalError(f"{path} has no column {name!r}: it has {_listed(columns)}")
 

@@ -209,7 +209,7 @@ def _move(z: Array, g: Array, direction: Array, gram: Array, box: Array) -> Arra
     t = xp.clip(xp.min(max_t, axis=1, keepdims=True), None, 1.0)
     clipped = xp.clip(z + direction, -box, box) - z
     shortened = xp.clip(z + t * direction, -box, box) - z
-    # Entries that limit t are set to the bound exactly, or they would limit the next step too.
+    # Entries that limit t are set to the bound exactly, or they would also limit the next one.
     shortened = xp.where(max_t <= t, xp.sign(direction) * box - z, shortened)
 
     def change(step: Array) -> Array:  # f(z + s) - f(z) = gᵀs + ½ sᵀGs

@@ -28,7 +28,7 @@ def sample_pairs(labels: NDArray[Any], n_pairs: int, rng: np.random.Generator) -
     shared = np.flatnonzero(counts[label] > 1)  # memberships of labels with several rows
     if len(shared) == 0:
         raise ValueError(
-            f"labels must give similar pairs: no two of the {len(labels)} rows share a label"
+            f"labels must contain similar pairs: no two of the {len(labels)} rows share a label"
         )
     n_similar = n_pairs // 2
     first = shared[rng.integers(len(shared), size=n_similar)]

@@ -236,7 +236,7 @@ def _add_searching(
     )
     @accepts_binary(vectors | dict.fromkeys(IMAGE_TYPES, encode_image))
     async def encode(request: schemas.EncodeRequest) -> Response:
-        """Return the codes of vectors or of an image. Binary vectors give binary codes."""
+        """Return the codes of vectors or of an image. The codes of binary vectors are binary."""
         pool = pools.reads if request.images is None else pools.images
         return await answer(pool, engine.encode, request)
 
@@ -273,7 +273,7 @@ def _add_searching(
     )
     @accepts_binary(with_rows(lambda _, kind, rows: json_response(engine.check_drift(rows))))
     async def check(request: schemas.CheckRequest) -> Response:
-        """Compare new vectors with those that the model was fitted to: have they drifted?"""
+        """Compare new vectors with those at fit time, and report drift."""
         return await answer(pools.reads, engine.check_drift, request)
 
 

@@ -1,4 +1,4 @@
-"""Authentication: API keys with roles, and the check that a route makes before its body is read.
+"""Authentication: API keys with roles, checked before the body of a request is read.
 
 A key file has one key per line, after its role. A comment starts with a # at the beginning of a
 line or after whitespace, so that a key may contain a #:

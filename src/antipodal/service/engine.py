@@ -86,7 +86,7 @@ class Engine:
         limits: Limits | None = None,
         read_only: bool = False,
     ) -> Self:
-        """Open a collection, or a store of codes with the model file that made them.
+        """Open a collection, or a store of codes with its model file.
 
         With a model, a missing store is created unless `read_only`.
         """

@@ -65,7 +65,7 @@ async def _of_http(request: Request, error: Exception) -> Response:
 
 
 async def _of_validation(request: Request, error: Exception) -> Response:
-    """Name the invalid fields. Their values are left out: they may be long, or secret."""
+    """Name the invalid fields without their values, which may be long or secret."""
     assert isinstance(error, RequestValidationError)
     return problem(422, "; ".join(map(_describe, error.errors()[:5])))
 

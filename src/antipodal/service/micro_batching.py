@@ -1,7 +1,7 @@
 """Micro-batching: concurrent single searches are answered by one search of many queries.
 
 Encoding 32 vectors takes about as long as encoding one. Searches that differ only in their query
-therefore share a place in the queue: those that arrive before a thread is free join the batch.
+therefore share a place in the queue: searches that arrive before a thread is free join the batch.
 No search waits for others, and the results are the same as those of separate searches.
 """
 
@@ -58,7 +58,7 @@ class MicroBatcher:
         return answer
 
     def _key(self, request: SearchRequest) -> Hashable:
-        """Return what searches of one batch have in common; None if a search is not batched."""
+        """Return the properties that searches of a batch share; None if a search is not batched."""
         limits = self._engine.limits
         if request.radius is not None or request.histogram:
             return None

@@ -130,7 +130,7 @@ class OpenMount:
     users: int = 1  # the table, and each running request
 
     async def release(self) -> None:
-        """Give up one use."""
+        """Release one use of the mount."""
         self.users -= 1
         if not self.users:
             await asyncio.to_thread(self.engine.close)

@@ -56,7 +56,7 @@ _MANY = "Several queries, answered in their order. At most --max-batch, 1,000 by
 
 
 class SearchOptions(_Request):
-    """How to search. Codes are compared as the model prescribes, unless `scoring` says otherwise.
+    """Options of a search. Codes are compared by the scoring of the model, or by `scoring`.
 
     With vectors in a binary body, these options are a JSON object in the query parameter `options`.
     """
@@ -114,7 +114,7 @@ class SearchOptions(_Request):
 class SearchRequest(SearchOptions):
     """One query (exactly one of vector, text, image, code, id), or several (vectors, texts, codes).
 
-    The results of an id leave out the item itself.
+    A search by id excludes the item itself.
     """
 
     model_config = _example(vector=[0.1, -2.5, 3.0], k=5, where={"label": 3})
@@ -182,7 +182,7 @@ class UpsertRequest(_Request):
 
 
 class CheckRequest(_Request):
-    """New vectors, to compare with those that the model was fitted to: at least 100."""
+    """New vectors, at least 100, to compare with those at fit time."""
 
     model_config = _example(vectors=[[0.1, -2.5, 3.0], [0.2, 0.0, 1.0]])
     vectors: list[Vector]
@@ -260,7 +260,7 @@ class SearchesResponse(BaseModel):
 
 
 class Upserted(BaseModel):
-    """Number of items stored, and how many of them replaced others."""
+    """Number of stored items, and of replaced items."""
 
     upserted: int
     replaced: int
@@ -312,10 +312,10 @@ class Quality(BaseModel):
 
 
 class DriftReport(BaseModel):
-    """Whether the model suits new vectors worse than those it was fitted to."""
+    """Comparison of the codes of new vectors with those at fit time."""
 
     has_drifted: bool
-    message: Annotated[str, Field(description="What was measured, and what to do.")]
+    message: Annotated[str, Field(description="Measured values and the recommended action.")]
     before: Quality
     now: Quality
     can_refit: Annotated[bool, Field(description="Whether the collection keeps its vectors.")]

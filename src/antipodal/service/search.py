@@ -98,7 +98,7 @@ class Search:
         if needs_hamming and scoring == "asymmetric":
             raise ValueError(
                 f"{needs_hamming[0]} compares codes by Hamming distance, but the codes of this "
-                "model are made for asymmetric search. Leave it out, or pass scoring: hamming"
+                "model are designed for asymmetric search. Omit it, or pass scoring: hamming"
             )
 
     def _query_of(self, request: SearchRequest) -> Query:

@@ -99,8 +99,8 @@ class StoreHeader(NamedTuple):
 class Store(Reader):
     """Durable codes with ids and metadata, searched exactly by Hamming distance.
 
-    Every engine returns the same ids in the same order, by (distance, id), also for ties at the
-    k-th place. Use a store as a context manager, or call `close`.
+    Every engine returns the same ids in the same order, by (distance, id), including ties at rank
+    k. Use a store as a context manager, or call `close`.
     """
 
     model: str | None
@@ -120,9 +120,8 @@ class Store(Reader):
             same = os.path.realpath(own) == os.path.realpath(path)
             if same or (os.path.exists(own) and os.path.exists(path) and own.samefile(path)):
                 raise StoreError(
-                    f"cannot write to {path}: expected another file than those of the store, got "
-                    f"{own}, which is part of {self.place}. A store cannot be backed up, exported, "
-                    "copied or restored to itself"
+                    f"cannot write to {path}: {own} is part of the store {self.place}. A store "
+                    "cannot be backed up, exported, copied or restored to itself"
                 )
 
     def upsert(
@@ -134,7 +133,7 @@ class Store(Reader):
         vectors: Sequence[bytes] | None = None,
         keep_metadata: bool = False,
     ) -> int:
-        """Store items durably, replacing those with the same ids; return how many were replaced.
+        """Store items durably, and return the number of replaced items with the same ids.
 
         Items without metadata get the object {}. With `keep_metadata`, which requires that no
         metadata are given, replaced items keep their metadata. `vectors` are kept for reranking,
@@ -293,7 +292,7 @@ class Store(Reader):
         return 0 if largest is None else largest + 1
 
     def delete(self, ids: ArrayLike) -> int:
-        """Delete the items with these ids and return how many existed."""
+        """Delete the items with these ids, and return the number of deleted items."""
         self._check_may_write()
         given = check_unique_ids(ids, self.id_type)
         if not len(given):
@@ -314,7 +313,7 @@ class Store(Reader):
 
     @contextmanager
     def item_batches(self, *, vectors: bool = False) -> Iterator[Callable[[], Iterator[ItemBatch]]]:
-        """Return a function that iterates over all items of a snapshot, as often as it is called.
+        """Return a function that iterates over all items of a snapshot, any number of times.
 
         With `vectors`, batches contain the kept vectors. Only one batch is in memory. Milvus has no
         snapshots: there, later writes are visible.
@@ -381,7 +380,7 @@ class Store(Reader):
         self.close()
 
     def _prepare(self, radius: int) -> None:
-        """Make tables for small radii, in an engine that has them."""
+        """Build tables for small radii, in an engine that supports them."""
 
     def _check_may_write(self) -> None:
         if self.read_only:
@@ -450,7 +449,7 @@ class Store(Reader):
         replace: bool,
         batch_size: int,
     ) -> NDArray[np.bool_]:
-        """Return which items must be written because they are not stored with the same contents."""
+        """Return a mask of the items that are not stored with the same contents."""
         wanted = np.ones(len(ids), np.bool_)
         others = [ids[:0]]
         for part, texts in batches_of_texts(metadata, len(ids), batch_size):
@@ -484,7 +483,7 @@ class Store(Reader):
         replace: bool,
         vectors: Sequence[bytes] | None = None,
     ) -> int:
-        """Store items and return how many were replaced.
+        """Store items, and return the number of replaced items.
 
         Without metadata, replaced items keep theirs. Without vectors, they lose theirs. Without
         `replace`, ids in use must be passed to `_check_unused`.
@@ -503,7 +502,7 @@ class Store(Reader):
         raise StoreError(f"{self.place} cannot have string ids")
 
     def _check_names_unused(self, names: Collection[str]) -> None:
-        """Raise StoreError unless there are no names."""
+        """Raise StoreError if names are given: they are in use."""
         if names:
             raise StoreError(f"{self.place} already has the attachments {', '.join(sorted(names))}")
 

@@ -29,7 +29,7 @@ def open_store(
     n_bits : int, optional
         Code length in bits. Opening an existing store with another length raises StoreError.
     model : str, optional
-        Identity of the model that makes the codes, such as the SHA-256 of its file. It is stored
+        Identity of the model of the codes, such as the SHA-256 of its file. It is stored
         when the store is created; opening the store for another model raises StoreError.
     id_type : "int64" or "string", optional
         Type of the ids of a new store, "int64" by default. Opening an existing store with ids of

@@ -114,7 +114,7 @@ def take_key(metadata: dict[str, Any]) -> str:
 
 
 def assign_numbers(keys: Keys, known: Mapping[str, int], largest: int | None) -> Ids:
-    """Return the integer ids of string ids: those of known ones, and for others the next ones."""
+    """Return the integer ids of string ids; new ones get the next integers."""
     unused = itertools.count(0 if largest is None else largest + 1)
     numbers = (known[key] if key in known else next(unused) for key in keys.tolist())
     return np.fromiter(numbers, np.int64, len(keys))

@@ -21,7 +21,7 @@ Connection = TypeVar("Connection", contravariant=True)
 
 
 class VersionedItems(Protocol[Connection]):
-    """The items of a store, as a transaction of one of its connections sees them.
+    """The items of a store, as visible to a transaction of one of its connections.
 
     Every write gives the items a new version and adds the ids that it changes to a log.
     """
@@ -41,7 +41,7 @@ class VersionedItems(Protocol[Connection]):
         """Check the integrity of the items, and yield all ids and codes in blocks."""
 
     def among(self, connection: Connection, ids: Ids) -> Iterator[tuple[Ids, Codes]]:
-        """Yield those of some ids that exist, and their codes, in blocks."""
+        """Yield the existing ones of some ids, and their codes, in blocks."""
 
     def matching(self, connection: Connection, where: Where, among: Ids | None = None) -> Ids:
         """Return the ids that match a filter, increasing, among all items or among some."""
@@ -107,7 +107,7 @@ class IndexCache(Generic[Connection]):
     def index(
         self, connection: Connection, *, may_restart: bool = True
     ) -> tuple[HammingIndex, int]:
-        """Return an index of the items that a transaction sees, and their version.
+        """Return an index of the items visible to a transaction, and their version.
 
         Later updates of the cache do not change the index. If the cache has another version, the
         transaction is restarted, since the cache may be newer. For a transaction that must not be
@@ -161,7 +161,7 @@ class IndexCache(Generic[Connection]):
             return ids
 
     def _refreshed(self, connection: Connection, changed: Ids | None) -> HammingIndex:
-        """Return the index, and update the filters, at the version that the connection sees."""
+        """Return the index, and update the filters, at the version visible to the connection."""
         index, self._index = self._index, None  # after an error, the next search rebuilds it
         filters, self._filters = self._filters, OrderedDict()
         if index is None or changed is None or 2 * len(changed) > len(index):

@@ -350,7 +350,7 @@ class PostgresStore(Store):
             self._write_rows(copy, batch)
 
     def _upsert(self, cursor: Cursor, *, keep_metadata: bool) -> int:
-        """Store the items of the temporary table, and return how many were replaced."""
+        """Store the items of the temporary table, and return the number of replaced items."""
         assignments = _ALL_BUT_METADATA if keep_metadata else _ALL
         upsert = self._tables.sql(_UPSERT.replace("{assignments}", assignments))
         return int((cursor.execute(upsert).fetchone() or (0,))[0])
@@ -515,7 +515,7 @@ class PostgresStore(Store):
             raise StoreError(f"{self.place}: {error}") from None
 
     def _add_later(self, cursor: Cursor) -> None:
-        """Create what a store of version 0.7 or older does not have, if the user may do so."""
+        """Add the tables and triggers that stores of version 0.7 lack, if permitted."""
         not_now = (
             psycopg.errors.ReadOnlySqlTransaction,
             psycopg.errors.LockNotAvailable,

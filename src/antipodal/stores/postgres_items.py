@@ -91,7 +91,7 @@ class StoreTables(NamedTuple):
         cursor.execute(lock, [self.items.as_string(cursor)])
 
     def numbers_of(self, cursor: Cursor, keys: Sequence[str]) -> dict[str, int]:
-        """Return the integer ids of those string ids that exist."""
+        """Return the integer ids of the existing string ids."""
         select = self.sql(
             "SELECT " + KEY + ", id FROM {items} WHERE " + KEY + " = ANY (%s::text[])"
         )
@@ -108,7 +108,7 @@ class StoreTables(NamedTuple):
         return None if row is None or row[0] is None else int(row[0])
 
     def has(self, cursor: Cursor, suffix: str) -> bool:
-        """Return whether the store has a table that those of version 0.7 or older do not have."""
+        """Return whether the store has a table that was added after version 0.7."""
         name = self.named(suffix).as_string(cursor)
         row = cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [name]).fetchone()
         return bool(row and row[0])
@@ -330,7 +330,7 @@ class PostgresItems:
         return rows["id"].astype(np.int64), np.ascontiguousarray(rows["code"])
 
     def among(self, cursor: Cursor, ids: Ids) -> Iterator[tuple[Ids, Codes]]:
-        """Yield those of some ids that exist, and their codes."""
+        """Yield the existing ones of some ids, and their codes."""
         select: LiteralString = (
             "SELECT id, substring(bit_send(code) FROM 5) FROM {items} WHERE " + HAS_ID
         )

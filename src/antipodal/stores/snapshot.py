@@ -73,7 +73,7 @@ class Reader(ABC):
 
     @abstractmethod
     def snapshot(self) -> AbstractContextManager["Snapshot"]:
-        """Return a snapshot as a context manager: it does not see later writes.
+        """Return a snapshot as a context manager; later writes are invisible to it.
 
         A snapshot has `get`, `search`, `radius` and `count`, must be used by one thread at a time,
         and ends with the block. Milvus has no snapshots: there, later writes are visible.
@@ -114,7 +114,7 @@ class Reader(ABC):
         oversample: int = OVERSAMPLE,
         exact: bool = True,
     ) -> SearchResult:
-        """Return the k nearest items of each query among those that match a filter.
+        """Return the k nearest items of each query, among the items that match a filter.
 
         `codes`, `vectors`, `rescore` and `oversample` are as in `HammingIndex.search`.
 
@@ -124,14 +124,14 @@ class Reader(ABC):
             Metadata filter.
         exact : bool
             Pass False to use the approximate index of `Store.prepare_approximate`, which may miss
-            items; `Store.recall` measures how many.
+            items; `Store.recall` measures the recall.
 
         Returns
         -------
         SearchResult
             `ids` (n_queries, min(k, n_items)) and `distances` int32, each row ordered by
             (distance, id), or by (score, id) with `vectors` or `rescore`. String ids are ordered
-            as they were first stored.
+            in the order of insertion.
         """
         check_whole(k, "k", 1)
         check_whole(oversample, "oversample", 1)
@@ -181,7 +181,7 @@ class Reader(ABC):
     def _get(self, ids: Ids) -> dict[int, tuple[bytes, dict[str, Any]]]: ...
 
     def _numbers_of(self, keys: Sequence[str]) -> dict[str, int]:
-        """Return the integer ids of those string ids that exist."""
+        """Return the integer ids of the existing string ids."""
         raise StoreError(f"{self.place} has no string ids")
 
 

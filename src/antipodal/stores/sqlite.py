@@ -68,7 +68,7 @@ class _VersionedItems:
 
 
 class SqliteStore(Store):
-    """Store in a SQLite file, with many readers and one writer at a time, in threads or processes.
+    """Store in a SQLite file, for concurrent readers and one writer, in threads or processes.
 
     A file without write permission is opened read-only.
     """

@@ -246,7 +246,7 @@ class SqliteItems:
             )
 
     def delete(self, connection: Connection, ids: Ids) -> int:
-        """Delete items, and return how many existed."""
+        """Delete items, and return the number of deleted items."""
         if self.id_type == "string":
             keys = ((key,) for key in self.keys_of(connection, ids).values())
             connection.executemany("DELETE FROM keys WHERE key = ?", keys)
@@ -282,7 +282,7 @@ class SqliteItems:
         return dict(zip(numbers, vectors, strict=True))
 
     def numbers_of(self, connection: Connection, keys: Sequence[str]) -> dict[str, int]:
-        """Return the integer ids of those string ids that exist."""
+        """Return the integer ids of the existing string ids."""
         select: LiteralString = (
             f"SELECT key, id, {_KEY} FROM keys LEFT JOIN items USING (id) "
             "WHERE key IN (SELECT value FROM json_each(?))"
@@ -457,7 +457,7 @@ class SqliteFile:
         return OpenFile(self._connect("mode=ro&immutable=1"), stamp, True)
 
     def is_unchanged(self, opened: OpenFile) -> bool:
-        """Return whether a connection still sees the current file.
+        """Return whether a connection still reads the current file.
 
         SQLite does not notice changes made by other programs, and would read cached pages.
         """

@@ -161,7 +161,7 @@ def check_backup(path: str | os.PathLike[str]) -> Backup:
 def restore(path: str | os.PathLike[str], url: str, *, sha256: str | None = None) -> Backup:
     """Replace all items of a store by those of a backup; create the store if necessary.
 
-    The model and the settings of a collection are restored, too. The backup is verified before
+    The model and the settings of a collection are also restored. The backup is verified before
     the store is changed. In SQLite and PostgreSQL the items are replaced in one transaction. In
     Milvus, which has no transactions, items are first replaced, then surplus items are deleted.
 
@@ -269,7 +269,7 @@ def copy_store(
     ----------
     source : Store
     url : str
-        URL of the other store. It may contain a part of the same items, and nothing else.
+        URL of the other store. It may contain only some of the same items.
     replace : bool
         Replace all items of the other store, atomically in SQLite and PostgreSQL.
     progress : callable

@@ -34,7 +34,7 @@ def vector_bytes(n_features: int, kind: VectorType) -> int:
 def pack_vectors(rows: NDArray[Any], kind: VectorType) -> list[bytes]:
     """Return one byte string per row. An int8 row is its scale, max |x| / 127, and x / scale.
 
-    Raises ValueError for rows of which the type keeps nothing: too large, or too close to zero.
+    Raises ValueError for rows that the type cannot represent: too large, or too close to zero.
     """
     highest, lowest = (f(axis=1, initial=0).astype(np.float64) for f in (rows.max, rows.min))
     largest = np.maximum(highest, -lowest)
