@@ -102,7 +102,7 @@ def _write_faiss(store: "Store", file: Path, force: bool) -> dict[str, Any]:
     hasher, identity = read_model(store)
     if store.id_type == "string":
         raise AntipodalError(
-            f"{store.place} has string ids, but Faiss has integer ids only: export it with "
+            f"{store.place} has string ids, but ids of Faiss are integers: export it with "
             "--parquet, or build it with integer ids"
         )
     with store.snapshot() as now:
