@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 from antipodal import KSH, LSH, Collection, HammingIndex, evaluate, load
-from antipodal.bench.demo_texts import docstrings, embed
+from antipodal.bench.demo import docstrings, embed
 from antipodal.cli import app
 from processes import run_command
 
@@ -117,7 +117,7 @@ def test_demo_shows_texts_and_digits(tmp_path, monkeypatch):
     folder = tmp_path / "antipodal-demo"
     assert load(folder / "digits.antipodal").n_bits == 16
     assert np.load(folder / "digits-codes.npy").shape == (1597, 2)
-    with Collection.open(folder / "texts.db", embed="antipodal.bench.demo_texts:embed") as texts:
+    with Collection.open(folder / "texts.db", embed="antipodal.bench.demo:embed") as texts:
         rows = [json.loads(line) for line in (folder / "texts.jsonl").read_text().splitlines()]
         assert texts.count() == len(rows) > 2000
         found = texts.search(texts=["wait until the thread terminates"], k=1, rerank=4)
@@ -127,7 +127,7 @@ def test_demo_shows_texts_and_digits(tmp_path, monkeypatch):
     assert found.ids[0, 0] == best["title"] == "threading.Thread.join"
     # As JSON, and with fewer texts, embedded by the same model.
     few = docstrings()[::6]
-    monkeypatch.setattr("antipodal.bench.demo_texts.docstrings", lambda: few)
+    monkeypatch.setattr("antipodal.bench.demo.docstrings", lambda: few)
     done = run_here("demo", "--epochs", 2, "--bits", 16, "--json")
     records = [json.loads(line) for line in done.stdout.splitlines()]
     scores = [r for r in records if "map" in r]
