@@ -1,4 +1,4 @@
-"""HTML report of an evaluation."""
+"""HTML report of an evaluation: scores by query, class and distance, and confusion of classes."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -113,7 +113,7 @@ def break_down(
 def class_scores(scores: QueryScores, labels: NDArray[Any]) -> list[ClassScores]:
     """Return the mean scores of each class or concept, lowest mAP first."""
     found = []
-    for name, rows in _classes(labels):
+    for name, rows in _rows_by_class(labels):
         values = np.stack(scores)[:, rows]
         values = values[:, ~np.isnan(values[0])]
         if values.shape[1]:
@@ -121,7 +121,7 @@ def class_scores(scores: QueryScores, labels: NDArray[Any]) -> list[ClassScores]
     return sorted(found, key=lambda each: (each.map, each.name))
 
 
-def _classes(labels: NDArray[Any]) -> list[tuple[str, NDArray[np.intp]]]:
+def _rows_by_class(labels: NDArray[Any]) -> list[tuple[str, NDArray[np.intp]]]:
     if labels.ndim == 2:
         return [(str(j), np.flatnonzero(labels[:, j])) for j in range(labels.shape[1])]
     return [(str(name), np.flatnonzero(labels == name)) for name in np.unique(labels)]
