@@ -121,7 +121,7 @@ def test_demo_shows_texts_and_digits(tmp_path, monkeypatch):
         rows = [json.loads(line) for line in (folder / "texts.jsonl").read_text().splitlines()]
         assert texts.count() == len(rows) > 2000
         found = texts.search(texts=["wait until the thread terminates"], k=1, rerank=4)
-    # The nearest item by the exact cosine, too.
+    # Also the nearest item by the exact cosine.
     query = embed(["wait until the thread terminates"])[0]
     best = max(rows, key=lambda row: float(np.dot(row["embedding"], query)))
     assert found.ids[0, 0] == best["title"] == "threading.Thread.join"

@@ -161,7 +161,7 @@ def map_points(engine: Engine, maps: Maps, field: str, limit: int) -> dict[str, 
 def map_places(engine: Engine, maps: Maps, request: IdsRequest) -> dict[str, Any]:
     """Return the positions of items, also of those outside the sample of the map.
 
-    An item outside the sample is placed amid the items of the sample with the most similar codes.
+    An item outside the sample is placed among the items of the sample with the most similar codes.
     """
     laid_out = maps.of_sample(DEFAULT_MAP_ITEMS)
     place_of = dict(zip(laid_out.ids.tolist(), laid_out.places, strict=True))
