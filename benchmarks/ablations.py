@@ -165,7 +165,7 @@ DEFAULT_REGIME = [
 ]
 
 
-# A quarter of the epochs of the preset, for the reference too.
+# A quarter of the epochs of the preset, also for the reference.
 QUICK = "DeepLinf.reproduced:n_epochs=250"
 ABLATED = "Ablated.reproduced:n_epochs=250"
 PAPER_REGIME = [

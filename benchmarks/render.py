@@ -574,7 +574,8 @@ The help texts of all commands, written by `make results` (`python benchmarks/re
 
 - **Input files** are `.npy`, `.npz`, parquet, Arrow, CSV or JSON Lines, written as `FILE` or
   `FILE:COLUMN`: [file formats](file-formats.md).
-- **Output**: `--json` prints one JSON object per line, in all commands but `serve`. Progress goes
+- **Output**: `--json` prints one JSON object per line, in all commands except `serve`
+. Progress goes
   to standard error.
 - **Exit codes**: 0 success, 1 bad data (one line on standard error), 2 bad usage.
 - **Environment variables**: `ANTIPODAL_STORE` and `ANTIPODAL_STORE_TO` hold store URLs,

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 from antipodal import KSH, LSH, Collection, HammingIndex, evaluate, load
-from antipodal.bench.demo_texts import _model, docstrings, embed
+from antipodal.bench.demo import _model, docstrings, embed
 from antipodal.cli import app
 from processes import run_command
 
@@ -114,9 +114,9 @@ def test_demo_shows_texts_and_digits(tmp_path, monkeypatch):
     monkeypatch.setattr("antipodal.bench.demo.METHODS", ("DeepLinf", "LSH"))
     # test_page.py has all texts and dimensions.
     some = [t for i, t in enumerate(docstrings()) if not i % 3 or t["title"] in KEPT]
-    monkeypatch.setattr("antipodal.bench.demo_texts.docstrings", lambda: some)
-    monkeypatch.setattr("antipodal.bench.demo_texts.N_FEATURES", 64)
-    monkeypatch.setattr("antipodal.bench.demo_texts._model", cache(_model.__wrapped__))
+    monkeypatch.setattr("antipodal.bench.demo.docstrings", lambda: some)
+    monkeypatch.setattr("antipodal.bench.demo.N_FEATURES", 64)
+    monkeypatch.setattr("antipodal.bench.demo._model", cache(_model.__wrapped__))
     done = run_here("demo", "--epochs", 2, "--bits", 16)
     for text in ("$ antipodal audit", "$ antipodal build", "$ antipodal search", "recall@10",
                  "shutil.copytree", "DeepLinf", "LSH", "query: 0", "██"):  # fmt: skip
@@ -127,11 +127,11 @@ def test_demo_shows_texts_and_digits(tmp_path, monkeypatch):
     folder = tmp_path / "antipodal-demo"
     assert load(folder / "digits.antipodal").n_bits == 16
     assert np.load(folder / "digits-codes.npy").shape == (1597, 2)
-    with Collection.open(folder / "texts.db", embed="antipodal.bench.demo_texts:embed") as texts:
+    with Collection.open(folder / "texts.db", embed="antipodal.bench.demo:embed") as texts:
         rows = [json.loads(line) for line in (folder / "texts.jsonl").read_text().splitlines()]
         assert texts.count() == len(rows) == len(some)
         found = texts.search(texts=["wait until the thread terminates"], k=1, rerank=4)
-    # The nearest item by the exact cosine, too.
+    # Also the nearest item by the exact cosine.
     query = embed(["wait until the thread terminates"])[0]
     best = max(rows, key=lambda row: float(np.dot(row["embedding"], query)))
     assert found.ids[0, 0] == best["title"] == JOIN

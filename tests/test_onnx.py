@@ -1,4 +1,4 @@
-"""Exported models, run by onnxruntime, make the codes of `encode`; JavaScript does too."""
+"""Exported models, run by onnxruntime and in JavaScript, produce the codes of `encode`."""
 
 import json
 import re

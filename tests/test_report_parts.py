@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 from antipodal import evaluate, pack
 from antipodal.cli import app
 from antipodal.codes import unpack
-from antipodal.evaluation.breakdown import break_down, class_scores, confusion
 from antipodal.evaluation.html import METHOD_COLOURS
-from antipodal.evaluation.report import write_report
+from antipodal.evaluation.report import break_down, class_scores, confusion, write_report
 from antipodal.hashers.lsh import LSH
 from antipodal.io.model_file import model_identity
 from browsers import tab

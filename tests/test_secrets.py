@@ -15,7 +15,7 @@ from antipodal.stores import open_store
 from antipodal.stores.url import parse_url, shown_url
 from engines import engines  # noqa: F401
 
-# All secrets consist of these words, so that parts of a secret are detected too.
+# All secrets consist of these words, so parts of a secret are also detected.
 WORDS = ("SEC", "RET")
 URLS = [
     "postgress://u:SECRET@host/db",

@@ -12,11 +12,12 @@ from sklearn.manifold import trustworthiness
 
 from antipodal import LSH, open_store, pack, unpack
 from antipodal.service import Limits
-from antipodal.service.browse import describe_fields, find_items
-from antipodal.service.projection_map import (
-    MAX_ITEMS,
+from antipodal.service.browse import (
+    MAX_MAP_ITEMS,
     Maps,
     classical_scaling,
+    describe_fields,
+    find_items,
     lay_out,
     map_places,
     map_points,
@@ -320,7 +321,7 @@ def test_maps_of_few_items_are_finite(n):
 def test_a_map_is_computed_once_per_version_of_the_store(engine, monkeypatch):
     made = []
     monkeypatch.setattr(
-        "antipodal.service.projection_map.lay_out",
+        "antipodal.service.browse.lay_out",
         lambda codes, n_bits: (made.append(len(codes)), (np.zeros((len(codes), 2)), 1))[1],
     )
     maps = Maps(engine)
@@ -338,7 +339,7 @@ def test_a_map_is_computed_once_per_version_of_the_store(engine, monkeypatch):
 
 
 def test_items_outside_the_sample_are_placed_amid_similar_codes(engine, monkeypatch):
-    monkeypatch.setattr("antipodal.service.projection_map.DEFAULT_ITEMS", 60)
+    monkeypatch.setattr("antipodal.service.browse.DEFAULT_MAP_ITEMS", 60)
     maps = Maps(engine)
     laid_out = maps.of_sample(60)
     inside = int(laid_out.ids[7])
@@ -360,7 +361,7 @@ def test_points_have_a_name_and_the_value_of_a_field(engine):
         CODES[:3],
         [{"a": {"b": "x"}, "text": "long " * 100}, {"a": 3, "title": 7}, {"a": {"b": [1]}}],
     )
-    answer = map_points(engine, Maps(engine), "a.b", MAX_ITEMS)
+    answer = map_points(engine, Maps(engine), "a.b", MAX_MAP_ITEMS)
     points = {point["id"]: point for point in answer["points"]}
     assert len(points) == answer["total"] == N_ITEMS + 3
     assert [points[i]["value"] for i in (9001, 9002, 9003)] == ["x", None, None]

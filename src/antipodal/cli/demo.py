@@ -31,7 +31,7 @@ from antipodal.io.atomic import make_folder, replacing
 if TYPE_CHECKING:
     from antipodal.bench.demo import Demo, Score
 
-EMBED = "antipodal.bench.demo_texts:embed"
+EMBED = "antipodal.bench.demo:embed"
 _COLUMNS = ("--id-column", "title", "--metadata-columns", "text,topic")
 
 
@@ -83,7 +83,7 @@ def demo(
 
 def _show_texts(out: Path, only_build: bool, as_json: bool) -> None:
     """Run the commands of the path without labels: audit, build and search."""
-    from antipodal.bench.demo_texts import N_FEATURES, QUERIES, write_texts
+    from antipodal.bench.demo import N_FEATURES, QUERIES, write_texts
 
     texts, collection = out / "texts.jsonl", str(out / "texts.db")
     count = write_texts(texts)

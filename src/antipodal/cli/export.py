@@ -32,12 +32,10 @@ def export(
     parquet: Annotated[
         Path | None, typer.Option(help="Parquet file of ids, codes and metadata to write.")
     ] = None,
-    faiss: Annotated[
-        Path | None, typer.Option(help="Index file to write, which Faiss reads and searches.")
-    ] = None,
+    faiss: Annotated[Path | None, typer.Option(help="Faiss index file to write.")] = None,
     onnx: Annotated[
         Path | None,
-        typer.Option(help="ONNX model to write, which encodes vectors as packed codes."),
+        typer.Option(help="ONNX model file to write. The model maps vectors to packed codes."),
     ] = None,
     metadata_columns: Annotated[
         str | None,
@@ -102,7 +100,7 @@ def _write_faiss(store: "Store", file: Path, force: bool) -> dict[str, Any]:
     hasher, identity = read_model(store)
     if store.id_type == "string":
         raise AntipodalError(
-            f"{store.place} has string ids, but Faiss has integer ids only: export it with "
+            f"{store.place} has string ids, but ids of Faiss are integers: export it with "
             "--parquet, or build it with integer ids"
         )
     with store.snapshot() as now:

@@ -219,8 +219,8 @@ def encode(
 ) -> None:
     """Encode features as packed binary codes, in blocks of rows.
 
-    The output is one array, or a folder. A folder gets one parquet file of columns and codes for
-    each input file, and the input is a parquet file, folder or pattern.
+    The output is one array, or a folder. For a folder, the input is a parquet file, folder or
+    pattern, and each input file becomes one parquet file of columns and codes.
     """
     if _is_folder_output(features, out):
         if address is not None and engine is not BulkEngine.ray:

@@ -104,7 +104,7 @@ def _start(path: str) -> bytes:
 
 
 def _sqlite_kind(path: str, start: bytes) -> str:
-    """Tell stores from databases of other programs by the application id in the header."""
+    """Distinguish stores from databases of other programs by the application id in the header."""
     from antipodal.stores.sqlite_file import APPLICATION_ID
 
     found = int.from_bytes(start[68:72], "big")
@@ -118,7 +118,7 @@ def _has_log(path: str) -> bool:
 
 
 def _safetensors_kind(path: str) -> str:
-    """Tell models, checkpoints and files of other programs apart by their metadata."""
+    """Distinguish models, checkpoints and files of other programs by their metadata."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         text = file.read(min(length, _HEADER_BYTES))

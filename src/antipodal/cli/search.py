@@ -124,8 +124,8 @@ def search(
 ) -> None:
     """Print the nearest items of each query, one line per query.
 
-    Codes are compared as their model prescribes: by estimated cosine for asymmetric models, by
-    Hamming distance for others.
+    The model determines the scoring: estimated cosines for asymmetric models, Hamming distances
+    for others.
     """
     n_sources = bool(text) + bool(item)
     if n_sources == 2:

@@ -80,29 +80,35 @@ def serve(
             help="Address or network of a proxy whose X-Forwarded-For is trusted. Repeatable."
         ),
     ] = None,
-    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a JSON body.")] = 1 << 20,
+    max_body: Annotated[int, typer.Option(min=1, help="Largest JSON body, in bytes.")] = 1 << 20,
     max_binary_body: Annotated[
-        int, typer.Option(min=1, help="Bytes of a binary body: float32, Arrow or an image.")
+        int, typer.Option(min=1, help="Largest binary body (float32, Arrow or an image), in bytes.")
     ] = 8 << 20,
-    max_batch: Annotated[int, typer.Option(min=1, help="Vectors or items per request.")] = 1_000,
-    max_k: Annotated[int, typer.Option(min=1, help="Neighbours per query.")] = 1_000,
+    max_batch: Annotated[
+        int, typer.Option(min=1, help="Most vectors or items per request.")
+    ] = 1_000,
+    max_k: Annotated[int, typer.Option(min=1, help="Largest k of a search.")] = 1_000,
     max_results: Annotated[
-        int, typer.Option(min=1, help="Items returned by a radius search.")
+        int, typer.Option(min=1, help="Most items returned by a radius search.")
     ] = 1_000,
     max_found: Annotated[
-        int, typer.Option(min=1, help="Results of one request, over all its queries.")
+        int, typer.Option(min=1, help="Most results of one request, over all its queries.")
     ] = 100_000,
     max_histogram: Annotated[
-        int, typer.Option(min=1, help="Items counted by a histogram.")
+        int, typer.Option(min=1, help="Most items counted by a histogram.")
     ] = 1_000_000,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Pixels of an image.")] = 16_000_000,
+    max_pixels: Annotated[int, typer.Option(min=1, help="Most pixels of an image.")] = 16_000_000,
     max_requests: Annotated[
-        int, typer.Option(min=1, help="Requests in progress per worker. More get 503.")
+        int, typer.Option(min=1, help="Most requests in progress per worker. Others get 503.")
     ] = 128,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Time limit of a request.")] = 30.0,
-    threads: Annotated[int, typer.Option(min=1, help="Concurrent searches per worker.")] = 2,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Time limit of a request, in seconds.")
+    ] = 30.0,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Number of concurrent searches per worker.")
+    ] = 2,
 ) -> None:
-    """Serve a collection over HTTP, with a web page."""
+    """Serve a collection over HTTP, with a web UI."""
     require_service()
     from antipodal.service.limits import Limits
     from antipodal.service.server import Settings, is_loopback
@@ -181,8 +187,8 @@ def switch(
 ) -> None:
     """Hot-swap the collection behind a mount, or add a mount.
 
-    The collection must exist. The command waits until all workers that use the file answer with
-    the new one, and fails if one of them cannot. To remove a mount, delete it from the file.
+    The collection must exist. The command waits until all workers use the new collection, and
+    fails if one of them cannot open it. To remove a mount, delete it from the file.
     """
     require_service()
     from antipodal.service import mounts as service

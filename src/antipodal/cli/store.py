@@ -141,7 +141,7 @@ def attach(
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Store a model in the store of its codes, which becomes a collection."""
+    """Turn a store of codes into a collection by adding the model."""
     from antipodal.collection import Collection
     from antipodal.stores.url import shown_url
 
@@ -174,8 +174,8 @@ def copy(
 ) -> None:
     """Copy a store to another of any engine, and verify the copy by count and checksum.
 
-    Without --replace the target must be new or hold a part of the same items, as after an
-    interrupted copy, which resumes.
+    Without --replace, the target must be new or contain only items of the source: an interrupted
+    copy resumes.
     """
     from antipodal.stores.transfer import copy_store
     from antipodal.stores.url import shown_url

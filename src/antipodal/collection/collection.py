@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from antipodal.codes import Codes, check_codes
-from antipodal.collection.create import Choice, create_collection
+from antipodal.collection.create import Choice, Rows, create_collection
 from antipodal.collection.drift import Drift, code_quality
 from antipodal.collection.query import Query, chosen_scoring
-from antipodal.collection.rows import Rows
 from antipodal.collection.settings import Settings, read_model
 from antipodal.embedding import Embedder, load_embedder
 from antipodal.errors import AntipodalError, StoreError

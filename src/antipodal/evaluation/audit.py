@@ -321,7 +321,7 @@ def audit(
     _check_metric(metric)
     names = baseline_names(baselines)
     if relevance is not None and queries is None:
-        raise ValueError("relevance refers to rows of queries: pass queries too")
+        raise ValueError("relevance refers to rows of queries: also pass queries")
     if relevance is not None and sample is not None:
         raise ValueError("relevance refers to rows of all of X: do not pass sample")
     rows, numbers, training, all_rows = _read(X, sample, rng)

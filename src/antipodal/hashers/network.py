@@ -512,7 +512,7 @@ class NetworkHasher(SupervisedHasher):
         """Return the steps of the hidden layer, and the factor of each of its outputs."""
         layers = self.layers(weights)
         if layers is None:
-            raise ValueError(f"{type(self).__name__}.layers must describe the hidden layer too")
+            raise ValueError(f"{type(self).__name__}.layers must also describe the hidden layer")
         theta = np.ones(len(weights["W"]), np.float32)
         theta = theta if layers.threshold is None else layers.threshold
         first = linear_steps(inputs, weights["W"] / theta[:, None], weights["c"] / theta)

@@ -32,20 +32,21 @@ from antipodal.service.bodies import (
     read_rows,
     vector_types,
 )
-from antipodal.service.browse import find_items, sample_fields
+from antipodal.service.browse import (
+    DEFAULT_MAP_ITEMS,
+    MAX_MAP_ITEMS,
+    Maps,
+    find_items,
+    map_places,
+    map_points,
+    sample_fields,
+)
 from antipodal.service.encoding import IMAGE_TYPES
 from antipodal.service.engine import Engine
 from antipodal.service.errors import UnavailableError, add_handlers, problems
 from antipodal.service.limits import ConcurrencyLimit, Limits, Pool, Pools, Shared
 from antipodal.service.metrics import Metrics, Observe
 from antipodal.service.micro_batching import MicroBatcher
-from antipodal.service.projection_map import (
-    DEFAULT_ITEMS,
-    MAX_ITEMS,
-    Maps,
-    map_places,
-    map_points,
-)
 
 _log = logging.getLogger("antipodal.service")
 _PAGE = Path(__file__).parent / "ui"
@@ -373,7 +374,7 @@ def _add_browsing(
     )
     async def item_map(
         field: Annotated[str, Query(max_length=500)] = "label",
-        limit: Annotated[int, Query(ge=1, le=MAX_ITEMS)] = DEFAULT_ITEMS,
+        limit: Annotated[int, Query(ge=1, le=MAX_MAP_ITEMS)] = DEFAULT_MAP_ITEMS,
     ) -> Response:
         """Place a sample of the items in the plane, with the value of `field` for each."""
         return await answer(pools.maps, map_points, engine, maps, field, limit)

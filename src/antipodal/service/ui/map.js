@@ -87,7 +87,7 @@ export async function drawMap({ found, queryId, queryName, pick }) {
   };
 }
 
-/** Draw the query, and the results outside the sample, amid the items with similar codes. */
+/** Draw the query, and the results outside the sample, among the items with similar codes. */
 async function drawPlaced({ found, queryId, queryName, pick }) {
   const sampled = new Set(points.map(({ id }) => `${id}`));
   const wanted = [...new Set([...(queryId === "" ? [] : [queryId]), ...found.slice(0, 24).map(String)])];
