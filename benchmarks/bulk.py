@@ -10,8 +10,8 @@ Rows have 384 dimensions of float32, an id and a title, all of which are kept. T
 - `bulk.encode` locally;
 - `bulk.encode` on Ray, with the start of the cluster timed separately.
 
-The import of PyTorch and the loading of the model are excluded, except on Ray, whose actors do both
-within the run. Therefore two rates are reported: for the whole run, and from the start of the first
+Imports and the loading of the model are excluded, except on Ray, whose actors do both within the
+run. Therefore two rates are reported: for the whole run, and from the start of the first
 file (`first_file_seconds`, `rows_per_second_at_work`). Memory is measured before the run and at its
 peak; for Ray it is the sum of the workers' peaks.
 
@@ -24,7 +24,6 @@ import hashlib
 import json
 import os
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -128,7 +127,9 @@ def first_entry(folder: Path) -> Future[float]:
 
 
 def peak_megabytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    """Return the peak memory of this process; ru_maxrss would include that of its parent."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
 
 
 def _workers_megabytes() -> int:
@@ -140,7 +141,7 @@ def _workers_megabytes() -> int:
             command = (status.parent / "cmdline").read_bytes()
         except OSError:
             continue
-        if command.startswith(b"ray::MapWorker"):
+        if command.startswith(b"ray::FileEncoder"):
             total += int(text.partition("VmHWM:")[2].split()[0])
     return total // 1024
 

@@ -1,9 +1,13 @@
 """What every hasher promises, tested on each of them."""
 
 import re
+import subprocess
+import sys
+import warnings
 
 import numpy as np
 import pytest
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
@@ -29,6 +33,7 @@ from antipodal import (
     SignHash,
     SparseHash,
     SpectralHash,
+    Training,
     load,
     pack,
 )
@@ -107,7 +112,13 @@ def name(hasher):
     return re.sub(r"\s+", " ", repr(hasher))
 
 
-@parametrize_with_checks(CHECKED)
+with warnings.catch_warnings():
+    # The interface is implemented without the base class, whose import is slow.
+    warnings.filterwarnings("ignore", message=".* does not inherit from `sklearn.base")
+    scikit_learn_checks = parametrize_with_checks(CHECKED)
+
+
+@scikit_learn_checks
 def test_scikit_learn_estimator_checks(estimator, check):
     check(estimator)
 
@@ -270,3 +281,39 @@ def test_only_hashers_that_use_labels_are_changed_by_them(hasher):
     other = clone(hasher).fit(X, Y[::-1])
     same = np.array_equal(other.encode(X), hasher.encode(X))
     assert same != hasher.uses_labels
+
+
+def test_data_frames_have_the_columns_of_the_hasher_and_the_index_of_the_rows():
+    pandas = pytest.importorskip("pandas")
+    hasher = SignHash(3, **SEED).fit(X)
+    frame = clone(hasher).set_output(transform="pandas").fit_transform(pandas.DataFrame(X[:5]))
+    assert list(frame.columns) == list(hasher.get_feature_names_out()) == [
+        "signhash0", "signhash1", "signhash2",
+    ]  # fmt: skip
+    with config_context(transform_output="pandas"):
+        global_frame = hasher.transform(X[:5])
+    np.testing.assert_array_equal(global_frame, hasher.transform(X[:5]))
+    assert isinstance(hasher.transform(X[:5]), np.ndarray)
+
+
+def test_parameters_of_parameters_are_set_and_unknown_ones_are_refused():
+    hasher = DeepLinf(8).set_params(n_bits=4, training=Training(), training__n_epochs=3)
+    assert (hasher.n_bits, hasher.training.n_epochs) == (4, 3)
+    assert hasher.get_params()["training__n_epochs"] == 3
+    assert repr(hasher) == "DeepLinf(n_bits=4, training=Training(n_epochs=3))"
+    with pytest.raises(ValueError, match="n_bitts"):
+        hasher.set_params(n_bitts=4)
+
+
+def test_encoding_imports_neither_scikit_learn_nor_scipy(tmp_path):
+    ITQ(8, **SEED).fit(X).save(tmp_path / "model")
+    np.save(tmp_path / "rows.npy", X[:2])
+    program = (
+        "import sys, numpy as np, antipodal; "
+        "antipodal.load('model').encode(np.load('rows.npy')); "
+        "print({'sklearn', 'scipy', 'torch', 'pandas'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "set()"

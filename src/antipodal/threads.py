@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,8 @@ def one_thread() -> Iterator[None]:
     if _fit_on_all:
         yield
         return
+    # Libraries that `fit` loaded later would not be limited. scikit-learn loads BLAS and OpenMP.
+    import_module("sklearn.utils")
     controller = ThreadpoolController()
     with (
         one_core(),

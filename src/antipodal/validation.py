@@ -12,6 +12,14 @@ MAX_ID = 2**63 - 1
 _BLOCK_ROWS = 4096
 
 
+def check_random_state(seed: Any) -> np.random.RandomState:
+    """Return the random generator of a seed, as `sklearn.utils.check_random_state` does."""
+    from sklearn.utils import check_random_state  # not at the top: it takes a second
+
+    generator: np.random.RandomState = check_random_state(seed)
+    return generator
+
+
 def check_whole(value: object, name: str, least: int) -> None:
     """Raise TypeError or ValueError unless `value` is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh
 from scipy.sparse import csr_array
-from sklearn.utils import check_random_state
 
 from antipodal.hashers.base import BaseHasher, FloatArray
 from antipodal.hashers.kernel_features import (
@@ -27,7 +26,7 @@ from antipodal.hashers.pipeline import Pipeline
 from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import sample_rows
 from antipodal.threads import one_thread
-from antipodal.validation import check_whole
+from antipodal.validation import check_random_state, check_whole
 
 _MIN_EIGENVALUE = 1e-9  # eigenvalues are in [0, 1]; smaller ones are rounding
 

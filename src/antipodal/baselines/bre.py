@@ -4,7 +4,6 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils import check_random_state
 
 from antipodal.hashers.base import BaseHasher, FloatArray
 from antipodal.hashers.operations import (
@@ -18,7 +17,7 @@ from antipodal.hashers.operations import (
 from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import draw_rows, feature_moments, feature_scale
 from antipodal.threads import one_thread
-from antipodal.validation import check_labels, check_whole
+from antipodal.validation import check_labels, check_random_state, check_whole
 
 _MIN_GAIN = 1e-3  # relative decrease of the error below which sweeps stop
 _EQUAL = 1e-9  # relative difference below which two thresholds count as equal

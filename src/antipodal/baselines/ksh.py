@@ -5,7 +5,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import cholesky, eigh, solve_triangular
-from sklearn.utils import check_random_state
 
 from antipodal.hashers.base import SupervisedHasher
 from antipodal.hashers.kernel_features import (
@@ -17,7 +16,7 @@ from antipodal.hashers.pipeline import Pipeline
 from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import as_floats, draw_rows
 from antipodal.threads import one_thread
-from antipodal.validation import check_whole
+from antipodal.validation import check_random_state, check_whole
 
 Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]

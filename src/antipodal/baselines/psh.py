@@ -5,7 +5,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh
-from sklearn.utils import check_random_state
 
 from antipodal.baselines.thresholds import best_cuts, column_blocks
 from antipodal.hashers.base import SupervisedHasher
@@ -14,7 +13,7 @@ from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import sample_labelled
 from antipodal.paper.pairs import Pairs, sample_pairs
 from antipodal.threads import one_thread
-from antipodal.validation import check_whole
+from antipodal.validation import check_random_state, check_whole
 
 _MAX_COMPONENTS = 128  # principal components among the candidates
 _MAX_CANDIDATES = 2000  # candidates of largest gap that bits are selected from

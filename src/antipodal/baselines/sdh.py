@@ -8,7 +8,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import cho_factor, cho_solve
 from scipy.sparse import csc_array, csr_array, eye_array
 from scipy.sparse.linalg import splu
-from sklearn.utils import check_random_state
 
 from antipodal.hashers.base import FloatArray, SupervisedHasher
 from antipodal.hashers.kernel_features import (
@@ -20,7 +19,7 @@ from antipodal.hashers.pipeline import Pipeline
 from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import row_blocks, sample_labelled
 from antipodal.threads import one_thread
-from antipodal.validation import check_type, check_whole
+from antipodal.validation import check_random_state, check_type, check_whole
 
 Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]

@@ -5,13 +5,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh
-from sklearn.utils import check_random_state
 
 from antipodal.hashers.base import BaseHasher
 from antipodal.hashers.operations import Affine, Clip, Columns, Each, Operation, Standardise
 from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import sample_rows
 from antipodal.threads import one_thread
+from antipodal.validation import check_random_state
 
 _MIN_SIDE = 1e-5  # components with a smaller range, relative to the largest, are rounding
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Literal, NamedTuple
 
-import pyarrow as pa
-
 from antipodal.bulk.encoder import BatchEncoder, FileJob, FileRecord, encode_file
 from antipodal.bulk.manifest import Manifest
 from antipodal.errors import AntipodalError, missing_extra
@@ -20,45 +18,44 @@ from antipodal.io.tables import ParquetTable
 
 
 class FileEncoder:
-    """Ray actor that encodes files: batches are rows of FileJob, results rows of FileRecord."""
+    """Ray actor that encodes files."""
 
     def __init__(self, model: str, identity: str, options: dict[str, Any]) -> None:
         self.encoder = BatchEncoder(model, **options)
         if self.encoder.identity != identity:
             raise AntipodalError(f"{model} was replaced by another model: start again")
 
-    def __call__(self, batch: pa.Table) -> pa.Table:
-        """Encode the files of a batch of jobs."""
+    def encode(self, job: FileJob) -> FileRecord:
+        """Encode one file."""
         with ThreadPoolExecutor(1) as pool:
-            jobs = [FileJob(**row) for row in batch.to_pylist()]
-            records = [encode_file(self.encoder, job, pool) for job in jobs]
-        return pa.Table.from_pylist([record._asdict() for record in records])
+            return encode_file(self.encoder, job, pool)
 
 
 def encode_on_cluster(
     encoder: BatchEncoder, model: str, jobs: Sequence[FileJob], address: str | None
 ) -> Iterator[FileRecord]:
-    """Encode the files on a Ray cluster, and yield the record of each finished file."""
+    """Encode the files on a Ray cluster, and yield their records as they finish.
+
+    Files are distributed to actors, which read and write them. Ray Data, which would move the rows,
+    takes ten seconds to start.
+    """
     with connected(address) as ray:
-        n_actors = min(len(jobs), max(1, int(ray.cluster_resources().get("CPU", 1))))
-        files = ray.data.from_items([job._asdict() for job in jobs], override_num_blocks=len(jobs))
+        n_actors = min(len(jobs), max(1, int(ray.available_resources().get("CPU", 1))))
+        # An actor whose process or machine is lost is started again, and so is its file.
+        create = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=3)(FileEncoder).remote
         options = {"column": encoder.column, "columns": encoder.columns}
-        records = files.map_batches(
-            FileEncoder,
-            fn_constructor_args=(model, encoder.identity, options),
-            batch_size=1,
-            batch_format="pyarrow",
-            compute=ray.data.ActorPoolStrategy(size=n_actors),
-            num_cpus=0.5,  # Ray Data would deadlock if the actors reserved all cores
-        )
+        actors = [create(model, encoder.identity, options) for _ in range(n_actors)]
+        pool = import_module("ray.util").ActorPool(actors)
         try:
-            for record in records.iter_rows():
-                yield FileRecord(**record)
-        except ray.exceptions.RayTaskError as error:
+            yield from pool.map_unordered(lambda actor, job: actor.encode.remote(job), jobs)
+        except ray.exceptions.RayError as error:
             cause: BaseException = error
             while cause.__cause__ is not None:
                 cause = cause.__cause__
             raise AntipodalError(str(cause)) from error
+        finally:
+            for actor in actors:
+                ray.kill(actor)
 
 
 @contextmanager
@@ -66,19 +63,15 @@ def connected(address: str | None) -> Iterator[Any]:
     """Connect to the current cluster, the one at an address, or a new local one; yield ray."""
     try:
         ray = import_module("ray")  # not at the top: it takes seconds
-        import_module("ray.data")
     except ImportError as error:
         raise AntipodalError(missing_extra("engine='ray'", str(error.name), "ray")) from error
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
-    ray.data.DataContext.get_current().enable_progress_bars = False
     if ray.is_initialized():
         yield ray
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
-        # Not reachable from other machines. With a single core, Ray would deadlock.
+        # Not reachable from other machines.
         options |= {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
-        options["num_cpus"] = max(2, os.cpu_count() or 1)
     ray.init(address="local" if address is None else address, **options)
     try:
         yield ray
@@ -131,7 +124,7 @@ def encode(
     columns : collection of str, optional
         Columns to keep with the codes. By default all.
     engine : {"local", "ray"}
-        Threads of this process on all its cores, or Ray Data with an actor per core. Both write
+        Threads of this process on all its cores, or Ray with an actor per core. Both write
         the same files.
     address : str, optional
         Address of a running Ray cluster. Its machines must have access to model, source and target

@@ -208,7 +208,7 @@ def encode(
         bool, typer.Option("--resume", help="Folder output: resume an interrupted run.")
     ] = False,
     engine: Annotated[
-        BulkEngine, typer.Option(help="Folder output: encode on this machine or with Ray Data.")
+        BulkEngine, typer.Option(help="Folder output: encode on this machine or with Ray.")
     ] = BulkEngine.local,
     address: Annotated[
         str | None, typer.Option(help="Address of a running Ray cluster, such as auto.")

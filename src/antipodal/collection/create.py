@@ -15,7 +15,6 @@ from antipodal.collection.settings import Settings, read_model
 from antipodal.errors import AntipodalError, IdsTakenError, NoStoreError, StoreError
 from antipodal.evaluation.audit import audit
 from antipodal.hashers.base import BaseHasher
-from antipodal.hashers.linfhash import LinfHash
 from antipodal.hashers.registry import load_bytes
 from antipodal.io.vectors import VectorFile, open_vectors
 from antipodal.stores import Store
@@ -261,6 +260,8 @@ def _fitted(
     model = choice.model
     if model is None:
         n_bits = choice.n_bits or _bits_for_recall(rows, choice.recall, keep_vectors, random_state)
+        from antipodal.hashers.linfhash import LinfHash  # lazy: opening does not need it
+
         model = LinfHash.asymmetric(n_bits, random_state=random_state)
     if not _is_fitted(model):
         model = model.fit(sample[~is_held_out])

@@ -51,7 +51,7 @@ def code_quality(model: BaseHasher, vectors: NDArray[Any]) -> CodeQuality:
         _recall(unit[group] @ unit[group].T, queries[group] @ signs[group].T) for group in groups
     ]
     error = None
-    if model.scoring == "asymmetric":
+    if model.scoring == "asymmetric" and hasattr(model, "reconstruct"):
         error = float(np.square(unit - model.reconstruct(codes)).sum(axis=1).mean())
     return CodeQuality(len(rows), float(np.mean(recalls)), error)
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import clone
-from sklearn.utils import check_random_state
 
 from antipodal.codes import check_codes
 from antipodal.evaluation.advice import DEFAULT_METHOD, Advice, Source, advise
@@ -27,7 +25,7 @@ from antipodal.hashers.registry import make_hasher
 from antipodal.hashers.rows import draw_rows, row_blocks
 from antipodal.io.numpy_files import mapped_rows
 from antipodal.io.vectors import VectorFile
-from antipodal.validation import Ids, check_whole
+from antipodal.validation import Ids, check_random_state, check_whole
 
 _LISTED = 5  # row numbers listed in a remark
 _TRAINING_ROWS = 20_000  # drawn from all rows if a sample is audited
@@ -509,6 +507,8 @@ def _our_codes(
 
 def _check_fits(hasher: BaseHasher, rows: NDArray[Any]) -> None:
     """Raise the error of a method that refuses these vectors or this code length."""
+    from sklearn.base import clone
+
     try:
         clone(hasher).fit(rows[:_CHECKED_ROWS])
     except ValueError:

@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
-from scipy.special import digamma, gammaln
 
 from antipodal.codes import Codes, check_codes
 
@@ -185,6 +184,8 @@ class TiedRanking:
     """
 
     def __init__(self, items: Counts, relevant: Counts) -> None:
+        from scipy.special import digamma  # lazy: searching does not need it
+
         self.n, self.r = n, r = items, relevant
         self.M, self.R = M, R = np.cumsum(n, axis=1) - n, np.cumsum(r, axis=1) - r
         self.n_items = int(n[0].sum())
@@ -231,6 +232,8 @@ class TiedRanking:
         on its m places up to k: a hypergeometric draw of m from n with r relevant. The expectation
         is over x; the worst and the best order are optima over x. Without relevant items it is 0.
         """
+        from scipy.special import gammaln  # lazy: searching does not need it
+
         before, (n, r, M, R, m) = self._cut(k)
         fewest, most = np.maximum(m - (n - r), 0), np.minimum(m, r)
         draws = np.arange((most - fewest).max() + 1)

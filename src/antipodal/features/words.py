@@ -9,14 +9,13 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils import check_random_state
 from threadpoolctl import threadpool_limits
 
 from antipodal.errors import ModelFileError
 from antipodal.features.images import ByteImage, Images, open_images, opencv, read_grey
 from antipodal.io.model_file import read_model_file, write_model_file
 from antipodal.threads import usable_cores
-from antipodal.validation import check_whole
+from antipodal.validation import check_random_state, check_whole
 
 FloatArray = NDArray[np.float32]
 Result = TypeVar("Result")

@@ -11,12 +11,11 @@ from typing import Any, ClassVar, Literal, Self, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 import antipodal
 from antipodal.codes import Bits, Codes, code_width
 from antipodal.errors import AntipodalError, missing_extra
+from antipodal.hashers.estimator import Transformer
 from antipodal.hashers.operations import ROWS, Function
 from antipodal.hashers.pipeline import BLOCK_ROWS, Pipeline, Step
 from antipodal.io.model_file import Arrays, contents_identity, model_file_bytes, write_model_file
@@ -29,7 +28,7 @@ Scoring = Literal["hamming", "asymmetric"]
 _BLOCK_ROWS = 4 * BLOCK_ROWS  # rows of `encode_blocks`, enough for several threads
 
 
-class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class BaseHasher(Transformer):
     """Map from feature vectors to n_bits bits: bit = (projection > 0).
 
     A custom hasher implements two methods: `fit`, which calls `check_fit` first, and `pipeline`.
@@ -111,7 +110,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             np.greater(values, 0, out=bits[start : start + len(values)].view(np.bool_))
 
         self._pipeline().each_block(rows, write)
-        return bits
+        return self._in_container(bits, X)  # type: ignore[no-any-return]
 
     def encode(self, X: ArrayLike) -> Codes:
         """Return the packed codes (m, ⌈n_bits / 8⌉), `pack(transform(X))`, computed in blocks.
@@ -307,6 +306,8 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         check proceeds in blocks. `antipodal.hashers.rows.sample_rows` converts the rows to learn
         from to floats.
         """
+        from sklearn.utils.validation import check_array, validate_data
+
         check_whole(self.n_bits, "n_bits", 1)
         checked = check_array(
             X, dtype="numeric", ensure_all_finite=False, ensure_min_samples=min_samples,
@@ -327,7 +328,9 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     def _check_fitted(self) -> None:
         """Raise an error before `fit`, and if an encoding parameter was changed after it."""
-        if "n_features_in_" not in vars(self):  # scikit-learn's own check is slow
+        if "n_features_in_" not in vars(self):
+            from sklearn.utils.validation import check_is_fitted
+
             check_is_fitted(self)
         for name, value in vars(self).get("_fitted_with", {}).items():
             now = getattr(self, name)
@@ -348,6 +351,8 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             and "feature_names_in_" not in vars(self)
         ):
             return X
+        from sklearn.utils.validation import validate_data
+
         rows: NDArray[Any] = validate_data(
             self, X, reset=False, dtype=None, ensure_all_finite=False, ensure_min_samples=0
         )
@@ -373,8 +378,7 @@ class BaseHasher(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return pipeline
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()
-        return {name: value for name, value in state.items() if name != "_cache"}
+        return {name: value for name, value in vars(self).items() if name != "_cache"}
 
     @property
     def _n_features_out(self) -> int:

@@ -6,7 +6,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils import check_random_state
 
 from antipodal.hashers.base import SupervisedHasher
 from antipodal.hashers.operations import Affine, Operation, Standardise
@@ -22,6 +21,7 @@ from antipodal.hashers.pseudo_labels import SVM, fit_svm, label_table, svm_proba
 from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import sample_labelled
 from antipodal.threads import one_thread
+from antipodal.validation import check_random_state
 
 
 class ClassifierHasher(SupervisedHasher):

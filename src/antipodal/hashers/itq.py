@@ -4,14 +4,13 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import eigh, svd
-from sklearn.utils import check_random_state
 
 from antipodal.hashers.base import BaseHasher
 from antipodal.hashers.operations import Affine, Operation
 from antipodal.hashers.registry import built_in
 from antipodal.hashers.rows import sample_rows
 from antipodal.threads import one_thread
+from antipodal.validation import check_random_state
 
 
 @built_in
@@ -58,6 +57,8 @@ class ITQ(BaseHasher):
     @one_thread()
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Learn components and rotation; y is ignored."""
+        from scipy.linalg import eigh, svd  # lazy: encoding does not need it
+
         checked = self.check_fit(X)
         n_features = checked.shape[1]
         if self.n_bits > n_features:

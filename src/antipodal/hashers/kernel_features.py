@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import eigh
 
 from antipodal.hashers.base import FloatArray
 from antipodal.hashers.operations import Affine, GaussianKernel, Operation, SquaredDistances
@@ -73,6 +72,8 @@ def learn_kernel_features(Y: Float32Array, n_anchors: int, seed: int) -> KernelF
     V holds the principal components of Z, largest variance first. s scales φ to mean square 1,
     and γ is 2 / (mean squared distance of rows from anchors). Up to 16,384 rows are used.
     """
+    from scipy.linalg import eigh  # lazy: encoding does not need it
+
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(Y))
     anchors = np.ascontiguousarray(Y[np.sort(order[:n_anchors])])

@@ -4,12 +4,12 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils import check_random_state
 
 from antipodal.hashers.base import BaseHasher
 from antipodal.hashers.operations import Affine, Operation
 from antipodal.hashers.registry import built_in
 from antipodal.threads import one_thread
+from antipodal.validation import check_random_state
 
 
 @built_in

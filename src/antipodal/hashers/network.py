@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, ParamSpec,
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils import check_random_state
 
 from antipodal.errors import AntipodalError, missing_extra
 from antipodal.hashers.base import FloatArray, SupervisedHasher, function_name
@@ -47,7 +46,13 @@ from antipodal.hashers.training import OPTIONS, REMOVED, RENAMED, Training
 from antipodal.io.vectors import VectorFile
 from antipodal.paper.pairs import sample_pairs
 from antipodal.threads import one_thread
-from antipodal.validation import check_finite, check_pairs, check_type, check_whole
+from antipodal.validation import (
+    check_finite,
+    check_pairs,
+    check_random_state,
+    check_type,
+    check_whole,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

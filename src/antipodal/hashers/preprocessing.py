@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dpotrf, dpotri
 
 from antipodal.hashers.operations import Affine, Operation, Root
 from antipodal.hashers.rows import feature_moments, feature_scale, row_blocks
@@ -44,6 +43,8 @@ def leave_one_out_residuals(K: Floats, T: Floats, ridge: float) -> Floats:
 
         tᵢ - f₋ᵢ(xᵢ) = aᵢ / (Gᵢᵢ - (G1)ᵢ² / 1ᵀG1)
     """
+    from scipy.linalg.lapack import dpotrf, dpotri  # lazy: encoding does not need it
+
     factor, _ = dpotrf(K + ridge * np.eye(len(K)), lower=True)
     lower, _ = dpotri(factor, lower=True)  # lower triangle of the inverse, in half the time
     G = np.tril(lower) + np.tril(lower, -1).T

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, log_softmax, softmax
 
 from antipodal.hashers.operations import Affine, Each, GaussianKernel, Operation, Softmax
 from antipodal.hashers.pipeline import Pipeline
@@ -122,6 +121,7 @@ def _calibrate(F: Floats, Y: NDArray[np.bool_], *, multilabel: bool) -> tuple[fl
     The second term determines the offset of a class that no row, or every row, belongs to.
     """
     from scipy.optimize import minimize  # lazy: encoding does not need it
+    from scipy.special import expit, log_softmax, softmax
 
     n, c = Y.shape
 

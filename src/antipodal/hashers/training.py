@@ -4,8 +4,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, Self
 
-from sklearn.base import BaseEstimator
-
+from antipodal.hashers.estimator import Estimator
 from antipodal.validation import check_type, check_whole
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ _ALLOWED = {
 
 
 @dataclass(kw_only=True, repr=False)
-class Training(BaseEstimator):  # type: ignore[misc]
+class Training(Estimator):
     """Training options of `DeepLinf`, `NNHash`, `SparseHash`, `OrthoHash` and `CSQ`.
 
     The defaults marked "optional" depend on the training data. They were chosen by validation.

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from array_api_compat import is_torch_array
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils import check_array, check_random_state
 
 from antipodal.threads import one_thread
-from antipodal.validation import check_whole
+from antipodal.validation import check_random_state, check_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -184,6 +183,8 @@ def _learn(
 
 
 def _check_samples(Y: ArrayLike) -> FloatArray:
+    from sklearn.utils import check_array  # not at the top: it takes a second
+
     samples: FloatArray = check_array(Y, dtype=[np.float64, np.float32], input_name="Y")
     peak = np.abs(samples).max()
     if peak == 0:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
 
 from antipodal.paper.admm import RELAXATION, relaxed_step, relaxed_weight
 from antipodal.paper.conditioning import (
@@ -142,6 +141,8 @@ def solve_linf(
             too_small |= part.too_small
     residual = float(np.max(residuals))  # NaN if any of them is NaN
     if not residual <= tol:
+        from sklearn.exceptions import ConvergenceWarning  # not at the top: it takes a second
+
         if too_small:
             advice = f"Some codes are too small for {Y.dtype}: scale D down, or Y and bound up"
         else:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
 from antipodal.codes import Codes, unpack
@@ -188,6 +187,8 @@ def lay_out(codes: Codes, n_bits: int) -> tuple[Places, int]:
     different, which, counts = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
     places = classical_scaling(different, n_bits)
     if len(different) >= _MIN_CODES:
+        from sklearn.manifold import TSNE  # not at the top: it takes seconds and 150 MB
+
         start = 1e-4 * places / max(float(places[:, 0].std()), 1e-12)
         embedding = TSNE(
             metric="precomputed",
