@@ -1,8 +1,9 @@
 """Snapshot consistency of searches while codes, metadata and membership change together.
 
 Every item stores the number of its state in its metadata. All items of a service response, of a
-search of a collection, or of several searches on one snapshot, must belong to one state and match
-brute force on it. Milvus has no snapshots; inconsistent responses are counted there.
+search of a collection, of a search for words, or of several searches on one snapshot, must belong
+to one state and match brute force on it. Milvus has no snapshots; inconsistent responses are
+counted there.
 """
 
 import logging
@@ -20,8 +21,9 @@ import numpy as np
 
 from antipodal import LSH, Collection
 from antipodal.collection.settings import Settings
+from antipodal.service.browse import find_items
 from antipodal.service.engine import Engine
-from antipodal.service.schemas import SearchRequest
+from antipodal.service.schemas import FindRequest, SearchRequest
 from antipodal.stores import Store, open_store
 from antipodal.stores.metadata import metadata_text
 from antipodal.stores.snapshot import ItemBatch
@@ -40,7 +42,8 @@ State = dict[int, tuple[int, dict[str, Any]]]  # id -> code as a number, metadat
 def state(number: int) -> State:
     """Return a state: item 0 keeps its code; others are added, removed and get new codes."""
     ids = [0, 1, *range(10, 10 + 3 * (number % 4))]
-    metadata = {"state": number, "even": number % 2 == 0}
+    parity = ("even", "odd")[number % 2]
+    metadata = {"state": number, "even": number % 2 == 0, "text": f"an {parity} state"}
     return {one: (1 if one == 0 else hash((number, one)) % 2**N_BITS, metadata) for one in ids}
 
 
@@ -119,7 +122,8 @@ class CodeReader(Reader):
 
     def ask(self) -> str:
         """Search once."""
-        return self.draw.choice([self._ask_service, self._ask_service, self._ask_snapshot])()
+        kinds = [self._ask_service, self._ask_service, self._ask_snapshot, self._ask_words]
+        return self.draw.choice(kinds)()
 
     def _ask_service(self) -> str:
         query = self.draw.getrandbits(N_BITS)
@@ -148,6 +152,26 @@ class CodeReader(Reader):
         counts = [sum(distance == d for distance, _ in near) for d in range(N_BITS + 1)]
         if answer.get("histogram") not in (None, counts):
             return f"state {number}: histogram {answer['histogram']}, brute force {counts}"
+        return ""
+
+    def _ask_words(self) -> str:
+        parity = self.draw.choice(["even", "odd"])
+        answer = find_items(self._engine, FindRequest(text=f"state {parity}", limit=100))
+        numbers = {item["metadata"]["state"] for item in answer["items"]}
+        if not numbers:  # the state has the other parity
+            return ""
+        if len(numbers) > 1:
+            return f"items of states {sorted(numbers)} with the word {parity}"
+        number = numbers.pop()
+        self.states.add(number)
+        if ("even", "odd")[number % 2] != parity:
+            return f"state {number} does not have the word {parity}"
+        expected = state(number)
+        found = {item["id"]: int(item["code"], 16) for item in answer["items"]}
+        if found != {one: code for one, (code, _) in expected.items()}:
+            return f"state {number}: the word {parity} found {found}"
+        if (answer["looked_at"], answer["total"]) != (len(expected), len(expected)):
+            return f"state {number}: {answer['looked_at']} searched of {answer['total']} items"
         return ""
 
     def _ask_snapshot(self) -> str:

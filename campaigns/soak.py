@@ -1,11 +1,11 @@
 """Soak test of a service under load, with restarts, restores and model switches.
 
-A writer adds and deletes items; readers search by k, by radius and with reranking, and compare the
-results with brute force. Meanwhile the service is stopped, killed and restarted, its store is
-backed up and restored, and `antipodal switch` alternates between a store of codes with its model
-and a collection with string ids and kept vectors. No acknowledged write may be lost and no response
-may be wrong. In the last third of the time the service runs undisturbed, and neither its memory nor
-its number of file descriptors may grow.
+A writer adds and deletes items; readers search by k, by radius, with reranking and for words, and
+compare the results with brute force. Meanwhile the service is stopped, killed and restarted, its
+store is backed up and restored, and `antipodal switch` alternates between a store of codes with its
+model and a collection with string ids and kept vectors. No acknowledged write may be lost and no
+response may be wrong. In the last third of the time the service runs undisturbed, and neither its
+memory nor its number of file descriptors may grow.
 
 The size is in seconds.
 """
@@ -205,7 +205,7 @@ def _write_batch(soak: Soak, source: random.Random, connection: Any) -> bool:
         codes = world.codes(ids, soak.turn, source)
         new = {number: (code, soak.turn) for number, code in zip(ids, codes, strict=True)}
         items = [
-            {"id": world.id_of(number), "metadata": {"turn": turn}}
+            {"id": world.id_of(number), "metadata": {"turn": turn, "text": word_of(turn)}}
             | world.fields(number, code, turn)
             for number, (code, turn) in new.items()
         ]
@@ -270,7 +270,7 @@ def read(soak: Soak, source: random.Random, reader: int) -> None:
     while time.monotonic() < soak.last or soak.counts["answers checked"] < LEAST_ANSWERS:
         with soak.reading[reader]:
             connection = connection or new_connection(soak)
-            if not _search(soak, source, connection):
+            if not source.choice([_search, _search, _search, _find])(soak, source, connection):
                 connection.close()
                 connection = None
         time.sleep(0.005)
@@ -311,6 +311,43 @@ def _search(soak: Soak, source: random.Random, connection: Any) -> bool:
     if all(wrong):  # also if no world ever had all of these items
         soak.fail(f"a search for {query} with {bound}: {wrong or hits[:3]}")
     return True
+
+
+def _find(soak: Soak, source: random.Random, connection: Any) -> bool:
+    """Find the items of a turn by their word; return whether the connection is valid."""
+    with soak.lock:
+        before = {world: dict(world.items) for world in soak.worlds}
+        answering = soak.answering()
+    turn = source.choice([turn for _, turn in before[soak.world].values()] or [soak.turn])
+    asked = {"text": word_of(turn), "limit": 100}
+    answer = try_to_ask(soak, connection, "POST", f"/{NAME}/v1/find", asked, READ)
+    if answer is None or answer.status != 200:
+        return answer is not None
+    with soak.lock:
+        answering |= soak.answering()
+        found = {
+            (hit["id"], hit["code"], hit["metadata"]["turn"]) for hit in answer.json()["items"]
+        }
+        wrong = []
+        for world in answering:
+            sent = {(world.id_of(n), code, turn) for n, code, turn in world.sent}
+            due = {
+                (world.id_of(n), *value)
+                for n, value in before[world].items()
+                if value[1] == turn and world.items.get(n) == value
+            }
+            is_right = due <= found <= sent and all(one[2] == turn for one in found)
+            wrong.append("" if is_right else f"{due - found} are missing, {found - sent} unknown")
+    soak.counts["answers checked"] += 1
+    soak.counts["answers checked, words"] += 1
+    if all(wrong):
+        soak.fail(f"a search for the word {word_of(turn)}: {wrong}")
+    return True
+
+
+def word_of(turn: int) -> str:
+    """Return the word of the items written in a turn; none is the beginning of another."""
+    return f"turn{turn:09d}"
 
 
 def what_is_wrong(
