@@ -1,8 +1,9 @@
 """`antipodal audit`: recall of binary codes on vectors without labels."""
 
 import sys
+import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +23,9 @@ from antipodal.cli.app import (
     split_commas,
 )
 from antipodal.cli.outputs import HTML, Force, check_output
+
+if TYPE_CHECKING:
+    from antipodal.evaluation.recall import Setting
 
 
 @app.command(epilog="Example: antipodal audit features.npy --html audit.html")
@@ -130,18 +134,24 @@ def audit(
         options["queries"] = np.asarray(open_vectors(queries))
     if relevance is not None:
         options["relevance"] = read_column(relevance)
-    interrupted = False
+    interrupted, began = False, time.monotonic()
     with bar("audit", lines=False) as show:
 
         def progress(step: str, done: int, total: int) -> None:
             show(done, total, f", {step}")
             if not sys.stderr.isatty() and step not in ("neighbours", "codes"):
-                typer.echo(f"audit: {done + 1}/{total}, {step}", err=True)
+                seconds = time.monotonic() - began
+                typer.echo(f"audit: {done + 1}/{total}, {seconds:.0f} s, {step}", err=True)
+
+        def print_code(settings: list["Setting"]) -> None:
+            recalls = ", ".join(f"{one.recall:.3f} {one.search}" for one in settings)
+            name = f"{settings[0].method}, {settings[0].cost.bytes} bytes"
+            typer.echo(f"audit: {name}, recall@{k}: {recalls}", err=True)
 
         try:
             result = measure(
                 file, n_queries=n_queries, k=k, models=models, baselines=baselines, sample=sample,
-                random_state=seed, progress=progress, **options,
+                random_state=seed, progress=progress, on_code=print_code, **options,
             )  # fmt: skip
         except AuditInterrupted as error:
             result, interrupted = error.audit, True

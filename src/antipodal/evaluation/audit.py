@@ -265,6 +265,7 @@ def audit(
     sample: int | None = None,
     random_state: Any = 0,
     progress: Progress = lambda what, done, total: None,
+    on_code: Callable[[list[Setting]], None] = lambda settings: None,
 ) -> Audit:
     """Measure the recall of codes on a set of vectors. No labels are needed.
 
@@ -303,6 +304,8 @@ def audit(
         Seed of all random draws.
     progress : callable
         Called with the name of the current step or code, the amount done and the total.
+    on_code : callable
+        Called with the settings of each code when they have been measured.
 
     Examples
     --------
@@ -365,7 +368,9 @@ def audit(
         for i, make in enumerate(codes):
             code = make()
             progress(f"{code.name}, {code.bytes} bytes", i, len(codes))
-            result.settings.extend(trial.run(code))
+            settings = list(trial.run(code))
+            result.settings.extend(settings)
+            on_code(settings)
         progress("codes", len(codes), len(codes))
     except KeyboardInterrupt:
         raise AuditInterrupted(result) from None

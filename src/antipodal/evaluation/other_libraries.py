@@ -79,6 +79,10 @@ class OtherCodes:
         """Return the k best rows of each query."""
         raise NotImplementedError
 
+    def candidates(self, queries: Rows, n: int, search: str) -> Ids:
+        """Return the n best rows of each query."""
+        return self.search(queries, n, search)
+
 
 class FaissCodes(OtherCodes):
     """A quantiser of Faiss by its factory string.

@@ -18,6 +18,7 @@ METRICS: tuple[str, ...] = get_args(Metric)
 _SPARE = 8  # candidates beyond k that are rescored in double precision
 _TIE = 1e-6  # relative difference of equal scores, due to rounding of the vectors
 _SCORES_AT_ONCE = 2**23
+_KEPT_SCORES = 2**24  # of all pairs of a query and a row, 128 MiB
 
 
 def prepared(rows: Rows, metric: Metric) -> NDArray[np.float32]:
@@ -26,6 +27,39 @@ def prepared(rows: Rows, metric: Metric) -> NDArray[np.float32]:
     if metric != "cosine":
         return floats
     return unit_rows(floats)
+
+
+class Scorer:
+    """Scores of candidates by their vectors, in double precision.
+
+    Every code has other candidates. If the scores of all pairs of a query and a row fit into
+    memory, they are computed once, by a matrix product. Distances lose precision in a product.
+
+    Parameters
+    ----------
+    vectors : (m, n)
+        Rows of candidates, indexed by row number.
+    queries : (q, n)
+        One row per query.
+    """
+
+    def __init__(self, vectors: Any, queries: Rows, metric: Metric) -> None:
+        self.vectors, self.queries, self.metric = vectors, queries, metric
+        self._all: NDArray[np.float64] | None = None
+
+    def scores(self, ids: Ids, queries: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+        """Score the candidates (q, m) of all queries, or of those that a mask selects."""
+        chosen = slice(None) if queries is None else queries
+        if self.metric == "euclidean" or len(self.queries) * len(self.vectors) > _KEPT_SCORES:
+            return candidate_scores(self.vectors, self.queries[chosen], ids, self.metric)
+        if self._all is None:
+            Q = self.queries.astype(np.float64)
+            X = self.vectors[np.arange(len(self.vectors))].astype(np.float64)
+            self._all = Q @ X.T
+            if self.metric == "cosine":
+                lengths = np.outer(np.linalg.norm(Q, axis=1), np.linalg.norm(X, axis=1))
+                self._all /= np.where(lengths > 0, lengths, 1)
+        return np.take_along_axis(self._all[chosen], ids, axis=1)
 
 
 @dataclass(frozen=True)
@@ -48,6 +82,7 @@ class Truth:
     X: Rows
     queries: Rows
     metric: Metric
+    scorer: Scorer = field(repr=False)
 
     def hits(self, found: Ids) -> NDArray[np.bool_]:
         """Return which results (q, m) are true neighbours or tie with the last of them."""
@@ -55,9 +90,7 @@ class Truth:
         for ids in self.ids.T:
             correct |= found == ids[:, None]
         if self.tied.any():  # only here do candidates have to be scored
-            scores = candidate_scores(
-                self.X, self.queries[self.tied], found[self.tied], self.metric
-            )
+            scores = self.scorer.scores(found[self.tied], self.tied)
             correct[self.tied] |= scores >= _tying(self.scores[self.tied, -1:])
         return correct & (found >= 0)  # Faiss fills missing results with -1
 
@@ -116,7 +149,7 @@ def true_neighbours(
     ids = np.take_along_axis(ids, order, axis=1)
     exact = np.take_along_axis(exact, order, axis=1)
     tied: NDArray[np.bool_] = np.any(exact[:, k:] >= _tying(exact[:, k - 1 : k]), axis=1)
-    return Truth(ids[:, :k], exact[:, :k], tied, X, queries, metric)
+    return Truth(ids[:, :k], exact[:, :k], tied, X, queries, metric, Scorer(X, queries, metric))
 
 
 def _tying(scores: NDArray[np.float64]) -> NDArray[np.float64]:
