@@ -1,7 +1,8 @@
 """Hooks of the site.
 
 README, SECURITY and CHANGELOG become pages, links that leave docs/ become paths, formulas become
-MathML, the search finds American spellings, and no page may load an external script, font or image.
+MathML, options do not break at hyphens, the search finds American spellings, and no page may load
+an external script, font or image.
 On the code host the same links and formulas work as they are written.
 """
 
@@ -72,6 +73,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     home = Path(page.file.abs_src_path or "").parent
     here = (Path(config.docs_dir) / page.file.src_uri).parent
     return LINK.sub(lambda found: link(found, home, here), "".join(parts))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mark options such as --host, which must not be broken after a hyphen."""
+    return re.sub(r"<code>(-[^<\s]{1,30})</code>", r'<code class="option">\1</code>', html)
 
 
 def formula(found: re.Match[str]) -> str:

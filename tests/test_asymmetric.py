@@ -389,7 +389,7 @@ def test_ivf_is_exact_if_all_lists_are_probed(n_bits, monkeypatch, tmp_path):
     assert loaded.recall(vectors=z, k=10) == 1
 
 
-def test_recall_counts_what_ivf_misses_of_the_best_scores(monkeypatch):
+def test_recall_measures_the_best_scores_that_ivf_misses(monkeypatch):
     monkeypatch.setattr(approximate, "_MIN_ROWS", 100)
     monkeypatch.setattr(approximate, "_n_probed", lambda index: 2)
     rng = np.random.default_rng(9)

@@ -70,7 +70,7 @@ def test_the_window_does_not_change_the_result(monkeypatch, window):
 
 
 def tabu_by_loops(y, D, offset, b, weight, n_steps, tenure):
-    """Search with the objective computed anew for every candidate."""
+    """Search with the objective recomputed for every candidate."""
     b, best, free_at = b.copy(), b.copy(), np.zeros(len(b), int)
     for t in range(n_steps):
         values = [

@@ -9,7 +9,7 @@ from powerloss import lose_power
 pytestmark = pytest.mark.skipif(not IS_AVAILABLE, reason="needs Linux and a C compiler")
 
 
-def test_what_was_acknowledged_is_there_after_a_loss_of_power_and_nothing_is_half_there():
+def test_acknowledged_writes_survive_a_power_loss_and_none_is_partial():
     found = lose_power(4, seed=0)
     assert not found["failures"]
     assert found["points"] > 20

@@ -33,7 +33,7 @@ METHODS = list(built_in_hashers()) if CAMPAIGN else ["LSH", "AGH", "DeepLinf"]
 
 @pytest.fixture(scope="module", params=METHODS)
 def saved(request, tmp_path_factory):
-    """Return what the file of a hasher says, and where to write others."""
+    """Return the contents of the file of a hasher, and a path for forged files."""
     path = tmp_path_factory.mktemp("forged") / "model"
     settings = QUICK if request.param in NETWORKS else {}
     built_in_hashers()[request.param](8, random_state=0, **settings).fit(X, Y).save(path)
@@ -101,7 +101,7 @@ def test_arrays_of_other_names_shapes_and_kinds_are_refused_or_harmless(saved):
         write_and_use(path, header, {**arrays, name: np.zeros(3, np.float32)})
 
 
-def test_what_is_not_finite_is_refused_and_not_blamed_on_the_rows(saved):
+def test_non_finite_weights_are_refused(saved):
     path, header, arrays = saved
     for name, array in arrays.items():
         for value in (np.nan, np.inf):

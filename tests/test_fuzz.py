@@ -9,8 +9,8 @@ SIZES = {"where": 2000, "urls": 2000, "keys": 1000, "store": 80, "checkpoint": 8
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_what_nothing_of_ours_wrote_is_refused_or_of_use(kind, tmp_path):
-    # Of models one for each kind of state: to learn all of them takes a while.
+def test_mutated_files_are_refused_or_usable(kind, tmp_path):
+    # One model for each kind of state: fitting all of them takes a while.
     target = Model(tmp_path, ("LSH", "AGH", "DeepLinf")) if kind == "model" else None
     found = fuzz(kind, SIZES.get(kind, 300), seed=0, target=target, seconds=60)
     assert not found["failures"]

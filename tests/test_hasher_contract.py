@@ -1,4 +1,4 @@
-"""What every hasher promises, tested on each of them."""
+"""Contract of all hashers."""
 
 import re
 import subprocess

@@ -134,7 +134,7 @@ def test_a_model_with_tied_stages_and_shrinkage_is_exported(tmp_path):
     np.testing.assert_allclose(projection, hasher.project(rows), atol=1e-5)
 
 
-def test_the_file_says_what_it_is_and_takes_any_number_of_rows(exported):
+def test_the_file_has_metadata_and_accepts_any_number_of_rows(exported):
     hasher, folder = exported
     model = onnx.load(folder / "model.onnx")
     about = {entry.key: entry.value for entry in model.metadata_props}
@@ -216,7 +216,7 @@ class Wrong(Rectify):
 @pytest.mark.parametrize(
     ("step", "message"), [(lambda X: X[:, :8] - 1, "Function"), (Wrong(), "off by")]
 )
-def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, step, message):
+def test_unsupported_steps_are_refused_and_nothing_is_written(tmp_path, step, message):
     own = OwnHash(steps=(FirstColumns(8), step)).fit(X)
     with pytest.raises(AntipodalError, match=f"OwnHash.*ONNX.*{message}"):
         own.to_onnx(tmp_path / "own.onnx")

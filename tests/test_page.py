@@ -1,4 +1,4 @@
-"""The page in a real browser with pictures: what is seen, against brute force over the codes."""
+"""The page with pictures in a real browser, compared with brute force over the codes."""
 
 import base64
 import json
@@ -295,7 +295,7 @@ def test_a_broken_filter_is_told_at_the_filter_and_an_id_is_not_asked_for(page, 
     assert {data.y[item] for item, _ in shown(page)} == {3}
 
 
-def test_what_goes_wrong_is_told_to_the_person_and_goes_away(page, address):
+def test_errors_are_shown_and_disappear(page, address):
     opened(page, address)
     alert = page.get_by_role("alert")
     expect(alert).to_be_hidden()

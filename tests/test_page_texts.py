@@ -257,7 +257,7 @@ def test_asymmetric_scoring_reorders_by_the_float_values_of_the_query(page, addr
     assert re.search(r"up \d|down \d", page.locator("#results").inner_text())
 
 
-def test_the_filter_helps_and_says_what_is_wrong_at_its_field(page, address, texts):
+def test_the_filter_suggests_values_and_shows_errors_at_their_field(page, address, texts):
     opened(page, address, "#id=5")
     page.locator("#filter > summary").click()
     page.locator("#add-row").click()

@@ -10,7 +10,7 @@ import antipodal
 
 
 @pytest.mark.parametrize("name", antipodal.__all__)
-def test_every_public_name_exists_and_says_what_it_is(name):
+def test_every_public_name_exists_and_has_a_docstring(name):
     value = getattr(antipodal, name)
     assert value.__doc__
     assert callable(value) or name in ("bulk", "datasets")

@@ -1,4 +1,4 @@
-"""Rows without labels: what is believed of them, and what networks make of that."""
+"""Pseudo-labels of unlabelled rows, and networks trained with them."""
 
 import warnings
 

@@ -295,7 +295,7 @@ class AboutStore(BaseModel):
     n_bits: int
     n_features: int
     model: Annotated[str, Field(description="SHA-256 of the model file.")]
-    scoring: Annotated[str, Field(description="How codes are compared: hamming or asymmetric.")]
+    scoring: Annotated[str, Field(description="Scoring: hamming or asymmetric.")]
     id_type: Annotated[str, Field(description="int64 or string.")]
     keep_vectors: Annotated[str | None, Field(description="Type of the vectors for reranking.")]
     texts: Annotated[bool, Field(description="Whether texts are accepted as queries.")]
@@ -344,7 +344,7 @@ class ModelCard(BaseModel):
     n_features: int
     parameters: dict[str, Any]
     identity: Annotated[str, Field(description="SHA-256 of the model file.")]
-    scoring: Annotated[str, Field(description="How codes are compared: hamming or asymmetric.")]
+    scoring: Annotated[str, Field(description="Scoring: hamming or asymmetric.")]
     id_type: Annotated[str, Field(description="int64 or string.")]
     keep_vectors: Annotated[str | None, Field(description="Type of the vectors for reranking.")]
     texts: Annotated[bool, Field(description="Whether texts are accepted as queries.")]
