@@ -6,6 +6,10 @@ SOURCE is `src` of a checkout of version 0.6, which needs PyTorch. Programs run 
 times, and the least CPU time of each is recorded. The service has 100,000 items of 384 bits.
 `encode` of `DeepLinf` runs next to two busy loops, with the default number of threads and with one.
 
+    PYTHON benchmarks/footprint.py --service --json benchmarks/results/footprint-service.json
+
+measures the idle service only, in a new environment after `pip install '.[serve]'`. And
+
     python benchmarks/footprint.py --installed PYTHON --json benchmarks/results/installed.json
 
 prints the size of each package that PYTHON imports, in MB, without pip and setuptools. PYTHON
@@ -54,11 +58,14 @@ print(json.dumps(seconds))
 """
 SIZES = """
 import importlib.metadata, json, os
-sizes = {}
+sizes, bytecode = {}, 0
 for package in importlib.metadata.distributions():
     files = [file.locate() for file in package.files or []]
-    sizes[package.metadata["Name"]] = sum(os.stat(f).st_size for f in files if os.path.exists(f))
-print(json.dumps(sizes))
+    found = {str(f): os.stat(f).st_size for f in files if os.path.exists(f)}
+    sizes[package.metadata["Name"]] = sum(found.values())
+    if package.metadata["Name"] not in ("pip", "setuptools"):
+        bytecode += sum(size for name, size in found.items() if name.endswith(".pyc"))
+print(json.dumps(sizes | {"bytecode": bytecode}))
 """
 
 
@@ -155,21 +162,27 @@ def installed(python: str) -> dict[str, float]:
     """Return the size of each installed package and of all of them, in MB."""
     done = subprocess.run([python, "-c", SIZES], check=True, stdout=subprocess.PIPE)
     sizes = {k: v for k, v in json.loads(done.stdout).items() if k not in ("pip", "setuptools")}
+    bytecode = sizes.pop("bytecode")
     ordered = sorted(sizes.items(), key=lambda entry: -entry[1])
-    return {"total": round(sum(sizes.values()) / 1e6, 1)} | {
-        name: round(size / 1e6, 1) for name, size in ordered if size > 1e6
-    }
+    total = sum(sizes.values())
+    return {
+        "total": round(total / 1e6, 1),
+        "total without bytecode": round((total - bytecode) / 1e6, 1),
+    } | {name: round(size / 1e6, 1) for name, size in ordered if size > 1e6}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--old", type=Path, help="source directory of version 0.6")
     parser.add_argument("--installed", metavar="PYTHON", help="interpreter of a new environment")
+    parser.add_argument("--service", action="store_true", help="measure the idle service only")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.installed:
         record: dict[str, object] = {"installed_megabytes": installed(options.installed)}
+    elif options.service:
+        record = {"idle_service_megabytes": idle_service()}
     else:
         record = {
             "encode_next_to_two_busy_loops_seconds": busy_cores(options.repeats),
