@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from io import BytesIO, TextIOWrapper
 from functools import cache
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import numpy as np

@@ -333,7 +333,9 @@ class LinfHash(BaseHasher):
     def _corners(self, bits: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return D·(2b - 1) for each row of bits."""
         signs = np.where(bits, np.float32(1), np.float32(-1))
-        return product(signs, self.dictionary_.T, np.empty((len(bits), len(self.mean_)), np.float32))
+        return product(
+            signs, self.dictionary_.T, np.empty((len(bits), len(self.mean_)), np.float32)
+        )
 
     def _dictionary(self, sample: FloatArray, rng: np.random.RandomState) -> FloatArray:
         n_features, N = sample.shape[1], self.n_bits
