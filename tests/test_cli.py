@@ -105,6 +105,7 @@ def test_fit_takes_pairs_and_other_methods(folder, monkeypatch):
 
 
 def test_demo_shows_texts_and_digits(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("antipodal.bench.demo.METHODS", ("DeepLinf", "LSH"))
     done = run_here("demo", "--epochs", 2, "--bits", 16)
