@@ -110,6 +110,7 @@ KEPT = ("shutil.copytree", JOIN)
 
 
 def test_demo_shows_texts_and_digits(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("antipodal.bench.demo.METHODS", ("DeepLinf", "LSH"))
     # test_page.py has all texts and dimensions.

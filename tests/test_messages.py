@@ -246,6 +246,8 @@ def test_signed_and_unsigned_labels_give_the_same_scores(run, files, tmp_path):
 def test_interrupted_fit_names_its_checkpoint(
     run, files, tmp_path, monkeypatch, checkpoint, epoch, message
 ):
+    pytest.importorskip("torch")
+
     @contextmanager
     def interrupting(title):
         def report(now):

@@ -439,6 +439,7 @@ def test_text_stands_out_and_every_control_has_a_name(browser, address, scheme):
 
 
 def test_the_demonstration_opens_a_browser_on_its_page_and_ends_with_ctrl_c(tmp_path):
+    pytest.importorskip("torch")
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/visited\n')
     browser.chmod(0o755)
