@@ -7,7 +7,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils import check_random_state
 
 from antipodal.codes import unpack
 from antipodal.hashers.base import BaseHasher, FloatArray, Scoring
@@ -39,7 +38,7 @@ from antipodal.hashers.rows import as_floats, draw_rows, row_blocks
 from antipodal.paper.admm import RELAXATION, relaxed_weight, unfolded_weights
 from antipodal.paper.dictionary import ksvd
 from antipodal.threads import one_thread
-from antipodal.validation import check_type, check_whole
+from antipodal.validation import check_random_state, check_type, check_whole
 
 _MIN_STEP = 64  # bits per level with `descent`, if there are fewer features
 # In shorter levels or with fewer bits per feature a correction would lower the recall.
