@@ -508,7 +508,16 @@ def test_the_command_prints_a_table_records_or_a_report(tmp_path, monkeypatch):
         (16, "hamming"), (16, "asymmetric"), (32, "hamming"), (32, "asymmetric"),
     ]  # fmt: skip
     assert {r["rows"] for r in records} == {100}
-    wrong = CliRunner().invoke(app, ["audit", "X.npy", "--bits", "many"])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--bits", "many"), ("--methods", "LSH,Nothing"), ("--baselines", "pq,nothing")],
+)
+def test_wrong_options_of_the_command_are_usage_errors(tmp_path, monkeypatch, option, value):
+    monkeypatch.chdir(tmp_path)
+    np.save("X.npy", X[:300])
+    wrong = CliRunner().invoke(app, ["audit", "X.npy", option, value])
     assert wrong.exit_code == 2
 
 
