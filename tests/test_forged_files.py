@@ -262,6 +262,25 @@ def test_a_store_that_has_more_than_its_tables_is_refused(tmp_path, more):
         open_store(f"sqlite:///{path}")
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "INSERT INTO sqlite_master VALUES ('indey', 'a', 'items', 0, NULL)",
+        "INSERT INTO sqlite_master VALUES ('indey', NULL, 'items', 0, 7)",
+        "INSERT INTO sqlite_master VALUES (NULL, 1.5, NULL, NULL, x'ff')",
+    ],
+)
+def test_a_damaged_list_of_tables_is_refused(tmp_path, damage):
+    path = tmp_path / "codes.db"
+    open_store(f"sqlite:///{path}", n_bits=8).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA writable_schema=ON")
+        connection.execute(damage)
+    connection.close()
+    with pytest.raises(AntipodalError, match=r"/codes\.db\b"):
+        open_store(f"sqlite:///{path}")
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="counts open files by /proc")
 def test_a_damaged_store_is_not_left_open(tmp_path):
     path = tmp_path / "codes.db"
