@@ -321,7 +321,7 @@ def test_few_rows_leave_out_the_baselines_that_need_more():
     ("rows", "message"),
     [
         (np.zeros((300, 64)), r"\bX\b.*\bzero\b"),
-        (np.full((300, 64), np.nan), r"\bX\b.*\bfinite\b"),
+        (np.full((300, 64), np.nan), r"\bX\b.*\bfinite\b.*\bNaN\b"),
         (np.concatenate([np.full((9, 64), np.nan), np.zeros((9, 64))]), r"\bX\b.*\bzero\b"),
     ],
 )
@@ -473,6 +473,7 @@ def test_the_report_shows_its_charts_in_a_browser_and_fits_a_phone(tmp_path, bro
         ({"queries": X[:3], "relevance": [[1, 5, -1]]}, r"\brelevance\b.*\bnegative\b"),
         ({"queries": X[:3], "relevance": [1, 5]}, r"\brelevance\b.*\(2,\)"),
         ({"metric": "hamming"}, r"\bmetric\b.*'hamming'"),
+        ({"bits": (0,)}, r"\bbits\b.*\b0\b"),
         ({"methods": ["KSH"]}, r"\bKSH\b.*\blabels\b"),
         ({"methods": ["Nothing"]}, r"method\b.*'Nothing'"),
     ],
