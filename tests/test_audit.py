@@ -321,7 +321,7 @@ def test_few_rows_leave_out_the_baselines_that_need_more():
     ("rows", "message"),
     [
         (np.zeros((300, 64)), r"\bX\b.*\bzero\b"),
-        (np.full((300, 64), np.nan), r"\bX\b.*\bfinite\b"),
+        (np.full((300, 64), np.nan), r"\bX\b.*\bfinite\b.*\bNaN\b"),
         (np.concatenate([np.full((9, 64), np.nan), np.zeros((9, 64))]), r"\bX\b.*\bzero\b"),
     ],
 )
@@ -473,6 +473,7 @@ def test_the_report_shows_its_charts_in_a_browser_and_fits_a_phone(tmp_path, bro
         ({"queries": X[:3], "relevance": [[1, 5, -1]]}, r"\brelevance\b.*\bnegative\b"),
         ({"queries": X[:3], "relevance": [1, 5]}, r"\brelevance\b.*\(2,\)"),
         ({"metric": "hamming"}, r"\bmetric\b.*'hamming'"),
+        ({"bits": (0,)}, r"\bbits\b.*\b0\b"),
         ({"methods": ["KSH"]}, r"\bKSH\b.*\blabels\b"),
         ({"methods": ["Nothing"]}, r"method\b.*'Nothing'"),
     ],
@@ -508,7 +509,16 @@ def test_the_command_prints_a_table_records_or_a_report(tmp_path, monkeypatch):
         (16, "hamming"), (16, "asymmetric"), (32, "hamming"), (32, "asymmetric"),
     ]  # fmt: skip
     assert {r["rows"] for r in records} == {100}
-    wrong = CliRunner().invoke(app, ["audit", "X.npy", "--bits", "many"])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--bits", "many"), ("--methods", "LSH,Nothing"), ("--baselines", "pq,nothing")],
+)
+def test_wrong_options_of_the_command_are_usage_errors(tmp_path, monkeypatch, option, value):
+    monkeypatch.chdir(tmp_path)
+    np.save("X.npy", X[:300])
+    wrong = CliRunner().invoke(app, ["audit", "X.npy", option, value])
     assert wrong.exit_code == 2
 
 

@@ -262,6 +262,17 @@ def test_a_store_that_has_more_than_its_tables_is_refused(tmp_path, more):
         open_store(f"sqlite:///{path}")
 
 
+def test_a_changed_type_in_the_list_of_tables_is_refused(tmp_path):
+    path = tmp_path / "codes.db"
+    open_store(f"sqlite:///{path}", n_bits=8).close()
+    name = b"indexsqlite_autoindex_"  # its type and name; it has no statement
+    data = path.read_bytes()
+    assert data.count(name) == 1
+    path.write_bytes(data.replace(name, name.replace(b"d", b"\0", 1)))
+    with pytest.raises(AntipodalError, match=r"/codes\.db\b.*\btables\b"):
+        open_store(f"sqlite:///{path}")
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="counts open files by /proc")
 def test_a_damaged_store_is_not_left_open(tmp_path):
     path = tmp_path / "codes.db"

@@ -141,7 +141,7 @@ def test_a_checkpoint_is_not_a_model(tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(AntipodalError, match=r"nowhere.*No such file.*hasher"):
+    with pytest.raises(AntipodalError, match=r"nowhere.*No such file.*\bmodel file\b"):
         load(tmp_path / "nowhere")
 
 
@@ -151,10 +151,10 @@ def test_files_that_are_not_models_are_named(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("a model, they said")
     for name, message in (
-        ("x.npy", r"x\.npy.*hasher"),
+        ("x.npy", r"x\.npy.*\bmodel file\b"),
         ("text", r"\btext\b.*antipodal"),
-        ("empty", "empty.*hasher"),
-        ("folder", "folder.*Is a directory.*hasher"),
+        ("empty", r"empty.*\bmodel file\b"),
+        ("folder", r"folder.*Is a directory.*\bmodel file\b"),
     ):
         with pytest.raises(ModelFileError, match=message):
             load(tmp_path / name)

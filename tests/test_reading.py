@@ -19,6 +19,7 @@ from pyarrow import feather, parquet
 import antipodal.io.numpy_files
 from antipodal import LSH, AntipodalError, open_vectors
 from antipodal.io.vectors import read_column
+from antipodal.validation import known_labels
 from effort import examples
 
 RNG = np.random.default_rng(0)
@@ -441,6 +442,18 @@ def test_an_invalid_json_line_is_named(folder, text, message):
 def test_integers_of_more_than_64_bits_are_numbers(folder):
     (folder / "a.jsonl").write_text('{"v": [1, 36893488147419103232]}')
     np.testing.assert_array_equal(np.asarray(open_vectors("a.jsonl")), [[1, 2.0**65]])
+
+
+def test_missing_numbers_in_csv_labels_are_not_a_class(folder):
+    for cells in (["0", "nan", "1"], ["0.0", "NaN", "1e0"]):
+        Path("y.csv").write_text("\n".join(["y", *cells]))
+        found = read_column("y.csv")
+        np.testing.assert_array_equal(found, [0, np.nan, 1])
+        with pytest.raises(ValueError, match=r"\b1 of 3\b"):
+            known_labels(found)
+    for cells in (["a", "nan", "b"], ["nan", "nan", "nan"]):
+        Path("y.csv").write_text("\n".join(["y", *cells]))
+        assert read_column("y.csv").tolist() == cells
 
 
 def test_labels_in_json_lines_must_have_one_type(folder):

@@ -113,6 +113,8 @@ def audit(
     from antipodal.evaluation.advice import Source
     from antipodal.evaluation.audit import AuditInterrupted
     from antipodal.evaluation.audit import audit as measure
+    from antipodal.evaluation.other_libraries import baseline_names
+    from antipodal.hashers.registry import make_hasher
     from antipodal.io.vectors import open_vectors, read_column
 
     if html is not None:
@@ -121,6 +123,12 @@ def audit(
         raise typer.BadParameter("--metadata needs --html")
     if metadata is not None and metadata_columns is not None:
         raise typer.BadParameter("pass --metadata or --metadata-columns, not both")
+    try:
+        baseline_names(baselines)
+        for name in split_commas(methods):
+            make_hasher(name, 8, seed)
+    except (TypeError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
     columns = split_commas(metadata_columns)
     models = [load(path) for path in model or []]
     ids = [] if id_column is None else [id_column]

@@ -128,7 +128,8 @@ def model_bits(path: str | os.PathLike[str]) -> tuple[int, str]:
 
 def read_model_bytes(path: str | os.PathLike[str], kind: str = "hasher") -> bytes:
     """Return the bytes of a model file; `kind` is the kind named in error messages."""
-    expected = f"Expected a {kind} file written by antipodal"
+    name = "model" if kind == "hasher" else kind
+    expected = f"Expected a {name} file written by antipodal"
     try:
         data = Path(path).read_bytes()
     except OSError as error:

@@ -7,7 +7,7 @@ of parquet files into memory and does not read Arrow streams.
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date, time
 from typing import Any
 
@@ -368,10 +368,17 @@ class CsvTable(BatchTable):
             )
 
     def values(self, name: str) -> NDArray[Any]:
-        """Return a whole column; integers as numbers, anything else as strings."""
+        """Return a whole column; integers as numbers, anything else as strings.
+
+        In a column of numbers, nan in any case is a missing value, and the numbers are floats.
+        """
         strings = super().values(name)
         if strings.dtype.kind != "U":
             return strings
+        missing = np.char.lower(strings) == "nan"
+        if missing.any() and not missing.all():
+            with suppress(ValueError):  # in a column of text, it is a text
+                return strings.astype(np.float64)
         try:
             numbers = strings.astype(np.int64)
         except (ValueError, OverflowError):

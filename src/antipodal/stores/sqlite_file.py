@@ -65,10 +65,12 @@ class SqliteTables:
         """Return True for a store and False for an empty file; raise StoreError for others."""
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         tables = {
-            name.decode(errors="replace"): text.decode(errors="replace")
+            # NULL in a damaged file, or for an automatic index whose type was changed.
+            (name or b"").decode(errors="replace"): (text or b"").decode(errors="replace")
             for name, text in connection.execute(
                 # Including triggers and views, but not indexes, which change no result.
-                "SELECT name, CAST(sql AS TEXT) FROM sqlite_master WHERE type <> 'index'"
+                "SELECT CAST(name AS TEXT), CAST(sql AS TEXT) FROM sqlite_master "
+                "WHERE type IS NOT 'index'"
             )
         }
         if not tables and application == 0:
