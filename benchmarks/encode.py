@@ -21,14 +21,14 @@ from antipodal.threads import one_blas_thread, usable_cores
 N_FEATURES, N_BITS, BLOCK = 384, 64, 2048
 
 
-def fitted(feature_map: str, scaling: str = "each") -> DeepLinf:
+def fitted(feature_map: str, scaling: str = "each", n_reduced: int = 0) -> DeepLinf:
     """Return a hasher of the given shape; the weights do not affect its speed."""
     rows = np.random.default_rng(0).standard_normal((2000, N_FEATURES), dtype=np.float32)
     hasher = DeepLinf(
         N_BITS,
         feature_map=feature_map,
         scaling=scaling,
-        training=Training(n_epochs=1),
+        training=Training(n_epochs=1, n_reduced=n_reduced),
         random_state=0,
     )
     return hasher.fit(rows, np.arange(2000) % 10)
@@ -86,6 +86,7 @@ def main() -> None:
 
     hashers: dict[str, BaseHasher] = {name: fitted(name) for name in ("none", "hidden", "kernel")}
     hashers["hidden_with_roots"] = fitted("hidden", "root-each")
+    hashers["kernel_reduced_to_256"] = fitted("kernel", n_reduced=256)
     memory = streaming_memory(hashers["hidden"])
     X = np.random.default_rng(1).standard_normal((options.rows, N_FEATURES), dtype=np.float32)
     for n_bits in (384, 768):

@@ -9,11 +9,12 @@ from sklearn.datasets import load_digits
 from sklearn.decomposition import KernelPCA
 from sklearn.metrics.pairwise import rbf_kernel
 
-from antipodal import DeepLinf, NNHash, Training, evaluate
+from antipodal import DeepLinf, NNHash, OrthoHash, SparseHash, Training, evaluate
 from antipodal.hashers.kernel_features import (
     KernelFeatures,
     kernel_feature_rows,
     learn_kernel_features,
+    reduced_set,
 )
 from networks import network
 
@@ -56,6 +57,64 @@ def test_rows_that_are_all_equal_have_kernel_features():
     rows = np.ones((5, 3), np.float32)
     phi = kernel_feature_rows(learn_kernel_features(rows, 3, seed=0), rows)
     assert np.isfinite(phi).all()
+
+
+def distance(kernel, other, weights):
+    """Return ‖Wφ - Wφ'‖² in the norm of the reproducing kernel, from the kernel of all points."""
+    points = np.concatenate([kernel.anchors, other.anchors]).astype(np.float64)
+    A = np.concatenate([kernel.weight @ weights.T, -other.weight @ weights.T]).astype(np.float64)
+    return np.einsum("ic,ij,jc->", A, rbf_kernel(points, gamma=kernel.gamma), A)
+
+
+@given(seed=st.integers(0, 2**31 - 1))
+def test_a_reduced_set_is_closer_than_the_projection_onto_as_many_anchors(seed):
+    rng = np.random.default_rng(seed)
+    kernel = learn_kernel_features(ROWS[rng.permutation(len(ROWS))[:150]], 120, seed=0)
+    weights = rng.standard_normal((8, kernel.weight.shape[1])).astype(np.float32)
+    weights /= 1 + np.arange(weights.shape[1], dtype=np.float32)
+    reduced = reduced_set(kernel, weights, 20, seed=0)
+    assert reduced.anchors.shape == (20, ROWS.shape[1])
+    chosen = rng.permutation(120)[:20]
+    K = rbf_kernel(kernel.anchors.astype(np.float64), gamma=kernel.gamma)
+    onto = np.linalg.solve(K[np.ix_(chosen, chosen)], K[chosen] @ kernel.weight)
+    subset = kernel._replace(anchors=kernel.anchors[chosen], weight=onto.astype(np.float32))
+    assert distance(kernel, reduced, weights) < 0.8 * distance(kernel, subset, weights)
+
+
+def test_a_reduced_set_changes_the_products_of_other_rows_little():
+    kernel = learn_kernel_features(ROWS[:600], 600, seed=0)
+    classes = np.eye(10)[Y[:600]] - 0.1
+    phi = kernel_feature_rows(kernel, ROWS).astype(np.float64)
+    ridge = phi[:600].T @ phi[:600] + 100 * np.eye(phi.shape[1])
+    weights = np.linalg.solve(ridge, phi[:600].T @ classes).T.astype(np.float32)
+    reduced = reduced_set(kernel, weights, 60, seed=0)
+    exact, ours = phi[600:] @ weights.T, kernel_feature_rows(reduced, ROWS[600:]) @ weights.T
+    assert np.square(exact - ours).sum() < 0.05 * np.square(exact - exact.mean(axis=0)).sum()
+
+
+def test_as_many_points_as_anchors_change_nothing():
+    kernel = learn_kernel_features(ROWS[:50], 30, seed=0)
+    weights = np.ones((2, kernel.weight.shape[1]), np.float32)
+    assert reduced_set(kernel, weights, 30, seed=0) is kernel
+
+
+def test_anchors_that_are_all_equal_can_be_reduced():
+    kernel = learn_kernel_features(np.ones((9, 3), np.float32), 9, seed=0)
+    weights = np.ones((2, kernel.weight.shape[1]), np.float32)
+    reduced = reduced_set(kernel, weights, 4, seed=0)
+    assert np.isfinite(kernel_feature_rows(reduced, ROWS[:5, :3])).all()
+
+
+@pytest.mark.parametrize("kind", [DeepLinf, NNHash, SparseHash, OrthoHash])
+def test_a_network_on_a_reduced_set_keeps_its_score(kind):
+    scores = {}
+    for n_reduced in (0, 200):
+        options = {"n_reduced": n_reduced, "n_epochs": 60, "random_state": 0}
+        hasher = network(kind, 32, feature_map="kernel", **options).fit(X[:500], Y[:500])
+        assert len(hasher.anchors_) == (n_reduced or 500)
+        codes = hasher.encode(X[500:])
+        scores[n_reduced] = evaluate(codes[:200], codes[200:], Y[500:700], Y[700:], n_bits=32).map
+    assert scores[200] > scores[0] - 3
 
 
 @pytest.mark.parametrize("kind", [DeepLinf, NNHash])

@@ -1,6 +1,6 @@
 """Gaussian kernels on anchors: distances, bandwidth, kernel principal components."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from antipodal.hashers.base import FloatArray
 from antipodal.hashers.operations import Affine, GaussianKernel, Operation, SquaredDistances
 from antipodal.hashers.pipeline import Pipeline
+from antipodal.hashers.preprocessing import gaussian_kernel
 
 Float32Array = NDArray[np.float32]
 
@@ -53,6 +54,7 @@ _MAX_COMPONENTS = 512  # further components fit single rows rather than classes
 _MAX_ROWS = 16_384  # more rows hardly change the components
 _KERNEL_BLOCK_ROWS = 8192
 _RANK = 1e-6  # eigenvalues below this share of the largest are rounding
+_RIDGE = 1e-4  # added to the diagonal of the kernel of a reduced set
 
 
 class KernelFeatures(NamedTuple):
@@ -113,6 +115,60 @@ def learn_kernel_features(Y: Float32Array, n_anchors: int, seed: int) -> KernelF
         gamma,
         np.ascontiguousarray(scale * (root @ V), dtype=np.float32),
         (scale * (mean @ V)).astype(np.float32),
+    )
+
+
+def reduced_set(
+    features: KernelFeatures, weights: Float32Array, n_points: int, seed: int, max_iter: int = 200
+) -> KernelFeatures:
+    """Replace the anchors by fewer points, chosen so that Wφ changes little. [Burges1996]
+
+    The products are functions f(y) = Σ_i k(y, aᵢ) αᵢ, with coefficients αᵢ = WLᵢ for the rows Lᵢ of
+    `weight`, and W (N, p). The points c minimise the distance to functions of the same kind on c,
+    in the norm of the space that the kernel reproduces. With the best coefficients it is
+
+        ‖f - f̂‖² = ‖f‖² - tr(AᵀK_ac K_cc⁻¹ K_ca A)
+
+    The start are random anchors; the steps are those of L-BFGS. φ is replaced by its projection,
+    L ← K_cc⁻¹ K_ca L, so that W is unchanged.
+    """
+    if n_points >= len(features.anchors):
+        return features
+    from scipy.linalg import cho_factor, cho_solve
+    from scipy.optimize import minimize
+
+    anchors, gamma = features.anchors.astype(np.float64), features.gamma
+    A = features.weight.astype(np.float64) @ weights.T
+    A /= np.sqrt((A * (gaussian_kernel(anchors, gamma) @ A)).sum()) or 1.0  # ‖f‖ = 1
+    chosen = np.random.default_rng(seed).permutation(len(anchors))[:n_points]
+    start = anchors[np.sort(chosen)]
+
+    def factor(points: FloatArray) -> tuple[FloatArray, FloatArray, Any]:
+        K = gaussian_kernel(points, gamma)
+        return cross_kernel(points), K, cho_factor(K + _RIDGE * np.eye(n_points))
+
+    def cross_kernel(points: FloatArray) -> FloatArray:
+        squared = np.square(points).sum(axis=1)[:, None] + lengths - 2 * points @ anchors.T
+        return np.exp(-gamma * np.maximum(squared, 0))
+
+    def loss(flat: FloatArray) -> tuple[float, FloatArray]:
+        points = flat.reshape(start.shape)
+        K_ca, K_cc, cholesky = factor(points)
+        R = K_ca @ A
+        B = cho_solve(cholesky, R)
+        # d tr(RᵀK⁻¹R) = 2 tr(BᵀdR) - tr(BᵀdK B), and dk(c, a) = -2γ(c - a)k(c, a) dc
+        M, P = (B @ A.T) * K_ca, (B @ B.T) * K_cc
+        slope = (M.sum(axis=1) - P.sum(axis=1))[:, None] * points - M @ anchors + P @ points
+        return -float((R * B).sum()), (4 * gamma * slope).ravel()
+
+    lengths = np.square(anchors).sum(axis=1)
+    limits = {"maxiter": max_iter, "maxfun": 2 * max_iter, "gtol": 0.0}
+    found = minimize(loss, start.ravel(), jac=True, method="L-BFGS-B", options=limits)
+    points = found.x.reshape(start.shape)
+    K_ca, _, cholesky = factor(points)
+    projected = cho_solve(cholesky, K_ca @ features.weight.astype(np.float64))
+    return KernelFeatures(
+        points.astype(np.float32), gamma, projected.astype(np.float32), features.offset
     )
 
 

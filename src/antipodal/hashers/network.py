@@ -20,6 +20,7 @@ from antipodal.hashers.kernel_features import (
     kernel_feature_rows,
     kernel_steps,
     learn_kernel_features,
+    reduced_set,
 )
 from antipodal.hashers.operations import (
     Affine,
@@ -253,6 +254,7 @@ class NetworkHasher(SupervisedHasher):
             held_out_pairs = self._label_pairs(labels[held_out], n_held_out_pairs, seed)
             validation = (mapped[n_train:], held_out_pairs)
         self._train(mapped[:n_train], hidden, pairs, validation, seed, progress, checkpoint)
+        self._reduce_anchors(seed)
         return self
 
     def _label_pairs(self, labels: NDArray[Any], n_pairs: int, seed: int) -> "PairSource":
@@ -358,6 +360,7 @@ class NetworkHasher(SupervisedHasher):
         )
         validation = (mapped, source(held_out)) if len(held_out) else None
         self._train(mapped, hidden, source(train_pairs), validation, seed, progress, checkpoint)
+        self._reduce_anchors(seed)
         return self
 
     def _learn_inputs(
@@ -454,6 +457,18 @@ class NetworkHasher(SupervisedHasher):
         self.loss_curve_ = np.array(history.loss)
         self.validation_curve_ = np.array(history.validation_loss)
         self.best_epoch_ = history.best_epoch
+
+    def _reduce_anchors(self, seed: int) -> None:
+        """Replace the anchors of the kernel features by fewer points, for faster encoding."""
+        encoder = self._weights("encoder_")
+        layers = self.layers(encoder)
+        n_points = self._options.n_reduced
+        if "anchors_" not in vars(self) or layers is None or not n_points:
+            return
+        theta = np.float32(1) if layers.threshold is None else layers.threshold[:, None]
+        learned = KernelFeatures(self.anchors_, self.gamma_, self.lift_, self.lift_offset_)
+        reduced = reduced_set(learned, encoder["W"] / theta, n_points, seed)
+        self.anchors_, self.gamma_, self.lift_, self.lift_offset_ = reduced
 
     def prefix(self, n_bits: int) -> Self:
         """Return a fitted hasher for the first n_bits bits, a length in `nested`.

@@ -21,6 +21,7 @@ _LEAST = {
     "patience": 0,
     "n_unlabelled": 0,
     "n_anchors": 1,
+    "n_reduced": 0,
 }
 _ALLOWED = {
     "optimizer": ("adamw", "sgd"),
@@ -92,6 +93,10 @@ class Training(Estimator):
         Maximum number of unlabelled rows. A larger set is subsampled. 0 ignores unlabelled rows.
     n_anchors : int
         Maximum number of anchors, for feature_map="kernel".
+    n_reduced : int
+        Maximum number of points that replace the anchors after training: encoding time is
+        proportional to it. By default the anchors are kept, and always by custom networks without
+        `layers`.
     sparsity : int
         Number of non-zeros per sample in K-SVD, for init="ksvd" of `DeepLinf`.
     device : str
@@ -126,6 +131,7 @@ class Training(Estimator):
     n_samples: int = 100_000
     n_unlabelled: int = 20_000
     n_anchors: int = 2000
+    n_reduced: int = 0
     sparsity: int = 8
     device: str = "auto"
 
