@@ -149,7 +149,8 @@ def reduced_set(
 
     def cross_kernel(points: FloatArray) -> FloatArray:
         squared = np.square(points).sum(axis=1)[:, None] + lengths - 2 * points @ anchors.T
-        return np.exp(-gamma * np.maximum(squared, 0))
+        kernel: FloatArray = np.exp(-gamma * np.maximum(squared, 0))
+        return kernel
 
     def loss(flat: FloatArray) -> tuple[float, FloatArray]:
         points = flat.reshape(start.shape)
@@ -162,8 +163,13 @@ def reduced_set(
         return -float((R * B).sum()), (4 * gamma * slope).ravel()
 
     lengths = np.square(anchors).sum(axis=1)
-    limits = {"maxiter": max_iter, "maxfun": 2 * max_iter, "gtol": 0.0}
-    found = minimize(loss, start.ravel(), jac=True, method="L-BFGS-B", options=limits)
+    found = minimize(
+        loss,
+        start.ravel(),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": max_iter, "maxfun": 2 * max_iter, "gtol": 0.0},
+    )
     points = found.x.reshape(start.shape)
     K_ca, _, cholesky = factor(points)
     projected = cho_solve(cholesky, K_ca @ features.weight.astype(np.float64))
