@@ -135,8 +135,8 @@ LABELS = ("--query-labels", "y.npy", "--database-labels", "y.npy")
         (("bench", "digits", "--out", "m/n"), 1, r"\bm\b.*File exists"),
         # models
         (("encode", "no", "X.npy", "-o", "n"), 1, r"\bno\b.*No such file"),
-        (("encode", "empty", "X.npy", "-o", "n"), 1, r"\bempty\b.*\bempty\b.*\bhasher\b"),
-        (("encode", "X.npy", "X.npy", "-o", "n"), 1, r"\bX\.npy\b.*\bhasher\b"),
+        (("encode", "empty", "X.npy", "-o", "n"), 1, r"\bempty\b.*\bempty\b.*\bmodel file\b"),
+        (("encode", "X.npy", "X.npy", "-o", "n"), 1, r"\bX\.npy\b.*\bmodel file\b"),
         (("encode", "folder", "X.npy", "-o", "n"), 1, r"\bfolder\b.*Is a directory"),
         (("encode", "m", "y.npy", "-o", "n"), 1, r"\by\.npy\b.*\(60,\)"),
         (("encode", "m", "wide.npy", "-o", "n"), 1, r"\bwide\.npy\b.*\b11\b.*\bm\b.*\b8\b"),
