@@ -496,7 +496,7 @@ def test_the_page_is_small_and_of_one_origin():
     from antipodal.service import app
 
     files = list(app._PAGE.iterdir())
-    assert sum(path.stat().st_size for path in files) < 95_000
+    assert sum(path.stat().st_size for path in files) < 100_000
     for path in files:
         text = path.read_text()
         assert "innerHTML" not in text

@@ -1,7 +1,8 @@
 """The page of an asymmetric collection: typed queries, string ids, reranking, a long code."""
 
 import re
-from urllib.parse import parse_qs, urlsplit
+from contextlib import contextmanager
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import numpy as np
 import pytest
@@ -106,6 +107,87 @@ def test_items_with_string_ids_are_found_opened_and_linked(page, address, docs, 
     page.locator("#words").fill(key)
     page.keyboard.press("Enter")
     expect(page.locator("#query b")).to_have_text(f"Title {place}")
+
+
+@contextmanager
+def held(page, pattern):
+    """Delay the responses to a pattern until the block ends."""
+    waiting = []
+    page.route(pattern, lambda route: waiting.append(route))
+    yield
+    page.route(pattern, lambda route: route.continue_())  # takes precedence
+    for route in waiting:
+        route.continue_()
+
+
+def test_a_choice_made_while_the_page_loads_is_kept(page, address):
+    with held(page, "**/v1/model"):
+        page.goto(address)
+        choose(page, "by", "item").click()  # already checked: the browser reports no change
+    expect(page.locator("#results li")).to_have_count(24)
+    expect(page.locator("#words")).to_be_visible()
+
+
+def test_words_typed_while_the_page_loads_are_searched_for(page, address):
+    with held(page, re.compile("/v1/(model|fields|items|mounts)")):
+        page.goto(address)
+        page.locator("#words").fill("number 7 is")
+        page.keyboard.press("Enter")
+    expect(page.locator("#results li")).to_have_count(24)
+    expect(page.locator("#sample-said")).to_contain_text("number 7 is")
+    expect(page.locator("#found-items .item").first).to_contain_text("Title 7")
+    expect(page.locator("#words")).to_have_value("number 7 is")
+
+
+def test_a_view_chosen_while_the_page_loads_is_kept(page, address):
+    with held(page, "**/v1/model"):
+        page.goto(address)
+        choose(page, "view", "map").click()
+    expect(page.locator(".query-ring")).to_be_visible()
+    expect(page.locator("#map-view")).to_be_visible()
+    expect(page.locator("#near")).to_be_hidden()
+
+
+def test_a_url_without_a_query_searches_by_an_item(page, address):
+    page.goto(f"{address}#text=3")
+    expect(page.locator("#results li")).to_have_count(24)
+    page.goto(f"{address}#view=compare")  # changes the state of the loaded page
+    expect(page.locator("#side-b li")).to_have_count(12)
+    expect(page.locator("#query b")).to_contain_text("Title")
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_query_replaces_one_whose_item_is_not_loaded_yet(page, address, docs):
+    with held(page, "**/v1/items/get"):
+        page.goto(f"{address}#{urlencode({'id': KEYS[5]})}")
+        expect(page.locator("#side-items .item").first).to_be_visible()
+        page.locator("#text").fill("item 7")
+        page.keyboard.press("Enter")
+        expect(page.locator("#query b")).to_contain_text("item 7")
+    page.wait_for_load_state("networkidle")
+    expect(page.locator("#query b")).to_contain_text("item 7")
+    assert titles(page) == expected(docs, queries=embed(["7"]))
+
+
+@pytest.mark.parametrize("path", ["model", "fields", "mounts", "items?*"])
+def test_a_request_that_failed_once_is_sent_again(page, address, path):
+    page.route(f"**/v1/{path}", lambda route: route.abort("connectionreset"), times=1)
+    page.goto(address)
+    expect(page.locator("#results li")).to_have_count(24)
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+@pytest.mark.parametrize("path", ["model", "items?*", "search"])
+def test_a_page_that_failed_to_load_can_try_again(page, address, path, docs):
+    page.route(f"**/v1/{path}", lambda route: route.abort("connectionreset"))
+    page.goto(f"{address}#text=item+7")
+    expect(page.get_by_role("alert")).to_contain_text("service")
+    page.unroute_all()
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator("#results li")).to_have_count(24)
+    expect(page.get_by_role("alert")).to_be_hidden()
+    assert titles(page) == expected(docs, queries=embed(["7"]))
+    expect(page.locator("#text")).to_have_value("item 7")
 
 
 def test_the_map_and_the_comparison_work_without_hamming_distances(page, address):

@@ -1,10 +1,16 @@
 """The pages that list the mounts and the API, in a browser."""
 
+import json
+import os
+import re
+import subprocess
+
 import numpy as np
 import pytest
+from playwright.sync_api import expect
 
-from antipodal import LSH
-from antipodal.service import Engine, Keys, Limits
+from antipodal import LSH, Collection
+from antipodal.service import Engine, Keys, Limits, create_app
 from antipodal.service.mounts import Mount, create_mounted_app, write_mounts
 from browsers import tab
 from served import listening
@@ -61,3 +67,70 @@ def test_the_api_page_shows_every_route(page, address):
     search = page.locator("section", has=page.locator("h2", has_text="POST /v1/search")).first
     for words in ("Number of neighbours. Default: 10.", "radius", '"k": 5', "422"):
         assert words in search.inner_text()
+
+
+def trial(page, name):
+    """Open the form of a route."""
+    section = page.locator("section", has=page.locator(f"h2 code:text-is('{name}')"))
+    section.locator(".trial > summary").click()
+    return section.locator(".trial")
+
+
+def send(page, form):
+    with page.expect_response(re.compile("/v1/|/healthz|/readyz")) as answer:
+        form.locator("button").click()
+    expect(form.locator("pre")).to_contain_text(f"{answer.value.status} ")
+    return answer.value.status, form.locator("pre").inner_text().partition("\n")[2]
+
+
+def test_requests_of_the_api_page_work_without_changes(page, tmp_path):
+    place = tmp_path / "docs.db"
+    ids = [f"item {i}/ü" for i in range(len(ROWS))]
+    with (
+        Collection.create(place, ROWS, ids=ids, bits=16, keep_vectors="float32") as docs,
+        listening(create_app(Engine(docs), keys=Keys.parse(f"write {KEY}", "keys"))) as port,
+    ):
+        page.goto(f"http://127.0.0.1:{port}/docs")
+        assert send(page, trial(page, "POST /v1/search"))[0] == 401
+        page.fill("#key", KEY)
+        page.keyboard.press("Tab")
+        search = page.locator("#POST-v1-search")
+        expect(search.locator("> pre code").first).to_contain_text('"id":"item')  # drawn again
+        answers = {}
+        for name in page.locator("section h2").all_inner_texts():
+            if "metrics" not in name:
+                status, answers[name] = send(page, trial(page, name))
+                # A check for drift needs 100 vectors, more than an example can show.
+                assert status == (422 if name == "POST /v1/check" else 200), name
+        own = json.loads(answers["GET /v1/items/{id}"])["id"]
+        assert own in ids
+        found = json.loads(answers["POST /v1/search"])
+        assert [one["id"] for one in found["results"]] == docs.search(ids=[own], k=5).ids[
+            0
+        ].tolist()
+        assert docs.count() == len(ids)  # the item added is the item deleted
+        command = page.locator("#GET-v1-items-id- > pre code").first.inner_text()
+        done = subprocess.run(
+            ["sh", "-c", command], env=os.environ | {"KEY": KEY}, capture_output=True
+        )
+        assert json.loads(done.stdout)["id"] == own
+        form = page.locator("#POST-v1-search .trial")
+        form.locator("textarea").fill('{"text": "it\'s", "k": 1}')
+        assert send(page, form)[0] == 422  # without an embedder
+        command = search.locator("> pre code").first.inner_text()
+        done = subprocess.run(
+            ["sh", "-c", command], env=os.environ | {"KEY": KEY}, capture_output=True
+        )
+        assert json.loads(done.stdout)["status"] == 422
+
+
+@pytest.mark.parametrize("path", ["v1/mounts", "openapi.json"])
+def test_a_page_that_failed_to_load_can_try_again(page, address, path):
+    page.route(f"**/{path}", lambda route: route.abort("connectionreset"))
+    page.goto(f"{address}/" if path == "v1/mounts" else f"{address}/articles/docs")
+    again = page.get_by_role("button", name="Try again")
+    again.wait_for()
+    page.unroute_all()
+    again.click()
+    page.wait_for_selector("text=requires an API key" if path == "v1/mounts" else "section h2")
+    expect(again).to_have_count(0)

@@ -2,10 +2,19 @@
 
 import { $ } from "./dom.js";
 
-export class Problem extends Error {}
+const PAUSE = 300; // milliseconds before a failed GET is sent again
+
+export class Problem extends Error {
+  /** A passing problem may disappear when the request is sent again. */
+  constructor(message, { status, passing = false } = {}) {
+    super(message);
+    Object.assign(this, { status, passing });
+  }
+}
 
 export async function request(path, body, { signal, base = "" } = {}) {
   const place = `antipodal-key ${new URL(base || ".", location.href).pathname}`;
+  let again = !body; // once
   for (;;) {
     const headers = {};
     const key = sessionStorage.getItem(place) ?? sessionStorage.getItem("antipodal-key"); // set by the list of mounts
@@ -22,7 +31,10 @@ export async function request(path, body, { signal, base = "" } = {}) {
       });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new Problem("The service does not respond. Is it running?");
+      if (!again) throw new Problem("The service does not respond. Is it running?", { passing: true });
+      again = false;
+      await new Promise((resolve) => setTimeout(resolve, PAUSE));
+      continue;
     }
     const answer = await response.json().catch((error) => {
       if (error.name === "AbortError") throw error;
@@ -30,9 +42,8 @@ export async function request(path, body, { signal, base = "" } = {}) {
     });
     if (response.ok) return answer;
     if (response.status !== 401) {
-      const problem = new Problem(answer.detail || answer.title || `The service returned status ${response.status}.`);
-      problem.status = response.status;
-      throw problem;
+      const { status } = response;
+      throw new Problem(answer.detail || answer.title || `The service returned status ${status}.`, { status, passing: status === 429 || status >= 500 });
     }
     if ((sessionStorage.getItem(place) ?? sessionStorage.getItem("antipodal-key")) !== key) continue; // another request has set a new key
     await promptForKey(place, key ? "The service rejected this key." : "This service requires an API key.");
@@ -48,7 +59,7 @@ function promptForKey(place, why) {
     dialog.returnValue = "";
     dialog.addEventListener("close", () => {
       asking = null;
-      if (dialog.returnValue !== "use") return reject(new Problem("An API key is required. Reload the page to enter one."));
+      if (dialog.returnValue !== "use") return reject(new Problem("An API key is required.", { passing: true }));
       sessionStorage.setItem(place, $("key").value.trim());
       return resolve();
     }, { once: true });

@@ -18,6 +18,9 @@ const MOST_BITS = 128; // of a code that is shown without being asked for
 const OVERSAMPLING = 4; // of reranking
 let model = null;
 const isHamming = () => model.scoring === "hamming";
+let ready = null; // a promise of the model, the fields and a sample
+let touched = false; // whether the user has chosen or used a query box
+let first = null; // the item that is searched by if the URL has no query
 let seed = 0;
 let countable = true; // false if the store is too large for a histogram
 let running = null; // aborted when a newer search starts
@@ -25,15 +28,22 @@ let chosen = false; // whether an item was chosen since the last results were dr
 let last = null; // the last results: {key, query, item, answer}
 const uploaded = new Map(); // queries that are too long for a URL, by their code: {body, item}
 
-/** Run a function that sends requests, and show its error. */
+/** Load the page if necessary, run a function that sends requests, and show its error. */
 async function attempt(work) {
   $("alert").hidden = true; // first, because attempts may be nested
   try {
+    ready ??= load();
+    await ready.catch((error) => {
+      ready = null; // the next attempt loads again
+      throw error;
+    });
     await work();
   } catch (error) {
     if (error.name === "AbortError") return;
     if (!(error instanceof Problem)) console.error(error);
-    $("alert").textContent = error.message;
+    $("alert-text").textContent = error.message;
+    $("retry").hidden = !error.passing;
+    $("retry").onclick = () => attempt(work);
     $("alert").hidden = false;
     $("alert").scrollIntoView({ block: "nearest" });
   }
@@ -147,7 +157,9 @@ async function search() {
   if (last?.key === key) return last;
   running?.abort();
   running = new AbortController();
+  const { signal } = running;
   const query = await queryOf();
+  signal.throwIfAborted(); // a newer search has started
   let where;
   try {
     where = readWhere(state.where);
@@ -170,7 +182,7 @@ async function search() {
   if (where) body.where = where;
   let answer;
   try {
-    answer = await request("v1/search", body, { signal: running.signal });
+    answer = await request("v1/search", body, { signal });
   } catch (error) {
     const [, wrong] = error.message.match(/^where is not a valid filter: (.*)/) ?? [];
     if (wrong) {
@@ -189,14 +201,21 @@ async function search() {
   return last;
 }
 
+let drawing = 0; // number of the latest call of render
+
 /** Draw the current state. */
 async function render() {
+  drawing += 1;
+  const own = drawing, isStale = () => own !== drawing;
+  if (!state.text && !state.id && !state.code && !state.vector) {
+    go(isExact(first.id) ? { id: `${first.id}` } : { code: first.code }, { replace: true, draw: false });
+  }
   for (const tab of document.querySelectorAll("nav [name=view]")) tab.checked = tab.value === state.view;
   drawFilter();
   const among = $("results").contains(document.activeElement) || $("compare").contains(document.activeElement) || $("map-view").contains(document.activeElement);
   const before = last;
   const found = await search();
-  if (!found) return;
+  if (!found || isStale()) return;
   const { answer, query, where, canRerank } = found;
   const pick = (item) => searchItem(item);
   const all = answer.histogram?.reduce((a, b) => a + b, 0);
@@ -218,11 +237,13 @@ async function render() {
     drawPager(answer, all ?? model.items);
     drawChoice();
   } else if (state.view === "compare") {
-    await drawCompare({ model, query: query.body, item: query.item, where, pick });
+    await drawCompare({ model, query: query.body, item: query.item, where, pick, isStale });
   } else {
-    await drawMap({ found: answer.results.map(({ id }) => id), queryId: state.id, queryName: nameOf(query.item), pick });
+    await drawMap({ found: answer.results.map(({ id }) => id), queryId: state.id, queryName: nameOf(query.item), pick, isStale });
   }
-  drawDetail(state.item ? await itemOf(state.item) : null, { code: answer.code, n_bits: model.n_bits, queryName: nameOf(query.item) });
+  const item = state.item ? await itemOf(state.item) : null;
+  if (isStale()) return;
+  drawDetail(item, { code: answer.code, n_bits: model.n_bits, queryName: nameOf(query.item) });
   const changed = before && before.key !== found.key;
   if (among && changed) $("status").focus({ preventScroll: true }); // the focused item was replaced: keep the keyboard position
   if ((among && changed) || chosen) $("found").scrollIntoView();
@@ -257,6 +278,9 @@ function showBox(kind) {
 $("ask").addEventListener("change", (event) => {
   if (event.target.name === "by") showBox(event.target.value);
 });
+// A click on the checked button is a choice too, but no change.
+$("ask").addEventListener("click", (event) => { touched ||= event.target.name === "by"; });
+$("ask").addEventListener("input", () => { touched = true; });
 $("vector-file").addEventListener("change", () => attempt(async () => {
   const [file] = $("vector-file").files;
   if (!file) return;
@@ -294,18 +318,23 @@ for (const choice of document.querySelectorAll("[name=layout]")) choice.addEvent
 for (const tab of document.querySelectorAll("nav [name=view]")) tab.addEventListener("change", () => go({ view: tab.value }));
 addEventListener("resize", () => last && drawHistogram(last.answer.histogram, Number($("radius").value)));
 
-whenChanged(() => attempt(render));
-attempt(async () => {
+/** Load the model, the fields and a sample. A choice that the user has made meanwhile is kept. */
+async function load() {
   [model] = await Promise.all([request("v1/model"), learnFields()]);
   store.idType = model.id_type;
   drawCard(model);
   $("rerank-row").hidden = !model.keep_vectors && !isHamming();
   $("rerank-name").textContent = model.keep_vectors ? "rerank" : "asymmetric scoring";
-  if (model.texts) showBox("text");
-  $("text").value = state.text;
+  if (model.texts && !touched) {
+    const focused = document.activeElement === $("words");
+    showBox("text");
+    if (focused) $("text").focus();
+  }
   $("view-compare").hidden = (await findAlternatives(model)).size < 2;
-  const [first] = await showSample();
+  [first] = await showSample();
   if (!first) throw new Problem("The store is empty. Add items with PUT /v1/items.");
-  if (!state.text && !state.id && !state.code && !state.vector) go(isExact(first.id) ? { id: `${first.id}` } : { code: first.code }, { replace: true });
-  else await render();
-});
+}
+
+$("text").value = state.text;
+whenChanged(() => attempt(render));
+attempt(render);

@@ -62,7 +62,7 @@ function drawSide(node, alternative, answer, other, label, pick) {
   );
 }
 
-export async function drawCompare({ model, query, item, where, pick }) {
+export async function drawCompare({ model, query, item, where, pick, isStale }) {
   await findAlternatives(model);
   const names = [...alternatives.keys()];
   const usual = names.find((name) => name && !alternatives.get(name).options?.prefix)
@@ -75,6 +75,7 @@ export async function drawCompare({ model, query, item, where, pick }) {
   if (key === shownFor) return;
   const [a, b] = [alternatives.get(chosen.a), alternatives.get(chosen.b)];
   const [left, right] = await Promise.all([sideOf(a, query, where), sideOf(b, query, where)]);
+  if (isStale()) return;
   const shared = left.results.filter(({ id }) => right.results.some((other) => other.id === id)).length;
   $("shared").textContent = `${shared} of ${Math.max(left.results.length, right.results.length)} neighbours of ${nameOf(item)} are shared`;
   drawSide($("side-a"), a, left, right, item.metadata?.label, pick);

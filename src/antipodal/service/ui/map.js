@@ -45,7 +45,7 @@ function classes(values) {
   return { of: (value) => known.get(value) ?? "none", names };
 }
 
-export async function drawMap({ found, queryId, queryName, pick }) {
+export async function drawMap({ found, queryId, queryName, pick, isStale }) {
   const fields = colourable(), field = state.colour || usual();
   $("colour").replaceChildren(...fields.map(({ name }) => el("option", { selected: name === field }, name)));
   $("colour-row").hidden = !fields.length;
@@ -53,6 +53,7 @@ export async function drawMap({ found, queryId, queryName, pick }) {
     $("map-said").textContent = "Computing the map. This takes some seconds …"; // the first line of the panel
     $("map").replaceChildren();
     const answer = await request(`v1/map?field=${encodeURIComponent(field)}`);
+    if (isStale()) return;
     ({ points } = answer);
     shownFor = field;
     current = -1;
@@ -77,7 +78,7 @@ export async function drawMap({ found, queryId, queryName, pick }) {
     dot.classList.toggle("near", near.has(dot.dataset.id));
     dot.classList.toggle("query", queryId !== "" && dot.dataset.id === queryId);
   }
-  await drawPlaced({ found, queryId, queryName, pick });
+  await drawPlaced({ found, queryId, queryName, pick, isStale });
   $("map").onkeydown = (event) => {
     if (event.key === "Enter" && current >= 0) pick(points[current]);
     else if (event.key in ARROWS) {
@@ -88,11 +89,12 @@ export async function drawMap({ found, queryId, queryName, pick }) {
 }
 
 /** Draw the query, and the results outside the sample, among the items with similar codes. */
-async function drawPlaced({ found, queryId, queryName, pick }) {
+async function drawPlaced({ found, queryId, queryName, pick, isStale }) {
   const sampled = new Set(points.map(({ id }) => `${id}`));
   const wanted = [...new Set([...(queryId === "" ? [] : [queryId]), ...found.slice(0, 24).map(String)])];
   const ids = wanted.map((id) => (store.idType === "string" ? id : Number(id)));
   const { places } = ids.length ? await request("v1/map/places", { ids }) : { places: [] };
+  if (isStale()) return;
   const dots = places.filter(({ id }) => !sampled.has(`${id}`) && `${id}` !== queryId).map((place) => {
     const dot = svg("circle", { class: "dot near outside", cx: at(place.x), cy: at(-place.y), r: 6, "data-id": place.id });
     dot.append(svg("title", {}, `item ${place.id}, outside the sample`));

@@ -14,7 +14,11 @@ async function show() {
     return;
   }
   if (!response?.ok) {
-    $("said").textContent = "The service does not respond. Is it running?";
+    $("said").textContent = "The service does not respond. Is it running? ";
+    const again = document.createElement("button");
+    again.textContent = "Try again";
+    again.addEventListener("click", show);
+    $("said").append(again);
     return;
   }
   const { mounts } = await response.json();

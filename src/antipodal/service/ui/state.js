@@ -49,13 +49,13 @@ export function whenChanged(draw) {
   addEventListener("popstate", again);
 }
 
-/** Change the state, as a new history entry unless `replace`. */
-export function go(changes, { replace = false } = {}) {
+/** Change the state, as a new history entry unless `replace`, and draw it. */
+export function go(changes, { replace = false, draw = true } = {}) {
   state = { ...state, ...changes };
   const address = written(state);
   if (replace) history.replaceState(null, "", address);
   else if (address !== (location.hash || "#")) history.pushState(null, "", address);
-  return render();
+  return draw ? render() : undefined;
 }
 
 /** Change to another query, on its first page, with details closed. */
