@@ -14,7 +14,7 @@ from antipodal.codes import unpack
 from antipodal.errors import StoreError
 from antipodal.index import approximate, asymmetric, fastscan
 from antipodal.index.asymmetric import best_rows, sign_scores
-from antipodal.index.items import to_rows
+from antipodal.index.segments import to_rows
 from antipodal.stores import Snapshot
 
 

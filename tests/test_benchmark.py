@@ -445,6 +445,25 @@ def test_multilabel_files_use_the_protocol_of_nus_wide(tmp_path):
     assert without["chance"] < record["chance"]
 
 
+def test_nus_wide_is_benchmarked_with_the_pairs_of_its_protocol(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = rng.random((60, 3)) < 0.5
+    for folder in ("Low_Level_Features", "ConceptsList", "Groundtruth/AllLabels"):
+        (tmp_path / folder).mkdir(parents=True)
+    np.savetxt(tmp_path / "Low_Level_Features/BoW_int.dat", rng.integers(0, 9, (60, 500)), "%d")
+    (tmp_path / "ConceptsList/Concepts81.txt").write_text("a\nb\nc\n")
+    for name, column in zip("abc", labels.T, strict=True):
+        np.savetxt(tmp_path / f"Groundtruth/AllLabels/Labels_{name}.txt", column, "%d")
+    options = ("--methods", "NNHash.paper:n_epochs=1", "--bits", 8, "--concepts", 2)
+    options += ("--queries", 5, "--train", 30, "--json")
+    done = bench("nuswide", "--data", tmp_path, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["parameters"]["n_pairs"] == 100_000
+    assert (record["train"], record["n_concepts"]) == (30, 2)
+    assert record["map_at_10"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

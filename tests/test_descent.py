@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import cosine_similarity
 
 from antipodal import HammingIndex, LinfHash, load
-from antipodal.hashers import bit_descent, compiled
+from antipodal.hashers import bit_descent, compiled, linfhash
 from antipodal.hashers.bit_descent import (
     RIDGE,
     BitFlips,
@@ -19,6 +19,11 @@ from antipodal.hashers.bit_descent import (
 )
 
 DIGITS = load_digits(return_X_y=True)[0]
+
+
+def unit_rows(X):
+    X = X.astype(np.float32)
+    return X / np.linalg.norm(X, axis=1, keepdims=True)
 
 
 def problem(seed, m=6, n=5, n_bits=9):
@@ -129,7 +134,7 @@ def test_the_compiled_search_gives_the_same_bits(monkeypatch, interpreted, n_bit
     expected = flips.run(Y, offset, signs.copy())
     if not interpreted:
         pytest.importorskip("numba")
-    search = compiled._search if interpreted else compiled._compile()
+    search = compiled.make_search(lambda f: f) if interpreted else compiled._compile()
     monkeypatch.setattr(bit_descent, "compiled_search", lambda n_rows: search)
     np.testing.assert_array_equal(flips.run(Y, offset, signs.copy()), expected)
 
@@ -196,6 +201,34 @@ def recall(hasher, X, Q):
     nearest = np.argsort(-cosine_similarity(Q, X), axis=1)[:, :10]
     found = index.search(vectors=hasher.query(Q), k=10).ids
     return np.mean([np.isin(f, n).mean() for f, n in zip(found, nearest, strict=True)])
+
+
+def test_the_last_refit_uses_all_rows_in_blocks(monkeypatch):
+    settings = {"n_bits": 48, "descent": True, "effort": 0.5, "random_state": 0}
+    refits = []
+
+    def refit(Y, mean, signs):
+        D = refit_dictionary(Y, mean, signs)
+        gram = signs.T @ signs / len(Y) + RIDGE * np.eye(signs.shape[1])
+        expected = np.linalg.solve(gram.astype(float), signs.T @ (Y - mean) / len(Y))
+        np.testing.assert_allclose(D, expected.T, atol=1e-4)
+        refits.append(Y)
+        return D
+
+    monkeypatch.setattr(bit_descent, "refit_dictionary", refit)
+    for module in (bit_descent, linfhash):
+        monkeypatch.setattr(module, "FIRST_ROWS", 500)
+    grown = LinfHash(**settings).fit(DIGITS[:1600])
+    assert [len(Y) for Y in refits] == [500, 800, 1200, 1600]
+    assert len(np.unique(refits[-1], axis=0)) == len(np.unique(DIGITS[:1600], axis=0))
+    assert not np.array_equal(refits[0], unit_rows(DIGITS[:500]))  # in random order
+    few = LinfHash(n_samples=500, **settings).fit(DIGITS[:1600])
+    assert [len(Y) for Y in refits[4:]] == [500] * 4
+    errors = []
+    for hasher in (grown, few):
+        rebuilt = hasher.reconstruct(hasher.encode(DIGITS[:1600]))
+        errors.append(np.square(unit_rows(DIGITS[:1600]) - rebuilt).sum())
+    assert errors[0] < errors[1]
 
 
 def test_the_asymmetric_setting_has_a_higher_recall():

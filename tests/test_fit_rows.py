@@ -9,9 +9,15 @@ import pytest
 from sklearn.datasets import load_digits
 
 from antipodal import ITQ, DeepLinf, NetworkHasher, Training, load, open_vectors
-from antipodal.hashers.preprocessing import learn_inputs, scaled
+from antipodal.hashers.preprocessing import (
+    draw_rows,
+    feature_moments,
+    learn_inputs,
+    sample_labelled,
+    sample_rows,
+    scaled,
+)
 from antipodal.hashers.registry import built_in_hashers, make_hasher
-from antipodal.hashers.rows import draw_rows, feature_moments, sample_labelled, sample_rows
 from networks import network
 
 X, Y = load_digits(return_X_y=True)

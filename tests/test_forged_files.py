@@ -16,7 +16,7 @@ from antipodal import LSH, AntipodalError, DeepLinf, HammingIndex, Training, loa
 from antipodal.bench.records import read_records
 from antipodal.hashers.registry import built_in_hashers
 from antipodal.index.index_file import IndexDescription, write_index_file
-from antipodal.index.items import IndexedItems
+from antipodal.index.segments import IndexedItems
 from antipodal.io.model_file import read_model_file, write_model_file
 from antipodal.io.vectors import open_vectors
 from effort import CAMPAIGN

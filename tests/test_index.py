@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from antipodal.codes import pack, unpack
 from antipodal.index import HammingIndex, SearchResult, radius_tables, scan, segments
-from antipodal.index.items import to_rows
 from antipodal.index.radius_tables import BandTables
+from antipodal.index.segments import to_rows
 from effort import fresh_examples
 
 SOURCE = Path(__file__).parents[1] / "src"

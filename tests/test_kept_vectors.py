@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from antipodal.stores.ids import check_unique_ids, id_type_of, take_key, with_keys
-from antipodal.stores.metadata import parse_metadata
+from antipodal.stores.items import check_unique_ids, id_type_of, parse_metadata, take_key, with_keys
 from antipodal.stores.vectors import pack_vectors, unpack_vectors, vector_bytes
 
 _shapes = hnp.array_shapes(min_dims=2, max_dims=2, max_side=20)

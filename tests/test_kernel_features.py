@@ -16,6 +16,8 @@ from antipodal.hashers.kernel_features import (
     learn_kernel_features,
     reduced_set,
 )
+from antipodal.hashers.operations import GaussianKernel, Standardise
+from antipodal.hashers.pipeline import Pipeline
 from networks import network
 
 X, Y = load_digits(return_X_y=True)
@@ -33,6 +35,26 @@ def test_with_all_rows_as_anchors_inner_products_are_the_centred_kernel(seed, n)
     expected = centre @ K @ centre
     expected *= np.trace(products) / np.trace(expected)  # the scale is arbitrary
     np.testing.assert_allclose(products, expected, atol=0.02 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("root", [False, True])
+@pytest.mark.parametrize("centred", [False, True])
+def test_kernels_of_scaled_rows_are_those_of_scikit_learn(root, centred):
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((500, 12)).astype(np.float32)  # of both signs
+    mean, scale = rows.mean(axis=0), rows.std(axis=0)
+    anchors = rng.standard_normal((30, 12)).astype(np.float32)
+    kernel = GaussianKernel(anchors, 0.1, mean if centred else None)
+    pipeline = Pipeline([Standardise(mean, scale, root=root), kernel])
+    before = rows.copy()
+    ours = pipeline.values(rows, 30)
+    np.testing.assert_array_equal(rows, before)
+    scaled = rows.astype(np.float64)
+    scaled = np.sign(scaled) * np.sqrt(np.abs(scaled)) if root else scaled
+    theirs = rbf_kernel((scaled - mean) / scale, anchors, gamma=0.1)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    for i in (0, 223, 224, 499):  # in any place of a chunk
+        np.testing.assert_array_equal(pipeline.values(rows[i : i + 1], 30)[0], ours[i])
 
 
 def test_components_are_those_of_scikit_learns_kernel_pca():

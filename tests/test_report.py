@@ -18,6 +18,7 @@ from antipodal.evaluation.charts import (
     line_chart,
     linear_axis,
     log2_axis,
+    method_looks,
     recall_axis,
 )
 from antipodal.evaluation.metrics import bit_health
@@ -214,9 +215,21 @@ def test_charts_of_any_size_are_well_formed(n):
 
 
 def test_curves_have_markers_of_different_shapes():
-    curves = {name: [(1.0, 1.0), (2.0, 3.0)] for name in "abcde"}
+    curves = {name: [(1.0, 1.0), (2.0, 3.0)] for name in "abcdefghijkl"}
     chart = ET.fromstring(line_chart(curves, x_axis="x", y_axis="y"))
-    assert len({mark.get("d") for mark in marks(chart)}) == 5
+    assert len({mark.get("d") for mark in marks(chart)}) == 12
+
+
+def test_every_method_of_a_report_has_one_colour_and_one_marker():
+    names = ["SignHash:rotate=false", "SignHash", "ITQ", "LinfHash.asymmetric", "LSH",
+             "LinfHash.quick", "RaBitQ", "TurboQuant", "PQ"]  # fmt: skip
+    looks = method_looks(names)
+    assert len({look.classes.split()[0] for look in looks.values()}) == len(names)
+    assert len({look.marker for look in looks.values()}) == len(names)
+    for shown in (names[::2], names[3:]):  # a chart has only some of them
+        curves = {name: [(1.0, 1.0)] for name in shown}
+        chart = ET.fromstring(line_chart(curves, x_axis="x", y_axis="y", looks=looks))
+        assert [mark.get("d") for mark in marks(chart)] == [looks[name].marker for name in shown]
 
 
 @given(

@@ -13,7 +13,7 @@ from antipodal import open_vectors
 from antipodal.cli import app
 from antipodal.errors import StoreError
 from antipodal.stores import open_store, transfer
-from antipodal.stores.listing import list_stores
+from antipodal.stores.engines import list_stores
 from antipodal.stores.snapshot import ItemBatch
 from antipodal.stores.transfer import copy_store, digest_of, export_items, resized
 from engines import ENGINES, engines  # noqa: F401

@@ -213,7 +213,7 @@ def test_vectors_are_kept_with_their_items(keeping_url):
         store.add(codes_of(4), ids=[4], vectors=[b"four"])
         with pytest.raises(IdsTakenError):
             store.add(codes_of(4, 5), ids=[5, 4], vectors=[b"x", b"y"])
-        with pytest.raises(ValueError, match=r"\bvector\b.*\b1\b.*\b2\b"):
+        with pytest.raises(ValueError, match=r"\bvectors?\b.*\b1\b.*\b2\b"):
             store.upsert([5, 4], codes_of(4, 5), vectors=[b"x"])
         with store.snapshot() as before:
             store.upsert([1], codes_of(1), vectors=[b"uno"])

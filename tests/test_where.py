@@ -24,7 +24,7 @@ from antipodal.stores.filters import (
     postgres_condition,
     sqlite_condition,
 )
-from antipodal.stores.metadata import clean, metadata_texts, parse_metadata
+from antipodal.stores.items import clean, metadata_texts, parse_metadata
 from effort import fresh_examples
 from engines import ENGINES, engines  # noqa: F401
 

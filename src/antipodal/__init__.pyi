@@ -28,6 +28,7 @@ from .features.words import bag_of_words as bag_of_words
 from .features.words import learn_vocabulary as learn_vocabulary
 from .hashers.base import BaseHasher as BaseHasher
 from .hashers.classifierlsh import ClassifierLSH as ClassifierLSH
+from .hashers.cosine_reduction import CosineReduction as CosineReduction
 from .hashers.deeplinf import DeepLinf as DeepLinf
 from .hashers.itq import ITQ as ITQ
 from .hashers.linfhash import LinfHash as LinfHash

@@ -16,8 +16,7 @@ from antipodal.collection.drift import SAMPLE, CodeQuality, Drift
 from antipodal.errors import IdsTakenError, StoreError
 from antipodal.http_transport import JSON, HttpTransport
 from antipodal.index import SearchResult
-from antipodal.stores.ids import as_keys, check_unique_ids
-from antipodal.stores.metadata import Metadata, clean, metadata_texts
+from antipodal.stores.items import Metadata, as_keys, check_unique_ids, clean, metadata_texts
 from antipodal.stores.snapshot import Items
 from antipodal.validation import check_finite, check_whole
 
@@ -136,7 +135,7 @@ class Client:
         given = check_unique_ids(ids, self.id_type)
         if len(given) != len(rows):
             raise ValueError(
-                f"there must be one id for each of {len(rows)} vectors: got {len(given)}"
+                f"ids must have one id for each of {len(rows)} vectors: got {len(given)}"
             )
         return given
 
@@ -304,7 +303,7 @@ class Client:
     def check(self, new_vectors: ArrayLike) -> Drift:
         """Compare new vectors with those at fit time: see `Collection.check`.
 
-        The request contains as many of them as the service accepts, evenly spaced.
+        If there are more than the service accepts in one request, evenly spaced ones are sent.
         """
         rows = self._rows(new_vectors, "new_vectors")
         size = min(len(rows), SAMPLE, self._limits["batch"])

@@ -116,7 +116,7 @@ class Embedder(ABC):
             if part.shape[1] != width:
                 raise EmbeddingError(
                     f"{self.name} must return vectors of {width} features: got {part.shape[1]}. "
-                    "Is it the embedding model of the other vectors?"
+                    "Is it the embedding model of the collection?"
                 )
         rows = np.concatenate([np.empty((0, width), np.float32), *parts])
         if len(rows) != len(inputs):

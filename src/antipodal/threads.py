@@ -87,7 +87,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def all_threads() -> Iterator[None]:
-    """Allow `fit` to use several threads, in the whole process; weights then depend on them."""
+    """Let `fit` use several threads in the whole process; weights then depend on their number."""
     global _fit_on_all
     _fit_on_all = True
     try:
@@ -143,7 +143,8 @@ def _limited(libraries: Iterable[Any]) -> Iterator[None]:
 def _set_threads(library: Any, n_threads: int) -> None:
     """Set the number of threads, and allow another Python thread to set it next.
 
-    Recent versions of threadpoolctl obey only the Python thread that set a number first.
+    Recent versions of threadpoolctl accept changes only from the Python thread that made the first
+    one.
     """
     library.set_num_threads(n_threads)
     release = getattr(library, "clear_controlling_thread", None)

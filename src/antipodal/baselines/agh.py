@@ -23,8 +23,8 @@ from antipodal.hashers.operations import (
     softmax,
 )
 from antipodal.hashers.pipeline import Pipeline
+from antipodal.hashers.preprocessing import sample_rows
 from antipodal.hashers.registry import built_in
-from antipodal.hashers.rows import sample_rows
 from antipodal.threads import one_thread
 from antipodal.validation import check_random_state, check_whole
 
@@ -111,7 +111,7 @@ class AGH(BaseHasher):
         )
         weights = softmax(squared / np.float32(-(self.bandwidth_**2)))
         Z = _row_sparse(nearest, weights.astype(np.float64), len(self.anchors_))
-        # k-means stopped early may leave anchors that no row is assigned to.
+        # If k-means stops early, some anchors may have no rows.
         used = Z.sum(axis=0) > 0
         self.anchors_, Z = self.anchors_[used], Z[:, used]
 

@@ -14,8 +14,8 @@ from antipodal.hashers.operations import (
     UnitRows,
     unit_rows,
 )
+from antipodal.hashers.preprocessing import draw_rows, feature_moments, feature_scale
 from antipodal.hashers.registry import built_in
-from antipodal.hashers.rows import draw_rows, feature_moments, feature_scale
 from antipodal.threads import one_thread
 from antipodal.validation import check_labels, check_random_state, check_whole
 

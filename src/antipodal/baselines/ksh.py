@@ -13,8 +13,8 @@ from antipodal.hashers.kernel_features import (
 )
 from antipodal.hashers.operations import Affine, GaussianKernel, Operation, SquaredDistances
 from antipodal.hashers.pipeline import Pipeline
+from antipodal.hashers.preprocessing import as_floats, draw_rows
 from antipodal.hashers.registry import built_in
-from antipodal.hashers.rows import as_floats, draw_rows
 from antipodal.threads import one_thread
 from antipodal.validation import check_random_state, check_whole
 

@@ -36,7 +36,15 @@ class NNHash(NetworkHasher):
 
     @classmethod
     def paper(cls, n_bits: int, *, n_epochs: int = 10, random_state: Any = None) -> Self:
-        """Return the training of `DeepLinf.paper`, from random weights."""
+        """Return NNH with the training of `DeepLinf.paper`.
+
+        Stated in the paper: the same depth, widths and training as for the deep l∞ encoder, with
+        tanh instead of its neuron and no layer-wise biases.
+
+        Left open, with the choices made here: initial weights (random), and all that
+        `DeepLinf.paper` lists. The layers have biases, which rank better; the row
+        `UnbiasedNNHash` of `benchmarks/ablations.py` has none.
+        """
         return cls(
             n_bits,
             feature_map="none",

@@ -9,8 +9,8 @@ from scipy.linalg import eigh
 from antipodal.baselines.thresholds import best_cuts, column_blocks
 from antipodal.hashers.base import SupervisedHasher
 from antipodal.hashers.operations import Affine, Operation
+from antipodal.hashers.preprocessing import sample_labelled
 from antipodal.hashers.registry import built_in
-from antipodal.hashers.rows import sample_labelled
 from antipodal.paper.pairs import Pairs, sample_pairs
 from antipodal.threads import one_thread
 from antipodal.validation import check_random_state, check_whole

@@ -16,8 +16,8 @@ from antipodal.hashers.kernel_features import (
 )
 from antipodal.hashers.operations import Affine, GaussianKernel, Operation, SquaredDistances
 from antipodal.hashers.pipeline import Pipeline
+from antipodal.hashers.preprocessing import row_blocks, sample_labelled
 from antipodal.hashers.registry import built_in
-from antipodal.hashers.rows import row_blocks, sample_labelled
 from antipodal.threads import one_thread
 from antipodal.validation import check_random_state, check_type, check_whole
 

@@ -53,7 +53,16 @@ class SparseHash(NetworkHasher):
 
     @classmethod
     def paper(cls, n_bits: int, *, n_epochs: int = 10, random_state: Any = None) -> Self:
-        """Return the training of `DeepLinf.paper`, from random weights."""
+        """Return SNNH with the training of `DeepLinf.paper`.
+
+        Stated in the paper: a network of LISTA encoders with the same depth, widths and training
+        as the deep l∞ encoder, and no layer-wise biases.
+
+        Left open, with the choices made here: initial weights (random), initial θ (0.3), an l1
+        term (none), how a sparse code becomes bits (tanh of its positive part), and all that
+        `DeepLinf.paper` lists. The layers have biases, which rank better; the row
+        `UnbiasedSparseHash` of `benchmarks/ablations.py` has none.
+        """
         return cls(
             n_bits,
             feature_map="none",

@@ -8,8 +8,8 @@ from scipy.linalg import eigh
 
 from antipodal.hashers.base import BaseHasher
 from antipodal.hashers.operations import Affine, Clip, Columns, Each, Operation, Standardise
+from antipodal.hashers.preprocessing import sample_rows
 from antipodal.hashers.registry import built_in
-from antipodal.hashers.rows import sample_rows
 from antipodal.threads import one_thread
 from antipodal.validation import check_random_state
 

@@ -82,7 +82,7 @@ _BENCHED = {
 
 
 class Compared(NamedTuple):
-    """A cell: text, value, and rank, where greater is better and None is not ranked."""
+    """A cell: its text, its value, and a rank: greater is better, None is unranked."""
 
     shown: str
     value: float | int | str | None = None

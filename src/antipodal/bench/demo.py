@@ -22,7 +22,7 @@ from sklearn.preprocessing import Normalizer
 
 from antipodal.bench.runner import Benchmark
 from antipodal.collection import Collection
-from antipodal.datasets.arrayfiles import digits
+from antipodal.datasets.dataset import digits
 from antipodal.evaluation.metrics import Evaluation, evaluate, hamming_distances
 from antipodal.hashers.base import BaseHasher
 from antipodal.hashers.network import NetworkHasher
@@ -92,8 +92,8 @@ def _searched(item: dict[str, Any]) -> str:
 def embed(texts: Sequence[str]) -> NDArray[np.float32]:
     """Return unit vectors of texts: latent semantic analysis of the docstrings.
 
-    It stands in for an embedding model, and needs no download. Texts without a known word are
-    vectors of zeros.
+    It replaces an embedding model and needs no download. Texts without a known word become zero
+    vectors.
     """
     return np.asarray(_model().transform(texts), np.float32)
 
@@ -112,7 +112,7 @@ if TYPE_CHECKING:
 
 
 SHADES = " ░▒▓█"
-# The paper's networks and rivals that train in seconds. The first is saved and searched.
+# The paper's networks, and baselines that train in seconds. The first is saved and searched.
 METHODS = ("DeepLinf", "NNHash", "SparseHash", "KSH", "PSH", "AGH", "LDAHash", "ITQ", "LSH")
 WITHOUT_TORCH = ("KSH", "PSH", "AGH", "LDAHash", "ITQ", "LSH")
 
@@ -189,7 +189,8 @@ class Demo:
     def build(self, directory: Path) -> Path:
         """Create a collection of the database with labels and thumbnails; return its path.
 
-        The collection of an earlier demonstration is deleted: its codes are of another model.
+        The collection of an earlier demonstration is deleted, since its codes belong to another
+        model.
         """
         path = directory / "digits.db"
         for suffix in ("", "-wal", "-shm"):

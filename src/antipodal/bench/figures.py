@@ -53,7 +53,7 @@ MAX_ROWS = 10_000  # of the database in a histogram
 _STARTS = {"ksvd": "K-SVD and ADMM", "random": "random weights"}
 
 _TRADED = {"map": "mAP", "precision_r2": "precision, radius ≤ 2"}
-_BINS = 20  # of the histograms; the last is within 5 % of the bound
+_BINS = 20  # bins of the histograms; the last one covers 5 % below the bound
 
 
 class Values(NamedTuple):

@@ -64,7 +64,7 @@ def run_jobs(
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT until the block ends; processes started in it inherit the blocked signal.
+    """Block SIGINT within the context; processes started in it inherit the blocked signal.
 
     Otherwise Ctrl-C during their start would make each of them print a traceback.
     """

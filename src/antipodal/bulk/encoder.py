@@ -173,7 +173,7 @@ def encode_file(
     with replacing(job.target) as file, ThreadPoolExecutor(1) as reader:
         stream = _HashingWriter(file)
         batches = read_ahead(table.record_batches(names, BATCH_BYTES), reader)
-        # Dictionaries of vectors and codes would be built and then discarded.
+        # For vectors and codes, parquet would build dictionaries only to discard them.
         others = [name for name in written.names if name not in plain]
         with pq.ParquetWriter(stream, written, use_dictionary=others) as writer:
             for batch in in_order(pool, partial(_encode, encoder, job.source), batches, n_ahead):

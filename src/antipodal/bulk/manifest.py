@@ -135,7 +135,7 @@ def read_contents(folder: Path) -> FolderContents | None:
     """Return the manifest of a folder, finished or in progress, or None if it has none."""
     path = folder / PROGRESS
     try:
-        if path.exists():  # takes precedence over a manifest that was about to be removed
+        if path.exists():  # takes precedence: a crash may have left the old manifest in place
             about, *records = _read_lines(path)
         elif (path := folder / MANIFEST).exists():
             about = json.loads(path.read_bytes())

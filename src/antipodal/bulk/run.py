@@ -36,12 +36,12 @@ def encode_on_cluster(
 ) -> Iterator[FileRecord]:
     """Encode the files on a Ray cluster, and yield their records as they finish.
 
-    Files are distributed to actors, which read and write them. Ray Data, which would move the rows,
-    takes ten seconds to start.
+    Actors read and write whole files. Ray Data would move the rows between processes, and takes ten
+    seconds to start.
     """
     with connected(address) as ray:
         n_actors = min(len(jobs), max(1, int(ray.available_resources().get("CPU", 1))))
-        # An actor whose process or machine is lost is started again, and so is its file.
+        # If a process or machine is lost, its actor and the file in progress are restarted.
         create = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=3)(FileEncoder).remote
         options = {"column": encoder.column, "columns": encoder.columns}
         actors = [create(model, encoder.identity, options) for _ in range(n_actors)]

@@ -19,7 +19,6 @@ from antipodal.cli import (  # noqa: F401 - each module registers its commands
     export,
     index,
     info,
-    items,
     models,
     search,
     serve,

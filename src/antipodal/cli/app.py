@@ -141,7 +141,7 @@ Threads = Annotated[
     typer.Option(
         min=1,
         callback=limit_threads,
-        help="Largest number of threads. Default: the cores that this process may use.",
+        help="Maximum number of threads. Default: the cores that this process may use.",
     ),
 ]
 # The variable keeps passwords out of the command line, which other users of the machine can read.

@@ -76,10 +76,10 @@ def audit(
         typer.Option(help="Metadata columns of the vector file, such as title,thumbnail."),
     ] = None,
     recall: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Target recall of the advice.")
+        float, typer.Option(min=0.0, max=1.0, help="Target recall of the recommendation.")
     ] = 0.95,
     max_rerank: Annotated[
-        int, typer.Option(min=1, help="Largest oversampling factor of the advice.")
+        int, typer.Option(min=1, help="Maximum oversampling factor of the recommendation.")
     ] = 4,
     max_bytes: Annotated[
         int | None,
@@ -87,7 +87,7 @@ def audit(
             "--bytes",
             min=1,
             metavar="N",
-            help="Largest number of bytes per vector of the advice, kept vectors included.",
+            help="Maximum bytes per vector of the recommendation, kept vectors included.",
         ),
     ] = None,
     sample: Annotated[
@@ -163,7 +163,8 @@ def audit(
             )  # fmt: skip
         except AuditInterrupted as error:
             result, interrupted = error.audit, True
-    source = Source(vectors, queries or Source.queries, id_column, metadata_columns)
+    example_id = 0 if id_column is None else next(file.records(ids))[id_column]
+    source = Source(vectors, queries, id_column, metadata_columns, example_id)
     budget: dict[str, Any] = {"bytes": max_bytes, "source": source}
     advice = result.advice(recall, max_rerank=max_rerank, **budget)
     if html is not None:
@@ -185,7 +186,7 @@ def audit(
         if result.ndcg is not None:
             typer.echo(f"Uncompressed vectors: nDCG@{k} {result.ndcg:.3f}.")
         if advice is None:
-            typer.echo("No advice: no method of antipodal was measured within the budget.")
+            typer.echo("No recommendation: no method of antipodal was measured within the budget.")
         else:
             typer.echo(advice)
             typer.echo(f"Next: {advice.command}\n      {advice.search_command}")

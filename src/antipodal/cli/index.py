@@ -211,8 +211,7 @@ def _fill_store(
     """Validate all items, create the store if it is missing, and add the items."""
     from antipodal.stores import open_store
     from antipodal.stores.base import MODEL
-    from antipodal.stores.ids import id_type_of
-    from antipodal.stores.loading import check_items
+    from antipodal.stores.items import check_items, id_type_of
     from antipodal.stores.url import shown_url
 
     with ExitStack() as stack:

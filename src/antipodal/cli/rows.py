@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from antipodal.io.vectors import VectorFile
-    from antipodal.stores.metadata import MetadataText
+    from antipodal.stores.items import MetadataText
 
 IdFile = Annotated[
     str | None, typer.Option("--ids", help=f"Item ids, integers or strings, one per row: {TABLE}.")
@@ -113,7 +113,7 @@ class CheckedMetadata:
         return self._n_rows
 
     def __iter__(self) -> "Iterator[MetadataText]":
-        from antipodal.stores.metadata import MetadataText
+        from antipodal.stores.items import MetadataText
 
         self._copy.seek(0)
         return (MetadataText(line[:-1]) for line in self._copy)
@@ -134,7 +134,7 @@ def _column_texts(file: "VectorFile", columns: list[str]) -> "Iterator[MetadataT
 
 
 def _validated(fields: dict[str, Any], place: str) -> "MetadataText":
-    from antipodal.stores.metadata import metadata_text
+    from antipodal.stores.items import metadata_text
 
     try:
         return metadata_text(fields)

@@ -137,7 +137,7 @@ def search(
         )
     if radius is not None and (rerank or vectors or scoring or n_sources):
         raise typer.BadParameter(
-            "--radius excludes --rerank, --vectors, --scoring, --text and --id"
+            "--radius cannot be combined with --rerank, --vectors, --scoring, --text or --id"
         )
     if embed is not None and not text:
         raise typer.BadParameter("--embed needs --text")

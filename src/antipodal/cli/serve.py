@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from antipodal.cli.app import STORE_VARIABLE, AsJson, app, print_json, require_service
-from antipodal.io.atomic import alone_in
+from antipodal.io.atomic import folder_lock
 
 if TYPE_CHECKING:
     from antipodal.service.mounts import Mount
@@ -80,26 +80,36 @@ def serve(
             help="Address or network of a proxy whose X-Forwarded-For is trusted. Repeatable."
         ),
     ] = None,
-    max_body: Annotated[int, typer.Option(min=1, help="Largest JSON body, in bytes.")] = 1 << 20,
+    max_body: Annotated[int, typer.Option(min=1, help="Maximum size of a JSON body, in bytes.")] = 1
+    << 20,
     max_binary_body: Annotated[
-        int, typer.Option(min=1, help="Largest binary body (float32, Arrow or an image), in bytes.")
+        int,
+        typer.Option(
+            min=1, help="Maximum size of a binary body (float32, Arrow or image), in bytes."
+        ),
     ] = 8 << 20,
     max_batch: Annotated[
-        int, typer.Option(min=1, help="Most vectors or items per request.")
+        int, typer.Option(min=1, help="Maximum number of vectors or items per request.")
     ] = 1_000,
-    max_k: Annotated[int, typer.Option(min=1, help="Largest k of a search.")] = 1_000,
+    max_k: Annotated[int, typer.Option(min=1, help="Maximum k of a search.")] = 1_000,
     max_results: Annotated[
-        int, typer.Option(min=1, help="Most items returned by a radius search.")
+        int, typer.Option(min=1, help="Maximum number of items returned by a radius search.")
     ] = 1_000,
     max_found: Annotated[
-        int, typer.Option(min=1, help="Most results of one request, over all its queries.")
+        int,
+        typer.Option(min=1, help="Maximum number of results of one request, over all its queries."),
     ] = 100_000,
     max_histogram: Annotated[
-        int, typer.Option(min=1, help="Most items counted by a histogram.")
+        int, typer.Option(min=1, help="Maximum number of items counted by a histogram.")
     ] = 1_000_000,
-    max_pixels: Annotated[int, typer.Option(min=1, help="Most pixels of an image.")] = 16_000_000,
+    max_pixels: Annotated[
+        int, typer.Option(min=1, help="Maximum number of pixels of an image.")
+    ] = 16_000_000,
     max_requests: Annotated[
-        int, typer.Option(min=1, help="Most requests in progress per worker. Others get 503.")
+        int,
+        typer.Option(
+            min=1, help="Maximum number of requests in progress per worker. Others get 503."
+        ),
     ] = 128,
     seconds: Annotated[
         float, typer.Option(min=0.1, help="Time limit of a request, in seconds.")
@@ -196,7 +206,7 @@ def switch(
     from antipodal.stores.url import shown_url
 
     name, new = service.parse_mount(mount)
-    with alone_in(mounts.absolute().parent):  # concurrent changes wait
+    with folder_lock(mounts.absolute().parent):  # concurrent changes wait
         known = service.read_mounts(mounts) if mounts.exists() else {}
         old = known.get(name, new)
         new = replace(old, model=new.model, store=new.store, images=images or old.images)

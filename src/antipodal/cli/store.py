@@ -103,7 +103,7 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the stores in a folder, a PostgreSQL database or a Milvus server."""
-    from antipodal.stores.listing import list_stores
+    from antipodal.stores.engines import list_stores
     from antipodal.stores.url import shown_url
 
     if place is None:

@@ -27,9 +27,14 @@ from antipodal.stores import Items, Snapshot, Store
 from antipodal.stores.base import MODEL, SETTINGS
 from antipodal.stores.engines import open_address
 from antipodal.stores.filters import Where, parse_where
-from antipodal.stores.ids import as_keys, check_unique_ids, take_key
-from antipodal.stores.loading import batches
-from antipodal.stores.metadata import Metadata, parse_metadata
+from antipodal.stores.items import (
+    Metadata,
+    as_keys,
+    batches,
+    check_unique_ids,
+    parse_metadata,
+    take_key,
+)
 from antipodal.stores.url import place_address
 from antipodal.stores.vectors import VectorType, pack_vectors, unpack_vectors
 from antipodal.validation import check_finite, check_whole
@@ -116,7 +121,8 @@ class Collection:
             ``docs.db`` for a SQLite file, ``postgresql://user@host/database?table=docs``, or
             ``milvus:///docs.db``.
         vectors : array, memory map, `antipodal.open_vectors` or path
-            Vectors, one per row, read in blocks.
+            Vectors, one per row, read in blocks: floats of any precision, or integers. They are
+            compared by their cosine; see `antipodal.CosineReduction` for other metrics.
         ids : integers or strings (n,), optional
             Unique ids; strings have at most 512 bytes. By default 0, 1, 2, ….
         metadata : iterable of mappings, optional

@@ -20,9 +20,7 @@ from antipodal.io.vectors import VectorFile, open_vectors
 from antipodal.stores import Store
 from antipodal.stores.base import MODEL, SETTINGS
 from antipodal.stores.engines import check_keeps_vectors, open_address
-from antipodal.stores.ids import IdType, check_unique_ids, id_type_of
-from antipodal.stores.loading import check_length
-from antipodal.stores.metadata import Metadata
+from antipodal.stores.items import IdType, Metadata, check_length, check_unique_ids, id_type_of
 from antipodal.stores.url import Address
 from antipodal.stores.vectors import VectorType, check_vector_type, pack_vectors
 from antipodal.validation import check_finite
@@ -60,7 +58,7 @@ class Rows:
         self.ids = None if ids is None else check_unique_ids(ids, self.id_type)
         if self.ids is not None and len(self.ids) != self.n_rows:
             raise ValueError(
-                f"there must be one id for each of {self.n_rows} vectors: got {len(self.ids)}"
+                f"ids must have one id for each of {self.n_rows} vectors: got {len(self.ids)}"
             )
         if isinstance(metadata, (str, bytes, Mapping)):
             raise TypeError(
@@ -206,7 +204,7 @@ def _digest(
     keep_vectors: VectorType | None,
     random_state: int,
 ) -> str:
-    """Return a digest of the arguments of a creation, which identifies the same call."""
+    """Return a digest of the arguments of a creation, by which an identical call is recognised."""
     model: object = choice.model
     if choice.model is not None and _is_fitted(choice.model):
         model = hashlib.sha256(choice.model.to_bytes()).digest()
@@ -272,7 +270,7 @@ def _fitted(
 def _started(address: Address, rows: Rows, fitted: BaseHasher, settings: Settings) -> Created:
     """Create an empty store that contains the model."""
     data = fitted.to_bytes()
-    model, identity = load_bytes(data, "the model")  # as every later reader of the collection
+    model, identity = load_bytes(data, "the model")  # as later readers of the collection load it
     store = open_address(address, model.n_bits, identity, rows.id_type)
     try:
         parts = {MODEL: data, SETTINGS: settings.to_bytes()}

@@ -1,4 +1,4 @@
-"""Drift: comparison of new vectors with those at fit time."""
+"""Drift: quality of the codes of new vectors, compared with fit time."""
 
 from dataclasses import dataclass
 from typing import Any

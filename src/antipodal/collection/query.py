@@ -93,7 +93,7 @@ def chosen_scoring(model: BaseHasher, scoring: str | None) -> str:
 def _without(found: SearchResult, own: NDArray[np.int64], k: int) -> SearchResult:
     """Return the first k results of each query, excluding its own item."""
     n_found = found.ids.shape[1]
-    # Move the own item to the end: a stable sort keeps the order of the others.
+    # Move the query's own item to the end. A stable sort keeps the order of the others.
     order = np.argsort(found.ids == own[:, None], axis=1, kind="stable")[:, :k]
     has_own = (found.ids == own[:, None]).any(axis=1)
     if n_found <= k and has_own.any():

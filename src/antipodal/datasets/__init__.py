@@ -1,8 +1,7 @@
 """Datasets in their official layouts, and their splits for evaluation."""
 
-from antipodal.datasets.arrayfiles import arrays, digits
 from antipodal.datasets.cifar10 import cifar10
-from antipodal.datasets.dataset import Dataset
+from antipodal.datasets.dataset import Dataset, arrays, digits
 from antipodal.datasets.download import download
 from antipodal.datasets.idx import idx
 from antipodal.datasets.nus_wide import nus_wide

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 from platformdirs import user_cache_path
 
 from antipodal.errors import AntipodalError
-from antipodal.io.atomic import alone_in, replacing
+from antipodal.io.atomic import folder_lock, replacing
 
 VARIABLE = "ANTIPODAL_DATA"
 
@@ -274,7 +274,7 @@ def download(
     folder = directory / source.folder
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with alone_in(directory):
+        with folder_lock(directory):
             if source.is_at(directory):
                 return directory
             if not source.is_at(folder):

@@ -30,7 +30,7 @@ class Advice:
     recall : float
         Expected recall@k. For a sample it is extrapolated to all rows.
     target : float
-        Recall that was asked for.
+        Requested recall.
     command, search_command : str
         Commands that build the collection and search it.
     setting : Setting
@@ -80,12 +80,16 @@ class Advice:
 
 @dataclass(frozen=True)
 class Source:
-    """Names in the advised commands: of the vector file, the query file and columns."""
+    """Names in the recommended commands: the vector file, the query file and columns.
+
+    Without a query file, the collection is searched by the item `example_id`.
+    """
 
     vectors: str = "vectors.parquet"
-    queries: str = "queries.parquet"
+    queries: str | None = None
     id_column: str | None = None
     metadata_columns: str | None = None
+    example_id: int | str = 0
 
     def commands(
         self, method: str, bits: int, keep_vectors: str | None, rerank: int, k: int
@@ -101,7 +105,8 @@ class Source:
         build += ["--bits", str(bits)] if bits % 8 else ["--bytes", str(bits // 8)]
         if keep_vectors is not None:
             build += ["--keep-vectors", keep_vectors]
-        search = ["antipodal", "search", "docs.db", self.queries, "-k", str(k)]
+        query = [f"--id={self.example_id}"] if self.queries is None else [self.queries]
+        search = ["antipodal", "search", "docs.db", *query, "-k", str(k)]
         if rerank > 1:
             search += ["--rerank", str(rerank)]
         return shlex.join([*build, "--out", "docs.db"]), shlex.join(search)
@@ -121,9 +126,9 @@ def advise(
 ) -> Advice | None:
     """Return the setting of fewest bytes that reaches the target, else that of highest recall.
 
-    Only settings that `antipodal build` and `antipodal search` reproduce are considered. None is
-    returned if there is none, or none within `max_bytes`. Collections rerank by the cosine, so
-    that reranking is considered for that metric only.
+    Only settings that `antipodal build` and `antipodal search` reproduce are considered. Return
+    None if there are none within `max_bytes`. Collections rerank by the cosine, so reranking is
+    considered for that metric only.
     """
     largest = max_rerank if metric == "cosine" else 1
     choices = [

@@ -1,4 +1,4 @@
-"""Audit: recall of codes of the user's vectors, by code, code size and search."""
+"""Audit: recall of codes on the user's vectors, by method, code length and search."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,15 +21,15 @@ from antipodal.evaluation.recall import (
     true_neighbours,
 )
 from antipodal.hashers.base import BaseHasher
+from antipodal.hashers.preprocessing import draw_rows, row_blocks
 from antipodal.hashers.registry import make_hasher
-from antipodal.hashers.rows import draw_rows, row_blocks
 from antipodal.io.numpy_files import mapped_rows
 from antipodal.io.vectors import VectorFile
 from antipodal.validation import Ids, check_random_state, check_whole
 
 _LISTED = 5  # row numbers listed in a remark
-_TRAINING_ROWS = 20_000  # drawn from all rows if a sample is audited
-_CHECKED_ROWS = 256  # that each method is fitted to before the audit starts
+_TRAINING_ROWS = 50_000  # drawn from all rows if a sample is audited
+_CHECKED_ROWS = 256  # each method is first fitted to this many rows, to detect errors early
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ class Audit:
         remarks = self.survey.remarks() + self.skipped
         if self.sampled:
             remarks.append(
-                f"Recall falls with the number of rows: it was measured on {self.survey.rows:,} of "
-                f"{self.all_rows:,} rows. Recall among all rows is an estimate, from nearer "
-                "neighbours in the sample; a larger sample is more precise."
+                f"Recall was measured on a sample of {self.survey.rows:,} of {self.all_rows:,} "
+                "rows. It decreases with the number of rows, so recall among all rows is an "
+                "estimate. A larger sample is more precise."
             )
         return remarks
 
@@ -214,8 +214,8 @@ class Audit:
     ) -> Advice | None:
         """Return the smallest setting of antipodal that reaches a recall, as commands to run.
 
-        If none reaches it, the setting of the highest recall is returned. Other libraries and
-        fitted models are never advised: without other settings, None is returned.
+        If none reaches it, return the setting of the highest recall. Other libraries and fitted
+        models are not considered; if nothing else was audited, return None.
 
         Parameters
         ----------
@@ -224,7 +224,7 @@ class Audit:
         max_rerank : int
             Largest oversampling factor. Reranking needs kept vectors, whose bytes count.
         bytes : int, optional
-            Largest number of bytes per vector, that of the code and of the kept vector.
+            Largest number of bytes per vector: those of the code and of the kept vector.
         source : Source, optional
             Names in the commands.
         """
@@ -298,8 +298,8 @@ def audit(
     relevance : (p, 2) or (p, 3), optional
         Relevance judgements: row of a query, row of X, and optionally a grade.
     sample : int, optional
-        Audit a random sample of this many rows, for a first answer in seconds. Only these are
-        read. Recall falls with the number of rows, so it is extrapolated to all rows.
+        Audit a random sample of this many rows, for a first result in seconds. Only these rows are
+        read. Recall decreases with the number of rows, so it is extrapolated to all rows.
     random_state : int
         Seed of all random draws.
     progress : callable
@@ -347,7 +347,7 @@ def audit(
         Q = _check_queries(queries, rows)
     _check_k(k, len(rows) - (drawn is not None))
     judgements = None if relevance is None else Judgements.of(relevance, len(Q), len(rows))
-    # Everything is checked first: an error after an hour would lose the results.
+    # Check everything first: an error after an hour would lose the results.
     lengths = default_lengths(rows.shape[1]) if bits is None else tuple(bits)
     codes = _our_codes(rows, lengths, methods, models, seed)
     data = Data(len(rows), rows.shape[1], lengths, metric, seed)
@@ -450,8 +450,8 @@ def _read(
 ) -> tuple[NDArray[Any], Ids, NDArray[Any] | None, int]:
     """Return rows to audit, their numbers, rows to fit codes to (of a sample), and the row count.
 
-    Codes are fitted to other rows than the sample, as they are for the most part in a large
-    collection: recall of the rows that they are fitted to is higher.
+    Codes are fitted to rows outside the sample: recall is higher on training rows, which are a
+    small part of a large collection.
     """
     vectors = X if isinstance(X, VectorFile) else _check_vectors(X, "X")
     if sample is not None:
@@ -486,7 +486,7 @@ def _our_codes(
     models: Sequence[BaseHasher],
     seed: int,
 ) -> list[Callable[[], AuditedCode]]:
-    """Return a constructor for each code. Settings that cannot be fitted raise here."""
+    """Return a constructor for each code; raise the errors of settings that cannot be fitted."""
     codes: list[Callable[[], AuditedCode]] = []
     for n_bits in bits:
         check_whole(n_bits, "bits", 1)

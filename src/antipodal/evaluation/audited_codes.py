@@ -78,7 +78,7 @@ class AuditedCode(Protocol):
         ...
 
     def candidates(self, queries: Rows, n: int, search: str) -> Ids:
-        """Return the same as `search` for many results; its time is not measured."""
+        """Return the result of `search` for many results; this call is not timed."""
         ...
 
 
@@ -166,10 +166,10 @@ class GivenCodes:
     candidates = search
 
 
-_MIN_SHARE = 16  # candidates × this exceed the rows: scores by a matrix product
+_MIN_SHARE = 16  # with more than 1/16 of the rows as candidates, use a matrix product
 _MAX_SIGNS = 2**24  # values of that product, 128 MiB
 _RERANKED = (2, 4, 8, 16)  # oversampling factors at which candidates are scored explicitly
-_TIMED_QUERIES = (20, 200)  # the second if they take less than half a second
+_TIMED_QUERIES = (20, 200)  # 200 if they take less than half a second
 _OTHERS = 100  # random rows per query for the histogram of distances
 
 
@@ -238,8 +238,8 @@ class Trial:
         """Extrapolate recall@k by oversampling factor from the sample to all rows.
 
         The k-th neighbour among N rows is about as far away as neighbour j = k·n/N among n of them,
-        and as hard to tell from the next. So recall@k of all rows is about recall@j of the sample:
-        interpolated, or extrapolated if j < 1, linearly in log j.
+        and as hard to distinguish from the next one. So recall@k of all rows is about recall@j of
+        the sample: interpolated, or extrapolated if j < 1, linearly in log j.
         """
         share = len(self.truth.X) / self.all_rows
         if share == 1:

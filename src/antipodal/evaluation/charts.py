@@ -11,7 +11,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
-from antipodal.evaluation.html import TEMPLATES, method_class
+from antipodal.evaluation.html import TEMPLATES, VARIANT_COLOURS, method_class
 
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 
@@ -24,14 +24,27 @@ _LABEL_LENGTH = 24  # characters
 _CHARACTER = 6.4  # width of an average character
 _MAX_DOTS = 16  # points per curve that are drawn; with more, points only respond to the pointer
 _MAX_LOG_TICKS = 6
-_DASHES = ("", " dashed", " dotted", " mixed", " long")  # for curves of the same colour
-_MARKERS = (  # around (0, 0): circle, square, triangle, diamond, cross
+_DASHES = ("", " dashed", " dotted", " mixed", " long")  # for settings of the same method
+# Around (0, 0): circle, square, triangle, diamond, cross, triangle down, saltire, bar, hourglass,
+# triangle right, dash, triangle left.
+_MARKERS = (
     "M-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0z", "M-3 -3h6v6h-6z", "M0 -4l4 7h-8z",
-    "M0 -4.5l4 4.5l-4 4.5l-4 -4.5z", "M-1 -4h2v3h3v2h-3v3h-2v-3h-3v-2h3z",
+    "M0 -4.5l4 4.5l-4 4.5l-4 -4.5z", "M-1 -4h2v3h3v2h-3v3h-2v-3h-3v-2h3z", "M0 4l4 -7h-8z",
+    "M-4 -2.6l1.4 -1.4l2.6 2.6l2.6 -2.6l1.4 1.4l-2.6 2.6l2.6 2.6l-1.4 1.4l-2.6 -2.6l-2.6 2.6"
+    "l-1.4 -1.4l2.6 -2.6z",
+    "M-1.2 -4.5h2.4v9h-2.4z", "M-3.5 -4h7l-7 8h7z", "M4 0l-7 4v-8z", "M-4.5 -1.2h9v2.4h-9z",
+    "M-4 0l7 4v-8z",
 )  # fmt: skip
 _BITS_PER_LINE = 64
 
 _SVG: Any = TEMPLATES.get_template("charts.svg.j2").module
+
+
+class Look(NamedTuple):
+    """The CSS classes of a curve, for colour and dashes, and the path of its marker."""
+
+    classes: str
+    marker: str
 
 
 class Axis(NamedTuple):
@@ -143,7 +156,7 @@ def line_chart(
     y_axis: str,
     x: Axis | None = None,
     y: Axis | None = None,
-    looks: Mapping[str, str] | None = None,
+    looks: Mapping[str, Look] | None = None,
 ) -> Markup:
     """Draw curves through points (x, y), each with its name at its right end.
 
@@ -156,11 +169,11 @@ def line_chart(
     x, y : Axis, optional
         Ranges and scales; linear and around the points by default.
     looks : mapping, optional
-        CSS classes of each curve for colour and dashes, such as `method_looks` returns.
+        Appearance of each curve, such as `method_looks` returns.
     """
     x = x or linear_axis((px for points in curves.values() for px, _ in points), tight=True)
     y = y or linear_axis(py for points in curves.values() for _, py in points)
-    looks = looks or {name: f"c{i % 3}" for i, name in enumerate(curves)}
+    looks = looks or {name: Look(f"c{i % 3}", _marker(i)) for i, name in enumerate(curves)}
     labels = {name: _shortened(name, _LABEL_LENGTH) for name in curves}
     right, height = WIDTH - RIGHT, HEIGHT
     if len(curves) > 1:
@@ -168,11 +181,11 @@ def line_chart(
         height = max(HEIGHT, TOP + BOTTOM + _LABEL_GAP * len(curves))
     bottom = height - BOTTOM
     drawn: list[dict[str, Any]] = []
-    for i, (name, points) in enumerate(curves.items()):
+    for name, points in curves.items():
         places = [(x.place(px, LEFT, right), y.place(py, bottom, TOP)) for px, py in points]
         drawn.append({
-            "name": name, "look": looks[name], "dots": len(points) <= _MAX_DOTS, "label": None,
-            "marker": _MARKERS[i % len(_MARKERS)],
+            "name": name, "look": looks[name].classes, "dots": len(points) <= _MAX_DOTS,
+            "marker": looks[name].marker, "label": None,
             "path": "M" + "L".join(f"{px} {py}" for px, py in places),
             "points": [
                 {"x": px, "y": py, "x_value": _number(x_value), "y_value": _number(y_value)}
@@ -209,15 +222,32 @@ def separate(places: Sequence[float], low: float, high: float, gap: float) -> li
     return [float(place) for place in result]
 
 
-def method_looks(names: Iterable[str]) -> dict[str, str]:
-    """Return CSS classes by method: its colour, and dashes for variants of the same method."""
-    looks: dict[str, str] = {}
-    variants: Counter[str] = Counter()
-    for name in names:
-        colour = method_class(name)
-        looks[name] = colour + _DASHES[variants[colour] % len(_DASHES)]
-        variants[colour] += 1
+def method_looks(names: Iterable[str]) -> dict[str, Look]:
+    """Return the appearance of each curve, for all charts of a report.
+
+    A curve is named by its method, or by the method and a run: "ITQ · first". The first settings of
+    a method have its colour, and others another colour. Curves of one method differ in their
+    dashes.
+    """
+    looks: dict[str, Look] = {}
+    colours: dict[str, str] = {}  # by method with its settings
+    n_curves: Counter[str] = Counter()
+    n_variants = 0
+    for i, name in enumerate(names):
+        method, base = name.partition(" · ")[0], method_class(name)
+        if method not in colours:
+            colours[method] = base
+            if n_curves[base]:
+                colours[method] = f"m-v{n_variants % len(VARIANT_COLOURS)}"
+                n_variants += 1
+        dashes = _DASHES[n_curves[base] % len(_DASHES)]
+        n_curves[base] += 1
+        looks[name] = Look(colours[method] + dashes, _marker(i))
     return looks
+
+
+def _marker(number: int) -> str:
+    return _MARKERS[number % len(_MARKERS)]
 
 
 def bar_chart(values: Sequence[float], *, x_axis: str, y_axis: str, level: float) -> Markup:

@@ -42,6 +42,10 @@ METHOD_COLOURS = {
 }
 
 
+# For further settings of a method in the same chart.
+VARIANT_COLOURS = ("#00A08A", "#3355DD", "#8B6F00", "#E0559B", "#B02418", "#557A2B")
+
+
 def base_method(method: str) -> str:
     """Return the name of a method without its settings.
 
@@ -88,6 +92,7 @@ def write_page(path: str | os.PathLike[str], template: str, *, title: str, **con
         version=__version__,
         method_colours=METHOD_COLOURS,
         other_colour=INK,
+        variant_colours=VARIANT_COLOURS,
         **context,
     )
     with replacing(path) as file:

@@ -259,7 +259,7 @@ def _mean_scores(
         ranking = TiedRanking(items[rows], relevant[rows])
         at_k = [[*ranking.average_precision(k, ap_at_k), *ranking.precision(k)] for k in top]
         parts.append([[*ranking.average_precision()], *at_k])
-    return [  # joined before the mean, so that the block size does not affect rounding
+    return [  # concatenated first, so that the block size does not affect rounding
         [100 * float(np.concatenate(score).mean()) for score in zip(*scores, strict=True)]
         for scores in zip(*parts, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Quantisers of other libraries, which an audit compares with: the baselines.
+"""Baselines of an audit: quantisers of other libraries.
 
 `bytes` counts everything that a search reads for an item: its code, correction factors, and its id
 if items are grouped in lists. All lists are searched, so recall is that of an exhaustive search.
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from antipodal.errors import missing_extra
 from antipodal.evaluation.audited_codes import AuditedCode
 from antipodal.evaluation.recall import Metric, Rows, prepared
-from antipodal.hashers.rows import draw_rows, row_blocks
+from antipodal.hashers.preprocessing import draw_rows, row_blocks
 from antipodal.index.scan import threads_for
 from antipodal.io.faiss import load_faiss
 from antipodal.validation import Ids
 
-_TRAINING_ROWS = 20_000
+_TRAINING_ROWS = 50_000
 _LISTS = 64  # of inverted files
 _ID_BYTES = 8  # of an item in an inverted file of Faiss
 
@@ -90,9 +90,9 @@ class FaissCodes(OtherCodes):
     Parameters
     ----------
     by_distance : bool
-        Rank by Euclidean distance in place of the inner product, also for the cosine, for which
-        both orders are the same. Quantisers that store norms use them in distances only, and
-        RaBitQ in an inverted file has a lower recall by the inner product.
+        Rank by Euclidean distance instead of the inner product, also for the cosine, where both
+        orders agree. Quantisers that store norms use them in distances only, and RaBitQ in an
+        inverted file has a lower recall by inner product.
     """
 
     def __init__(self, name: str, factory: str, data: Data, *, by_distance: bool = False) -> None:

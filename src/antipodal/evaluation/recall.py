@@ -32,8 +32,9 @@ def prepared(rows: Rows, metric: Metric) -> NDArray[np.float32]:
 class Scorer:
     """Scores of candidates by their vectors, in double precision.
 
-    Every code has other candidates. If the scores of all pairs of a query and a row fit into
-    memory, they are computed once, by a matrix product. Distances lose precision in a product.
+    Candidates differ from code to code. If the scores of all pairs of a query and a row fit into
+    memory, they are computed once, by a matrix product, except Euclidean distances, which would
+    lose precision.
 
     Parameters
     ----------
@@ -89,7 +90,7 @@ class Truth:
         correct = np.zeros(found.shape, bool)
         for ids in self.ids.T:
             correct |= found == ids[:, None]
-        if self.tied.any():  # only here do candidates have to be scored
+        if self.tied.any():  # candidates are scored only in this case
             scores = self.scorer.scores(found[self.tied], self.tied)
             correct[self.tied] |= scores >= _tying(self.scores[self.tied, -1:])
         return correct & (found >= 0)  # Faiss fills missing results with -1
@@ -117,7 +118,7 @@ def true_neighbours(
     query_rows: Ids | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Truth:
-    """Find the k rows of X nearest to each query.
+    """Return the k rows of X nearest to each query.
 
     Scores are the cosine, the inner product, or minus the Euclidean distance.
 

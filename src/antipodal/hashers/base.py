@@ -78,7 +78,8 @@ class BaseHasher(Transformer):
         """How codes of this model are compared with queries.
 
         "hamming": by the distance to the code of the query. "asymmetric": by the inner product of
-        their signs with the float query, `query`. Everything that searches follows it.
+        their signs with the float query, `query`. Collections, the service and the command
+        line use it by default.
         """
         return "hamming"
 
@@ -97,7 +98,7 @@ class BaseHasher(Transformer):
     def score_offset(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return the offset of each row's scores that makes them estimate cosines, (m,).
 
-        It does not change the order of the results of a query. By default it is 0.
+        It does not change the order of results. By default it is 0.
         """
         return np.zeros(len(self._check_rows(X)))
 
@@ -282,9 +283,9 @@ class BaseHasher(Transformer):
     def check_restored(self) -> None:
         """Raise an error if the attributes read from a file cannot encode n_features_in_ features.
 
-        Names, types and shapes must be those that encoding needs. Widths are compared first,
-        which takes no memory whatever the file claims; then random rows are encoded. They are
-        larger than usual rows, which therefore do not overflow if these do not.
+        Names, types and shapes must be those that encoding needs. Widths are compared first, which
+        allocates no memory; then random rows are encoded. These are larger than usual rows, so that
+        usual rows do not overflow either.
         """
         check_whole(self.n_bits, "n_bits", 1)
         check_whole(self.n_features_in_, "n_features_in_", 1)
@@ -302,9 +303,8 @@ class BaseHasher(Transformer):
     def check_fit(self, X: ArrayLike, *, min_samples: int = 2) -> NDArray[Any]:
         """Check the training rows and n_bits, and delete all fitted attributes.
 
-        The rows are returned with their dtype, and a memory map is not read into memory: the
-        check proceeds in blocks. `antipodal.hashers.rows.sample_rows` converts the rows to learn
-        from to floats.
+        The rows are returned with their dtype. A memory map is checked in blocks, not read into
+        memory. `antipodal.hashers.preprocessing.sample_rows` converts training rows to floats.
         """
         from sklearn.utils.validation import check_array, validate_data
 

@@ -7,17 +7,20 @@ that ⟨q, v⟩ ranks items. The last bits of a code may store a correction of t
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.hashers.compiled import compiled_search
+from antipodal.hashers.compiled import compiled_search, padded
 from antipodal.hashers.operations import (
     Array,
     Operation,
     Workspace,
+    as_signs,
     check_width,
+    chunks,
     product,
     unit_rows,
 )
@@ -30,6 +33,7 @@ _TENURE = 12  # steps for which the tabu search does not flip a bit again
 _FROZEN = np.float32(1e30)  # in place of aⱼ while bⱼ must not be flipped
 _NEIGHBOURS = 20  # per query, from which `Correction` is fitted
 _QUERIES = 1000  # rows that serve as queries there
+FIRST_ROWS = 20_000  # of the first refit, of a correction, and of a block in a refit
 _TAIL = 0.003  # of the corrections at each end, which are rounded to the extreme values
 _TINY = np.finfo(np.float32).tiny
 
@@ -68,9 +72,15 @@ class BitFlips:
         self.gram = _rounded_for_signs(gram)
         self.weight = gram.dtype.type(length_weight)
         step = 8 * (self.weight or 1) * gram
+        np.fill_diagonal(step, 0)  # cⱼ itself changes its sign
         self.steps = np.concatenate([step, -step])  # for bⱼ = 1 and for bⱼ = -1
         self.least = _MIN_GAIN * (length_weight or 1)
         self.n_steps, self.tenure = n_steps, min(_TENURE, len(gram) // 4)
+
+    @cached_property
+    def padded_steps(self) -> Floats:
+        """The steps as the compiled search reads them."""
+        return padded(self.steps)
 
     def run(self, Y: Floats, offset: Floats, signs: Floats) -> Floats:
         """Return the signs after all flips; they do not depend on the other rows.
@@ -107,7 +117,7 @@ class BitFlips:
         search = compiled_search(len(signs)) if signs.dtype == np.float32 else None
         if search:
             limits = self.n_steps, self.tenure, self.least
-            search(signs, a, c, kappa, self.steps, self.weight, _FROZEN, *limits)
+            search(signs, a, c, kappa, self.padded_steps, self.weight, _FROZEN, *limits)
             return
         for start in range(0, len(signs), _WINDOW):
             part = slice(start, start + _WINDOW)
@@ -229,7 +239,7 @@ class Correction(NamedTuple):
         value = -self.weight * np.vecdot(V, V - Y)
         k = np.rint((value - self.low) / max(self.step, _TINY)).clip(0, 2**n_bits - 1)
         bits = k.astype(np.int64)[:, None] >> np.arange(n_bits)[::-1] & 1
-        return np.where(bits, np.float32(1), np.float32(-1))
+        return as_signs(bits)
 
     def query_values(self, n_bits: int) -> Floats:
         """Return the values of a float query for the bits of k."""
@@ -297,8 +307,14 @@ def refit_dictionary(Y: Floats, offset: Floats, signs: Floats) -> Floats:
     """Return the D (n, N) that minimises Σ ‖y - μ - D·b‖² / m + ε‖D‖²."""
     gram = signs.T @ signs / len(signs)
     gram[np.diag_indices(len(gram))] += RIDGE
-    D = np.linalg.solve(gram, signs.T @ (Y - offset) / len(signs)).T
+    products = sum(signs[part].T @ (Y[part] - offset) for part in _blocks(len(Y)))
+    D = np.linalg.solve(gram, products / len(signs)).T
     return np.ascontiguousarray(D, dtype=Y.dtype)
+
+
+def _blocks(n_rows: int) -> list[slice]:
+    """Return slices of rows that bound the memory of a fit."""
+    return [slice(start, start + FIRST_ROWS) for start in range(0, n_rows, FIRST_ROWS)]
 
 
 def rescale_dictionary(D: Floats, offset: Floats, signs: Floats) -> Floats:
@@ -341,11 +357,25 @@ class Level:
     def initial_signs(self, Y: Array, signs: Array, memory: Workspace) -> Array:
         """Return initial signs of the new bits, from the solution of Eq. 1 for the remainder."""
         x = self.solver.run(unit_rows(Y - self.offset(signs)), memory)
-        return np.where(x > 0, np.float32(1), np.float32(-1))
+        return as_signs(x > 0)
 
     def descend(self, Y: Array, signs: Array, new: Array) -> Array:
         """Return the new bits after descent from initial signs, without those of the correction."""
         return self.search.run(Y, self.offset(signs), new)
+
+    def search_blocks(
+        self, Y: Array, signs: Array, memory: Workspace, new: Array | None = None
+    ) -> Array:
+        """Descend from signs of the first rows, and from initial signs of the others."""
+        done = 0 if new is None else len(new)
+        blocks = []
+        for part in _blocks(len(Y)):
+            before = np.empty((0, self.new.shape[1]), np.float32) if new is None else new[part]
+            entering = slice(max(part.start, done), part.stop)
+            started = self.initial_signs(Y[entering], signs[entering], memory)
+            started = np.concatenate([before, started])
+            blocks.append(self.descend(Y[part], signs[part], started))
+        return np.concatenate(blocks)
 
     def extend(self, Y: Array, signs: Array, memory: Workspace) -> Array:
         """Append the signs of the new bits to the signs (m, n_before)."""
@@ -386,11 +416,14 @@ class BitDescent(Operation):
         return self.n_bits
 
     def run(self, X: Array, memory: Workspace) -> Array:
-        """Descend in each level."""
-        signs = np.empty((len(X), 0), np.float32)
-        for level in self.levels:
-            signs = level.extend(X, signs, memory)
-        return signs
+        """Descend in each level, a chunk of rows at a time, which then stays in the cache."""
+        out = memory.array(self, len(X), self.n_bits)
+        for part in chunks(len(X)):
+            signs = np.empty((len(X[part]), 0), np.float32)
+            for level in self.levels:
+                signs = level.extend(X[part], signs, memory)
+            out[part] = signs
+        return out
 
 
 def fit_levels(
@@ -405,34 +438,38 @@ def fit_levels(
     """Fit one dictionary and one correction per level to rows of length 1.
 
     A level starts from a frame for its new bits. Searches on ‖y - v‖² and refits of the dictionary
-    alternate, and lengths are corrected at the end. With a correction, the dictionary has columns
-    of zeros for its bits.
+    alternate, and lengths are corrected at the end. The number of rows grows from refit to refit,
+    up to all rows in the last one; the rows must be in random order. With a correction, the
+    dictionary has columns of zeros for its bits.
     """
     signs, D = np.empty((len(Y), 0), np.float32), np.empty((Y.shape[1], 0), np.float32)
     dictionaries, corrections = [], []
     memory = Workspace()
+    sizes = [max(len(Y) * (i + 1) // n_refits, min(len(Y), FIRST_ROWS)) for i in range(n_refits)]
     for frame, n_correction in zip(frames, n_corrections, strict=True):
         n_before = signs.shape[1]
         level = Level(np.concatenate([D, frame], axis=1), n_before, mean, make_solver)
-        new, remainder = level.initial_signs(Y, signs, memory), Y - level.offset(signs)
-        parts = new @ frame.T
+        first = slice(sizes[0] if sizes else FIRST_ROWS)
+        new = level.initial_signs(Y[first], signs[first], memory)
+        remainder, parts = Y[first] - level.offset(signs[first]), new @ frame.T
         size = np.vdot(parts, remainder) / max(np.vdot(parts, parts), np.float32(1e-30))
         D = np.concatenate([D, size * frame], axis=1)
-        for _ in range(n_refits):
+        for n_rows in sizes:
             level = Level(D, n_before, mean, make_solver, search=search._replace(length_weight=0))
-            new = level.descend(Y, signs, new)
-            D = refit_dictionary(Y, mean, np.concatenate([signs, new], axis=1))
+            new = level.search_blocks(Y[:n_rows], signs[:n_rows], memory, new)
+            D = refit_dictionary(Y[:n_rows], mean, np.concatenate([signs[:n_rows], new], axis=1))
         if search.length_weight:
-            D = rescale_dictionary(D, mean, np.concatenate([signs, new], axis=1))
+            found = np.concatenate([signs[: len(new)], new], axis=1)
+            D = rescale_dictionary(D, mean, found)
         D = np.concatenate([D, np.zeros((len(D), n_correction), D.dtype)], axis=1)
         level = Level(D, n_before, mean, make_solver, n_correction, search=search)
-        new = level.descend(Y, signs, level.initial_signs(Y, signs, memory))
-        found = [signs, new]
         if n_correction:
-            V = level.reconstruct(signs, new)
-            level.correction = Correction.fit(Y, V, n_correction)
-            found.append(level.correction.signs(Y, V, n_correction))
-        signs = np.concatenate(found, axis=1)
+            first = slice(FIRST_ROWS)
+            new = level.search_blocks(Y[first], signs[first], memory)
+            V = level.reconstruct(signs[first], new)
+            level.correction = Correction.fit(Y[first], V, n_correction)
         dictionaries.append(D)
         corrections.append(level.correction)
+        if len(dictionaries) < len(frames):
+            signs = np.concatenate([level.extend(Y[p], signs[p], memory) for p in _blocks(len(Y))])
     return dictionaries, corrections

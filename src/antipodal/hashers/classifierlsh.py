@@ -15,11 +15,11 @@ from antipodal.hashers.preprocessing import (
     check_scaling,
     choose_scaling,
     learn_inputs,
+    sample_labelled,
     scaled,
 )
 from antipodal.hashers.pseudo_labels import SVM, fit_svm, label_table, svm_probabilities
 from antipodal.hashers.registry import built_in
-from antipodal.hashers.rows import sample_labelled
 from antipodal.threads import one_thread
 from antipodal.validation import check_random_state
 

@@ -7,13 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+Search = Callable[..., None]
 
 _MIN_ROWS = 30_000  # after so many rows the faster search has made up for its compilation
+_LANES = 64  # tables are padded to a multiple: vectorised loops have no scalar remainder
+_CACHE_LINE = 64  # bytes
 
 _n_rows = 0  # for which a search has been asked for in this process
 
 
-def compiled_search(n_rows: int) -> Callable[..., None] | None:
+def compiled_search(n_rows: int) -> Search | None:
     """Return the search for the next n_rows rows, None before it pays or without Numba."""
     global _n_rows
     _n_rows += n_rows
@@ -21,62 +26,112 @@ def compiled_search(n_rows: int) -> Callable[..., None] | None:
 
 
 @functools.cache
-def _compile() -> Callable[..., None] | None:
+def _compile() -> Search | None:
     if importlib.util.find_spec("numba") is None:
         return None
-    search: Callable[..., None] = importlib.import_module("numba").njit(nogil=True)(_search)
-    return search
+    return make_search(importlib.import_module("numba").njit(nogil=True))
 
 
-def _search(
-    b: Any,
-    a: Any,
-    c: Any,
-    kappa: Any,
-    steps: Any,
-    weight: Any,
-    frozen: Any,
-    n_steps: int,
-    tenure: int,
-    least: float,
-) -> None:
-    """Do what `BitFlips._tabu` does, one row after another.
+def padded(table: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the rows of a table padded with zeros, each at the start of a cache line."""
+    n_rows, n = table.shape
+    width = -(-n // _LANES) * _LANES
+    memory = np.zeros(n_rows * width + _CACHE_LINE, np.float32)
+    start = -memory.ctypes.data % _CACHE_LINE // memory.itemsize
+    rows = memory[start : start + n_rows * width].reshape(n_rows, width)
+    rows[:, :n] = table
+    return rows
 
-    The smallest change is found among integers, which have the order of the float32 values: this
-    loop is vectorised, and one over floats is not.
+
+def make_search(jit: Callable[[Any], Any]) -> Search:
+    """Return the search, with its functions compiled by `jit`.
+
+    The smallest change is found among integers, which have the order of the float32 values: loops
+    over them are vectorised, and those over floats are not. Casts to int32 keep Numba from
+    computing with 64 bits.
     """
-    n_bits = np.int32(b.shape[1])
-    change = np.empty(n_bits, np.float32)
-    keys = np.empty(n_bits, np.int32)
-    flipped = np.empty(n_steps, np.int32)
-    kept_a = np.empty(n_steps, np.float32)
-    square = np.float32(1 if weight else 0)
-    for row in range(len(b)):
-        signs, first, second, factor = b[row], a[row], c[row], kappa[row]
-        total, lowest, n_kept = 0.0, 0.0, 0
-        for i in range(n_bits):
-            change[i] = (square * second[i] + factor) * second[i] + first[i]
-        for t in range(n_steps):
-            bits, least_key = change.view(np.int32), np.int32(2**31 - 1)
-            for i in range(n_bits):
-                keys[i] = bits[i] ^ ((bits[i] >> 31) & 0x7FFFFFFF)
-                least_key = min(least_key, keys[i])
-            j = n_bits
-            for i in range(n_bits):
-                j = min(j, np.int32(i) if keys[i] == least_key else n_bits)
-            total += change[j]
-            moved, step = second[j], steps[j + n_bits if signs[j] < 0 else j]
-            factor += np.float32(2) * square * moved
-            for i in range(n_bits):
-                second[i] += step[i] * signs[i]
-                change[i] = (square * second[i] + factor) * second[i] + first[i]
-            flipped[t], kept_a[t] = j, -first[j]
-            signs[j], second[j], first[j], change[j] = -signs[j], -moved, frozen, frozen
-            if t >= tenure:
-                i = flipped[t - tenure]
-                first[i] = kept_a[t - tenure]
-                change[i] = (square * second[i] + factor) * second[i] + first[i]
-            if total < lowest - least:
-                lowest, n_kept = total, t + 1
-        for t in range(n_kept, n_steps):
-            signs[flipped[t]] = -signs[flipped[t]]
+
+    @jit
+    def ordered(bits: Any) -> Any:
+        """Map the bits of a float32 to an integer of the same order, and back."""
+        return np.int32(bits ^ ((bits >> 31) & 0x7FFFFFFF))
+
+    @jit
+    def update(second: Any, step: Any, signs: Any, first: Any, kappa: Any, keys: Any) -> Any:
+        """Update c after a flip; write the changes of f as integers and return the smallest."""
+        least = np.int32(2**31 - 1)
+        for i in range(len(second)):
+            c = second[i] + step[i] * signs[i]
+            second[i] = c
+            key = ordered(np.float32((c + kappa) * c + first[i]).view(np.int32))
+            keys[i] = key
+            least = min(least, key)
+        return least
+
+    @jit
+    def update_linear(second: Any, step: Any, signs: Any, first: Any, keys: Any) -> Any:
+        """Do the same without the penalty, γ = 0."""
+        least = np.int32(2**31 - 1)
+        for i in range(len(second)):
+            c = second[i] + step[i] * signs[i]
+            second[i] = c
+            key = ordered(np.float32(c + first[i]).view(np.int32))
+            keys[i] = key
+            least = min(least, key)
+        return least
+
+    @jit
+    def find(keys: Any, key: Any) -> Any:
+        """Return the first place of a key; without an exit from the loop it is vectorised."""
+        n = np.int32(len(keys))
+        place = n
+        for i in range(n):
+            place = min(place, np.int32(i) if keys[i] == key else n)
+        return place
+
+    @jit
+    def search(
+        b: Any,
+        a: Any,
+        c: Any,
+        kappa: Any,
+        steps: Any,
+        weight: Any,
+        frozen: Any,
+        n_steps: int,
+        tenure: int,
+        least: float,
+    ) -> None:
+        """Do what `BitFlips._tabu` does, one row after another; `steps` is padded."""
+        n_bits, width = b.shape[1], steps.shape[1]
+        no_step = np.zeros(width, np.float32)
+        signs, second = np.ones(width, np.float32), np.zeros(width, np.float32)
+        first = np.full(width, frozen, np.float32)  # the padding is never flipped
+        keys = np.empty(width, np.int32)
+        flipped = np.empty(n_steps, np.int32)
+        kept_a = np.empty(n_steps, np.float32)
+        for row in range(len(b)):
+            signs[:n_bits], first[:n_bits], second[:n_bits] = b[row], a[row], c[row]
+            factor, step = kappa[row], no_step
+            total, lowest, n_kept = 0.0, 0.0, 0
+            for t in range(n_steps):
+                if weight:
+                    key = update(second, step, signs, first, factor, keys)
+                else:
+                    key = update_linear(second, step, signs, first, keys)
+                total += float(np.int32(ordered(key)).view(np.float32))
+                if total < lowest - least:
+                    lowest, n_kept = total, t + 1
+                j = find(keys, key)
+                step = steps[j + n_bits if signs[j] < 0 else j]
+                factor += np.float32(2) * second[j]
+                signs[j], second[j] = -signs[j], -second[j]  # steps[j, j] is 0
+                flipped[t], kept_a[t], first[j] = j, -first[j], frozen
+                if t >= tenure:
+                    first[flipped[t - tenure]] = kept_a[t - tenure]
+            for t in range(n_kept, n_steps):
+                signs[flipped[t]] = -signs[flipped[t]]
+            b[row] = signs[:n_bits]
+
+    compiled: Search = search
+    return compiled

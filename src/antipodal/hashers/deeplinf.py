@@ -83,15 +83,16 @@ class DeepLinf(NetworkHasher):
 
     @classmethod
     def paper(cls, n_bits: int, *, n_epochs: int = 10, random_state: Any = None) -> Self:
-        """Return the settings of the paper, to the letter.
+        """Return the settings of the paper.
 
         Stated in the paper: initialisation by K-SVD and ADMM, K = 2, β = 0.6, margin 5, SGD
         without momentum at a constant rate of 0.01, batches of 128.
 
-        Left open, with the choices made here: scaling of the features (standardised), initial λ
-        (1), sparsity of K-SVD (8), rows for K-SVD (the training rows), number of pairs on CIFAR-10
-        and share of similar pairs (100,000, as on NUS-WIDE, half of them similar), what the batch
-        counts (pairs), number of epochs (10), weight decay and dropout (none).
+        Not stated in the paper, with the values chosen here: scaling of the features
+        (standardised), initial λ (1), sparsity of K-SVD (8), rows for K-SVD (the training rows),
+        number of pairs on CIFAR-10 and share of similar pairs (100,000, as on NUS-WIDE, half of
+        them similar), unit of the batch size (pairs), number of epochs (10), weight decay and
+        dropout (none).
         """
         return cls(
             n_bits,

@@ -1,6 +1,6 @@
 """The interface of scikit-learn estimators, without importing scikit-learn.
 
-`sklearn.base` takes about a second and 100 MB to import, of which encoding needs nothing. The
+Importing `sklearn.base` takes about a second and 100 MB, and encoding does not need it. The
 classes here have the methods of `BaseEstimator` and `TransformerMixin`, and import scikit-learn
 where they need it: to fit, to report errors, and for data frames.
 """

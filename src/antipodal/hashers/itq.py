@@ -7,8 +7,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from antipodal.hashers.base import BaseHasher
 from antipodal.hashers.operations import Affine, Operation
+from antipodal.hashers.preprocessing import sample_rows
 from antipodal.hashers.registry import built_in
-from antipodal.hashers.rows import sample_rows
 from antipodal.threads import one_thread
 from antipodal.validation import check_random_state
 

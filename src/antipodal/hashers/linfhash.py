@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from antipodal.codes import unpack
 from antipodal.hashers.base import BaseHasher, FloatArray, Scoring
 from antipodal.hashers.bit_descent import (
+    FIRST_ROWS,
     LENGTH_WEIGHT,
     BitDescent,
     Correction,
@@ -25,6 +26,7 @@ from antipodal.hashers.operations import (
     Operation,
     UnitRows,
     Workspace,
+    as_signs,
     check_width,
     chunks,
     from_columns,
@@ -33,8 +35,8 @@ from antipodal.hashers.operations import (
     unit_rows,
 )
 from antipodal.hashers.pipeline import Pipeline
+from antipodal.hashers.preprocessing import as_floats, draw_rows, row_blocks
 from antipodal.hashers.registry import built_in
-from antipodal.hashers.rows import as_floats, draw_rows, row_blocks
 from antipodal.paper.admm import RELAXATION, relaxed_weight, unfolded_weights
 from antipodal.paper.dictionary import ksvd
 from antipodal.threads import one_thread
@@ -188,7 +190,7 @@ class LinfHash(BaseHasher):
             correction_bits=4,
             effort=effort,
             bound=0.7,
-            n_samples=20_000,
+            n_samples=50_000,
             n_iter=1,
             random_state=random_state,
         )
@@ -226,6 +228,8 @@ class LinfHash(BaseHasher):
             total += _directions(rows[block]).sum(axis=0, dtype=np.float64)
         self.mean_, self.scale_ = (total / len(rows)).astype(np.float32), 1.0
         Y = _directions(rows[draw_rows(len(rows), self.n_samples, rng)])
+        if len(Y) > FIRST_ROWS:  # early refits use the first rows
+            Y = Y[np.random.default_rng(0).permutation(len(Y))]
         self.levels_ = self._lengths(rows.shape[1])
         widths = np.diff([0, *self.levels_]).tolist()
         least = _BITS_PER_CORRECTION * self.correction_bits, _BITS_PER_FEATURE * rows.shape[1]
@@ -311,7 +315,7 @@ class LinfHash(BaseHasher):
 
     def score_offset(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return α⟨y, μ⟩ + β with `descent`: added to ⟨q, 2b - 1⟩ it estimates the cosine."""
-        rows = self._check_rows(X)
+        rows = as_floats(self._check_rows(X))
         if not self.descent:
             return np.zeros(len(rows))
         n, correction = self._correction(-1)
@@ -331,10 +335,8 @@ class LinfHash(BaseHasher):
 
     def _corners(self, bits: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return D·(2b - 1) for each row of bits."""
-        signs = np.where(bits, np.float32(1), np.float32(-1))
-        return product(
-            signs, self.dictionary_.T, np.empty((len(bits), len(self.mean_)), np.float32)
-        )
+        rows = np.empty((len(bits), len(self.mean_)), np.float32)
+        return product(as_signs(bits), self.dictionary_.T, rows)
 
     def _dictionary(self, sample: FloatArray, rng: np.random.RandomState) -> FloatArray:
         n_features, N = sample.shape[1], self.n_bits

@@ -35,14 +35,17 @@ from antipodal.hashers.operations import (
 from antipodal.hashers.preprocessing import (
     Inputs,
     Scaling,
+    as_floats,
     check_scaling,
     choose_scaling,
+    draw_rows,
+    hold_out,
     learn_inputs,
     linear_steps,
+    sample_labelled,
     scaled,
 )
 from antipodal.hashers.pseudo_labels import enough_labels, label_table, pseudo_labels, sharpen
-from antipodal.hashers.rows import as_floats, draw_rows, hold_out, sample_labelled
 from antipodal.hashers.training import OPTIONS, REMOVED, RENAMED, Training
 from antipodal.io.vectors import VectorFile
 from antipodal.paper.pairs import sample_pairs
@@ -647,13 +650,13 @@ class NetworkHasher(SupervisedHasher):
         self.weights_ = weights
 
     def _empty_encoder(self, weights: Weights, n_stages: int) -> "Encoder":
-        """Return an encoder that saved weights can be loaded into."""
+        """Return an encoder into which saved weights can be loaded."""
         n_bits, n_features = weights["W"].shape
         return self.new_encoder(n_features, n_bits, n_stages)
 
     @classmethod
     def read_parameters(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters of a saved model as this version names them."""
+        """Return the parameters of a saved model under their names in this version."""
         parameters = dict(saved)
         if "standardize" in parameters:  # before 0.3
             parameters["scaling"] = "each" if parameters.pop("standardize") else "none"

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from antipodal.hashers.operations import Array, Function, Operation, Workspace, run_columns
+from antipodal.hashers.operations import (
+    Array,
+    Elementwise,
+    Function,
+    Operation,
+    Workspace,
+    run_columns,
+)
 from antipodal.threads import one_blas_thread, usable_cores
 from antipodal.validation import check_finite
 
@@ -18,7 +25,7 @@ from antipodal.validation import check_finite
 BLOCK_ROWS = 2048
 _KEPT_ROWS = 256  # scratch memory of larger blocks is released after each call
 _MAX_KEPT = 8  # one workspace per thread that encodes at the same time
-_THREAD_BLOCKS = 2  # blocks per thread from which more threads are worth starting
+_THREAD_BLOCKS = 2  # fewest blocks per thread
 
 Step = Operation | Callable[[Array], Any]
 
@@ -33,10 +40,14 @@ class Pipeline:
         self.operations: Sequence[Operation] = [
             step if isinstance(step, Operation) else Function(step) for step in steps
         ]
-        # Neighbours that run on columns are run together.
-        self._groups = [
+        # Neighbours that run on columns are run together, unless none of them is a product.
+        groups = [
             (on_columns, list(group))
             for on_columns, group in groupby(self.operations, attrgetter("runs_on_columns"))
+        ]
+        self._groups = [
+            (on_columns and not all(isinstance(each, Elementwise) for each in group), group)
+            for on_columns, group in groups
         ]
         self._idle: list[Workspace] = []
 
@@ -62,8 +73,8 @@ class Pipeline:
     ) -> None:
         """Call receive(number of the first row, values) for each block, in any order.
 
-        Many rows are shared among the usable cores. Threads take one block after another and do
-        not wait for each other, so busy cores cost no more than their share.
+        Many rows are distributed to the usable cores. Each thread takes one block after another
+        without waiting for others, so that a busy core delays only its own blocks.
 
         `first` is the number of the first row, if the rows are part of a larger table. Rows and
         values must be finite.
@@ -122,8 +133,7 @@ class Pipeline:
 def _first_not_finite(values: Array) -> int | None:
     """Return the first row with an entry that is not finite, or None.
 
-    The sum of squares is one fast pass. It may overflow, so the entries are checked before the
-    answer.
+    The sum of squares takes one fast pass. If it overflows, the entries are checked.
     """
     flat = values.reshape(-1)
     with np.errstate(all="ignore"):

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from antipodal.hashers.operations import Affine, Each, GaussianKernel, Operation, Softmax
 from antipodal.hashers.pipeline import Pipeline
-from antipodal.hashers.preprocessing import gaussian_kernel
-from antipodal.hashers.rows import draw_rows
+from antipodal.hashers.preprocessing import draw_rows, gaussian_kernel
 
 Floats = NDArray[np.floating[Any]]
 Float32Array = NDArray[np.float32]

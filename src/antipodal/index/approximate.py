@@ -1,8 +1,8 @@
-"""Approximate k-NN engines for very many codes: IVF and HNSW of Faiss.
+"""Approximate k-NN engines for tens of millions of codes: IVF and HNSW of Faiss.
 
-They only answer unfiltered k-NN queries, IVF also with float queries. Radius searches, filters and
-removal use the codes of the index itself, of which Faiss stores a second copy, and a third one for
-float queries.
+They answer unfiltered k-NN queries only, IVF also with float queries. Radius searches, filters and
+removal use the codes of the index itself. Faiss stores a second copy of the codes, and a third one
+for float queries.
 """
 
 import math
@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from antipodal.codes import Codes
 from antipodal.index.asymmetric import Floats, best_rows, scan_byte_tables
-from antipodal.index.items import IndexedItems, RowNumbers
 from antipodal.index.results import Distances
 from antipodal.index.scan import nearest, threads_for
+from antipodal.index.segments import IndexedItems, RowNumbers
 from antipodal.io.faiss import halves_swapped, load_faiss, sign_index
 
 ENGINES = ("flat", "ivf", "hnsw")
 
 _MIN_ROWS = 10_000  # a scan of fewer rows is as fast
 _RETRAIN_GROWTH = 4  # clusters are trained again when the number of rows has grown this much
-_MAX_NEW_SHARE = 64  # of the rows may be new before the lists for float queries are packed again
+_MAX_NEW_SHARE = 64  # lists for float queries are packed again when they lack 1/64 of the rows
 _LINKS = 16
 
 
@@ -150,7 +150,7 @@ class _SignLists(NamedTuple):
         signs = np.where(np.unpackbits(codes.reshape(-1, width), axis=1), 1, -1)
         centroids = faiss.IndexFlatIP(8 * width)
         centroids.add(halves_swapped(signs, width))
-        signed = sign_index(width)  # a variable: Faiss does not keep the owner of `pq`
+        signed = sign_index(width)  # keeps `pq` alive: Faiss holds no reference
         lists = faiss.IndexIVFPQ(
             centroids, 8 * width, binary.nlist, 2 * width, 4, faiss.METRIC_INNER_PRODUCT
         )
@@ -158,14 +158,14 @@ class _SignLists(NamedTuple):
         faiss.copy_array_to_vector(faiss.vector_to_array(signed.pq.centroids), lists.pq.centroids)
         lists.is_trained, lists.ntotal = True, binary.ntotal
         lists.replace_invlists(binary.invlists, False)
-        lists.own_invlists = True  # the new index makes its own lists only if this one owned its
+        lists.own_invlists = True  # FastScan creates lists only for an index that owns its own
         packed = faiss.IndexIVFPQFastScan(lists)
         lists.own_invlists, packed.orig_invlists = False, None
         packed.nprobe = _n_probed(binary)
         return cls(packed, centroids)
 
     def scan(self, z: Floats, rows: Codes, n: int) -> tuple[RowNumbers, Floats, Floats, Floats]:
-        """Find candidates as in `asymmetric.Scan`, as if rows in other lists did not exist."""
+        """Find candidates as in `asymmetric.Scan`, in the probed lists only."""
         with threads_for(len(z), len(z) * rows.nbytes // 32):
             scores, found = self.index.search(halves_swapped(z, rows.shape[1]), n)
         found[found >= len(rows)] = -1  # added by another thread after a snapshot was taken

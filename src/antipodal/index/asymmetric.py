@@ -17,19 +17,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from antipodal.codes import Codes
-from antipodal.index.items import RowNumbers, take_rows
 from antipodal.index.scan import threads_for
-from antipodal.index.segments import is_member
+from antipodal.index.segments import RowNumbers, is_member, take_rows
 from antipodal.io.faiss import load_faiss
 
 Floats = NDArray[np.float64]
 
-# Candidates are 2·k + 64 at first, then eight times as many, and then all rows. Scoring all rows is
-# also faster than finding more than an eighth of them.
+# A search scores 2·k + 64 candidates at first, then eight times that number, then all rows. Scoring
+# all rows is also faster than finding more than an eighth of them.
 _SPARE = 64
 _GROWTH = _MAX_GROWTH = 8
 _MIN_SHARE = 8
-_QUERIES_AT_ONCE = 64  # whose tables are in memory at the same time
+_QUERIES_AT_ONCE = 64  # tables of these queries are in memory at the same time
 _VALUES_AT_ONCE = 2**22
 _SIGNS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 1.0, -1.0)
 
@@ -112,7 +111,7 @@ def best_rows(
     z : (n_queries, n_bits)
         Float queries whose sums Σ|zᵢ| are finite.
     rows : uint8 (n, row_width)
-        Padded codes (`items.to_rows`), C-contiguous.
+        Padded codes (`segments.to_rows`), C-contiguous.
     k : int
         At most the number of rows, or of allowed rows.
     scan : Scan, optional
@@ -132,7 +131,8 @@ def best_rows(
     for left in _split(np.flatnonzero(largest), _QUERIES_AT_ONCE):
         n_near = fewest
         while len(left) and n_near <= min(_MAX_GROWTH * fewest, len(rows) // _MIN_SHARE):
-            # Scaling a query does not change its order. With a maximum of 1, nothing overflows.
+            # Scaling a query does not change the order of its results. With a maximum of 1, nothing
+            # overflows.
             scaled = z[left] / largest[left, None]
             near, rough, highest_omitted, error = candidates(scaled, rows, n_near)
             exact = sign_scores(z[left], rows[near])
@@ -140,7 +140,7 @@ def best_rows(
             exact[near < 0 if allowed is None else ~is_member(near, allowed)] = -np.inf
             best = np.lexsort((near, -exact), axis=1)[:, :k]
             kth = np.take_along_axis(exact, best[:, -1:], axis=1)[:, 0] / largest[left]
-            # An error beyond its bound would be a fault of Faiss. Its candidates are not used then.
+            # An error beyond the bound is a bug in Faiss: its candidates are not used.
             sure = (kth > highest_omitted + error) & (off <= error[:, None]).all(axis=1)
             found[left[sure]] = np.take_along_axis(near, best, axis=1)[sure]
             scores[left[sure]] = np.take_along_axis(exact, best, axis=1)[sure]
@@ -150,10 +150,10 @@ def best_rows(
     return found, scores
 
 
-# A function of float queries with largest absolute value 1, codes and n, at most the number of
-# codes. It returns the row numbers of n or more candidates, -1 for none, and their approximate
-# scores, both with one row per query; for each query a number that the approximate scores of other
-# rows do not exceed, and a bound on the error of its approximate scores.
+# A function of float queries (with largest absolute value 1), codes, and n, at most their number.
+# It returns, for each query: the rows of at least n candidates, -1 for none; their approximate
+# scores; an upper bound of the approximate scores of all other rows; and a bound of the error of
+# the approximate scores.
 Scan: TypeAlias = Callable[[Floats, Codes, int], tuple[RowNumbers, Floats, Floats, Floats]]
 
 

@@ -4,8 +4,8 @@
     q_m(c) = round(a·(t_m(c) - min t_m))         in 8 bits; sums of them in 16 bits
 
 The scores q/a + Σ_m min t_m have an error of at most 1/(2a) per table, and rounding in single
-precision adds less than 1/1000 of that. `asymmetric.best_rows` rescores enough candidates for this
-bound to leave no doubt about the k best.
+precision adds less than 1/1000 of that. `asymmetric.best_rows` rescores enough candidates to find
+the k best exactly, given this bound.
 """
 
 import functools
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from antipodal.codes import Codes
 from antipodal.index.asymmetric import Floats, best_rows, scan_byte_tables
-from antipodal.index.items import IndexedItems, RowNumbers, take_rows
 from antipodal.index.scan import threads_for
+from antipodal.index.segments import IndexedItems, RowNumbers, take_rows
 from antipodal.io.faiss import (
     add_codes,
     guard,
@@ -30,9 +30,9 @@ from antipodal.io.faiss import (
 
 _RUN_ROWS = 2**20  # rows packed at once, which bounds temporary memory
 _MIN_ROWS = 2**14  # fewer rows are scanned as they are
-_TAIL_SHARE = 8  # of the rows of an incomplete run may be appended before it is packed again
+_TAIL_SHARE = 8  # an incomplete run is packed again when it has grown by one eighth
 _PACK_COST = 6  # scans of byte tables that take as long as packing
-_MAX_BYTES = 512  # of a code: beyond it, the error bound admits too many candidates
+_MAX_BYTES = 512  # with longer codes, the error bound admits too many candidates
 _MIN_ALLOWED_SHARE = 10  # byte tables of a tenth of the rows take as long as FastScan of all
 
 
@@ -65,7 +65,7 @@ class PackedCodes:
         return sum(run.index.codes.size() for run in self._runs)
 
     def update(self, items: IndexedItems) -> None:
-        """Drop the packed codes of items that are not the first of these."""
+        """Drop the packed codes unless they are those of the first of these items."""
         if items.generation is not self._generation:
             with self._lock:
                 self._generation, self._runs, self._n_scans = items.generation, (), 0
@@ -86,7 +86,7 @@ class PackedCodes:
         return allowed[found], scores
 
     def _packed(self, items: IndexedItems, n_queries: int) -> tuple[_Run, ...]:
-        """Return the runs of packed rows, after packing further rows if that pays off."""
+        """Return the runs of packed rows, after packing further rows if that saves time."""
         if len(items) < _MIN_ROWS or items.rows.shape[1] > _MAX_BYTES:
             return ()
         with self._lock:
@@ -148,7 +148,7 @@ def _scan(
 
 
 def _error_bound(queries: NDArray[np.float32], sums: Floats, n_tables: int) -> Floats:
-    """Return the largest error of a score of FastScan; other tables than n_tables have no error."""
+    """Return the largest error of a FastScan score; all tables but n_tables are exact."""
     spans = 2 * np.abs(queries.astype(np.float64)).reshape(len(queries), -1, 4).sum(axis=2)
     eps = float(np.finfo(np.float32).eps)
     quantisation: Floats = spans.max(axis=1) / 510 * (n_tables + 1) * (1 + 1e-3)

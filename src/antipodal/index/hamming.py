@@ -1,4 +1,4 @@
-"""`HammingIndex`: exact and approximate search of binary codes by Hamming distance."""
+"""`HammingIndex`: search of binary codes by Hamming distance or with float queries."""
 
 import operator
 import os
@@ -14,17 +14,26 @@ from antipodal.index.approximate import ENGINES, ApproximateEngine
 from antipodal.index.asymmetric import Floats, best_rows, check_codes_or_vectors, check_values
 from antipodal.index.fastscan import PackedCodes
 from antipodal.index.index_file import IndexDescription, read_index_file, write_index_file
-from antipodal.index.items import MAX_ITEMS, IndexedItems, RowNumbers, row_width, take_rows, to_rows
 from antipodal.index.radius_tables import TableCache
 from antipodal.index.rerank import OVERSAMPLE, Vectors, rerank
 from antipodal.index.results import SearchResult
 from antipodal.index.scan import MAX_BITS
-from antipodal.index.segments import Segments, is_member, search_segments
+from antipodal.index.segments import (
+    MAX_ITEMS,
+    IndexedItems,
+    RowNumbers,
+    Segments,
+    is_member,
+    row_width,
+    search_segments,
+    take_rows,
+    to_rows,
+)
 from antipodal.validation import MAX_ID, Ids, check_ids, check_whole, some_ids
 
 
 class HammingIndex:
-    """Index of binary codes for exact search by Hamming distance.
+    """Index of binary codes, for search by Hamming distance or with float queries.
 
     Results are ordered by (distance, id), and ties at the k-th place are broken by id. They depend
     only on the items, not on their insertion order or on the machine.
@@ -168,8 +177,8 @@ class HammingIndex:
         """Build the tables that answer `radius` queries up to this radius without a scan.
 
         Building them takes about as long as 200 queries. They are then kept up to date and saved
-        with the index. Without them queries are scanned, unless one call has enough queries that
-        building tables is faster.
+        with the index. Without them, queries are answered by a scan, unless one call has enough
+        queries for building tables to be faster.
 
         Raises
         ------
@@ -208,7 +217,7 @@ class HammingIndex:
             (score, id). Scores are computed from vectors (`antipodal.Vectors`), or from
             ``hasher.query(queries)`` as in asymmetric search.
         oversample : int
-            Oversampling factor of reranking: candidates per result.
+            Oversampling factor of reranking: the number of candidates is ``k * oversample``.
 
         Returns
         -------
@@ -270,8 +279,8 @@ class HammingIndex:
     ) -> float:
         """Return the recall@k of `search` by codes or by vectors, compared with an exact scan.
 
-        An item counts as found if it is no farther than the k-th nearest, or scores no lower, so
-        that the choice among ties does not matter.
+        Any item as near as the k-th nearest one, or with a score as high, counts as found, so that
+        the choice among ties does not matter.
         """
         segments = self._segments
         check_codes_or_vectors(codes, vectors)

@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from antipodal.codes import Codes
 from antipodal.errors import IndexFileError
-from antipodal.index.items import MAX_ITEMS, IndexedItems, row_width
 from antipodal.index.radius_tables import BandTables, table_arrays
+from antipodal.index.segments import MAX_ITEMS, IndexedItems, row_width
 from antipodal.io.atomic import replacing
 from antipodal.validation import Ids
 
@@ -127,7 +127,7 @@ def read_index_file(
     try:
         header = Header(**json.loads(bytes(data[_DIGEST.stop : _DIGEST.stop + length])))
         items, tables, engine_data = _contents(header, data[_DIGEST.stop + length :])
-    except (TypeError, ValueError, RecursionError) as error:  # valid checksum: another writer
+    except (TypeError, ValueError, RecursionError) as error:  # not written by antipodal
         raise IndexFileError(f"{path} cannot be read: {error}") from error
     return IndexDescription(header.n_bits, header.engine, header.model), items, engine_data, tables
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.codes import Codes
-from antipodal.index.items import IndexedItems, as_words
 from antipodal.index.results import SearchResult
 from antipodal.index.scan import QUERIES_AT_ONCE, sort_hits, sort_hits_of_one, within
+from antipodal.index.segments import IndexedItems, as_words
 
 Numbers = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -125,7 +125,7 @@ class BandTables:
     def within(self, queries: Codes, radius: int) -> SearchResult:
         """Return the result of `scan.within`.
 
-        Queries with enough candidates that a scan is faster, as in dense clusters, are scanned.
+        Queries with too many candidates, as in dense clusters, are answered by a scan.
         """
         if len(queries) == 1:
             return self._within_of_one(queries, radius)
@@ -419,8 +419,8 @@ class TableCache:
     def _tables(self, items: IndexedItems, radius: int, n_queries: int) -> BandTables | None:
         """Return the tables to use, or None if a scan is faster.
 
-        Tables are built only if that is faster than scanning the rows outside them for the queries
-        of this call: no call pays for later ones.
+        Tables are built only if that is faster, for the queries of this call alone, than scanning
+        the rows outside them.
         """
         tables = self._fitting(items, radius + 1)
         n_outside = len(items.rows) - (0 if tables is None else len(tables.codes))
@@ -447,5 +447,5 @@ class TableCache:
 
 
 def _are_selective(n_bits: int, n_bands: int) -> bool:
-    """Return whether random codes have few enough candidates: n·n_bands / 2^width."""
+    """Return whether queries of random codes have few candidates: n·n_bands / 2^width."""
     return 2 * SCANNED_PER_CANDIDATE * n_bands <= 1 << min(n_bits // n_bands, _MAX_KEY_BITS)

@@ -12,7 +12,7 @@ from antipodal.index.asymmetric import Floats, check_values, real_table, sign_sc
 from antipodal.index.results import SearchResult
 from antipodal.validation import Ids
 
-OVERSAMPLE = 4  # default number of candidates per reranked result
+OVERSAMPLE = 4  # default oversampling factor
 _VALUES_AT_ONCE = 2**22
 
 

@@ -1,6 +1,6 @@
 """Exhaustive search: Faiss kernels with results ordered by (distance, row).
 
-All functions take padded codes (`items.to_rows`), C-contiguous, and return row numbers.
+All functions take padded codes (`segments.to_rows`), C-contiguous, and return row numbers.
 """
 
 import functools
@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.codes import Codes
-from antipodal.index.items import MAX_ITEMS, RowNumbers, as_words
 from antipodal.index.results import Distances, SearchResult
+from antipodal.index.segments import MAX_ITEMS, RowNumbers, as_words
 from antipodal.io.faiss import load_faiss
 from antipodal.threads import usable_cores
 

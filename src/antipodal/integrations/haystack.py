@@ -14,11 +14,11 @@ from haystack.errors import FilterError
 from antipodal.client import Client
 from antipodal.collection import Collection
 from antipodal.integrations.lazy_collection import Hit, LazyCollection
-from antipodal.stores.ids import ID_FIELD
+from antipodal.stores.items import ID_FIELD
 from antipodal.stores.vectors import VectorType
 
 _STORED = ("content", "meta", "blob", "sparse_embedding")
-_EMBEDDED = "embedded"  # the metadata field that tells rows of zeros from embeddings
+_EMBEDDED = "embedded"  # metadata field: whether the document has an embedding
 _RELATIONS = {">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 
 
@@ -30,12 +30,12 @@ class AntipodalDocumentStore:
     Parameters
     ----------
     place : path, URL or None
-        Where the collection is or will be; None for a temporary file. The first documents create
-        it: see `LazyCollection`.
+        Place to open or create the collection; None for a temporary file. The first documents
+        create it: see `LazyCollection`.
     embedding_dim : int
         Number of dimensions of embeddings.
     bytes, keep_vectors
-        Of a new collection: the size of a code, and the type of the vectors kept for reranking.
+        For a new collection: bytes per code, and type of the vectors kept for reranking.
         Documents are returned with the kept vector as their embedding.
     rerank : int
         Oversampling factor of searches, if vectors are kept.

@@ -30,10 +30,10 @@ class AntipodalVectorStore(VectorStore):
     embedding : Embeddings
         Embeds documents and queries.
     place : path, URL, Collection, Client or None
-        A collection, or where it is or will be; None for a temporary file. The first documents
-        create it: see `LazyCollection`.
+        A collection, or the place to open or create it; None for a temporary file. The first
+        documents create it: see `LazyCollection`.
     bytes, keep_vectors
-        Of a new collection: the size of a code, and the type of the vectors kept for reranking.
+        For a new collection: bytes per code, and type of the vectors kept for reranking.
     rerank : int
         Oversampling factor of searches, if vectors are kept.
     text_key : str

@@ -35,20 +35,20 @@ class Hit(NamedTuple):
 
 
 class LazyCollection:
-    """A collection with string ids that may not exist yet.
+    """A collection that may not exist yet, with string ids.
 
-    The first 1,000 or more vectors fit the model. Fewer are encoded by a random frame, which needs
-    no data: recall is lower without reranking, and `Collection.refit` writes a collection with a
-    fitted model.
+    If the first call stores at least 1,000 vectors, the model is fitted to them. Otherwise codes
+    use a random frame, which needs no data: recall is lower without reranking. `Collection.refit`
+    then writes a collection with a fitted model.
 
     Parameters
     ----------
     place : path, URL, Collection, Client or None
-        A collection, or where it is or will be; None for a temporary file.
+        A collection, or the place to open or create it; None for a temporary file.
     bytes : int
-        Size of a code, of a new collection.
+        Bytes per code of a new collection.
     keep_vectors : "float32", "float16", "int8" or None
-        Type of the vectors kept for reranking, of a new collection.
+        Type of the vectors that a new collection keeps for reranking.
     rerank : int
         Oversampling factor of searches, if vectors are kept.
     """

@@ -20,7 +20,7 @@ from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_
 from antipodal.client import Client
 from antipodal.collection import Collection
 from antipodal.integrations.lazy_collection import Hit, LazyCollection, Place
-from antipodal.stores.ids import ID_FIELD
+from antipodal.stores.items import ID_FIELD
 from antipodal.stores.vectors import VectorType
 
 _TEXT = "text"
@@ -41,10 +41,10 @@ class AntipodalVectorStore(BasePydanticVectorStore):
     Parameters
     ----------
     place : path, URL, Collection, Client or None
-        A collection, or where it is or will be; None for a temporary file. The first nodes create
-        it: see `LazyCollection`.
+        A collection, or the place to open or create it; None for a temporary file. The first nodes
+        create it: see `LazyCollection`.
     bytes, keep_vectors
-        Of a new collection: the size of a code, and the type of the vectors kept for reranking.
+        For a new collection: bytes per code, and type of the vectors kept for reranking.
     rerank : int
         Oversampling factor of queries, if vectors are kept.
     """

@@ -84,7 +84,7 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def alone_in(folder: str | os.PathLike[str]) -> Iterator[None]:
+def folder_lock(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Hold an exclusive lock on a folder, on systems and file systems that have locks."""
     with ExitStack() as stack:
         with suppress(OSError):  # not every file system has locks
@@ -99,7 +99,8 @@ def alone_in(folder: str | os.PathLike[str]) -> Iterator[None]:
 def locked_file(folder: Path, prefix: str, suffix: str, mode: int) -> Iterator[str]:
     """Yield the path of a new file that is locked while the block runs, and then removed.
 
-    The lock ends with the process, even if killed: `locked_files` returns the files in use.
+    The lock is released when the process ends, even if it is killed. `locked_files` returns the
+    locked files.
     """
     name, lock = _create_locked(folder, prefix, suffix, mode)
     try:
@@ -110,7 +111,7 @@ def locked_file(folder: Path, prefix: str, suffix: str, mode: int) -> Iterator[s
                 os.unlink(name)
         finally:
             if lock is not None:
-                os.close(lock)  # even if the disk is broken, so that a retry removes the file
+                os.close(lock)  # even after a disk error, so that a retry removes the file
 
 
 def locked_files(folder: Path, prefix: str, suffix: str) -> list[Path]:
@@ -166,8 +167,8 @@ class _Destination(NamedTuple):
 def _inspect(path: str | os.PathLike[str]) -> _Destination:
     """Decide how to write `path`.
 
-    The decision uses one `stat` result. Other processes may replace or delete the file at any
-    time, so that two checks can disagree.
+    The decision uses a single `stat` result, since other processes may replace or delete the file
+    between two calls.
     """
     target = Path(os.path.realpath(path))
     try:
@@ -194,7 +195,7 @@ def _inspect(path: str | os.PathLike[str]) -> _Destination:
 def _check_permission(path: str | os.PathLike[str]) -> None:
     """Refuse to replace a read-only file, although renaming would succeed.
 
-    `os.access` cannot tell a read-only file from one that was deleted a moment ago.
+    `os.access` cannot distinguish a read-only file from one that has just been deleted.
     """
     try:
         os.close(os.open(path, os.O_WRONLY))
@@ -244,7 +245,7 @@ def _create_locked(folder: Path, prefix: str, suffix: str, mode: int) -> tuple[s
             fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return name, handle
-        os.close(handle)  # another process removed it as abandoned before it was locked
+        os.close(handle)  # removed as abandoned by another process, before it was locked
 
 
 def _copy_mode_and_owner(old: os.stat_result, path: str) -> None:

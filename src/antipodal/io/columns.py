@@ -16,7 +16,7 @@ _MAX_LISTED = 20  # columns in an error message
 
 
 class Role(Enum):
-    """The part a column can have in a vector: the whole vector, one dimension, or none."""
+    """Role of a column in a vector: the whole vector, one dimension, or none."""
 
     VECTOR = "vector"
     NUMBER = "number"
@@ -38,7 +38,7 @@ class NoRowsError(AntipodalError):
 
 
 class Table(ABC):
-    """One file of vectors. Every method opens the file and reads it from the beginning."""
+    """A file of vectors. Every method opens the file and reads it from the beginning."""
 
     def __init__(self, file: DataFile, columns: Mapping[str, Column]) -> None:
         self.file = file

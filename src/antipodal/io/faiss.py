@@ -28,7 +28,7 @@ FloatArray = NDArray[np.floating[Any]]
 _UNGUARDED_BYTES = 128
 _LARGEST_SUM = 2**16 - 1
 _BLOCK_ROWS = 2**16
-_OVERSAMPLE = 4  # candidates per result of an index with vectors
+_OVERSAMPLE = 4  # oversampling factor of an index with vectors
 
 
 @functools.cache
@@ -87,8 +87,8 @@ def halves_swapped(values: NDArray[Any], width: int) -> NDArray[np.float32]:
 def guard(sums: NDArray[Any], width: int) -> NDArray[np.float32]:
     """Return the query values of the guard byte of codes of `width` bytes: (n, 8).
 
-    They add 0 to the score of every code, and make the span of one table so large that the table
-    entries of a query with Σ|zᵢ| = sum cannot add up to more than 16 bits.
+    They add 0 to the score of every code. They widen the range of one table, and thereby the
+    quantisation step, so that the table entries of a query with Σ|zᵢ| = sum fit into 16 bits.
     """
     n_tables = 2 * (width + 1)
     span = 255 * 2 * np.asarray(sums) / (_LARGEST_SUM - 128 - n_tables)
@@ -116,7 +116,7 @@ def write_faiss(
         Unique; row numbers by default.
     query : callable, optional
         The function `hasher.query` of n_features features, which must be linear in the rows or in
-        rows scaled to length 1. The index then takes rows, and without it codes.
+        rows scaled to length 1. The index is then searched with rows, otherwise with codes.
     refine : (n, n_features), or an iterable of blocks, optional
         Vectors for reranking by cosine similarity.
     """
@@ -211,7 +211,7 @@ def _query_transforms(
 
 
 def _chained(transform: Any, index: Any) -> Any:
-    """Return an index that transforms its queries first, even if `index` counts as untrained."""
+    """Return an index that first transforms its queries, even if `index` is marked as untrained."""
     chained = load_faiss().IndexPreTransform(transform, index)
     chained.is_trained = True
     return chained

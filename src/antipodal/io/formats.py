@@ -140,7 +140,7 @@ def _is_data(file: Path, folder: Path) -> bool:
 
 
 def format_of_name(path: str) -> FileFormat | None:
-    """Return the format that the suffix of a file name stands for, if any."""
+    """Return the format of a file by the suffix of its name, or None."""
     name = path.lower()
     return next((known for known in FORMATS if name.endswith(known.suffixes)), None)
 
@@ -149,7 +149,7 @@ def find_format(path: str) -> DataFile:
     """Recognise the format of a file by its name or, if that is inconclusive, its first bytes."""
     try:
         if not os.path.isfile(path) and os.path.exists(path):
-            return DataFile(path, NPY, "because it is a pipe")  # bytes read here would be lost
+            return DataFile(path, NPY, "because it is a pipe")  # reading would consume its bytes
         with open(path, "rb") as file:
             start = file.read(8)
     except OSError as error:

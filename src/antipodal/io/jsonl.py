@@ -71,7 +71,7 @@ class JsonTable(Table):
 
     @property
     def layout(self) -> Mapping[str, str]:
-        """Do nothing: objects may lack fields that are not read."""
+        """Return nothing to compare: objects may lack fields that are not read."""
         return {}
 
     def count(self, names: Sequence[str]) -> int:

@@ -29,8 +29,8 @@ _START_BYTES = 8  # enough to recognise the format
 def read_array(source: str) -> NDArray[Any]:
     """Read `FILE.npy`, memory-mapped, an array of an archive as `FILE.npz:NAME`, or `-`, a pipe.
 
-    The name may be omitted if the archive has a single array. A pipe, standard input or a named
-    one, must contain one .npy file, and is read into memory.
+    The name may be omitted if the archive has a single array. A pipe (standard input or a named
+    pipe) must contain one .npy file, which is read into memory.
     """
     if source == "-":
         return _read_stream(sys.stdin.buffer, "standard input")

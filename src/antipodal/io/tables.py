@@ -377,7 +377,7 @@ class CsvTable(BatchTable):
             return strings
         missing = np.char.lower(strings) == "nan"
         if missing.any() and not missing.all():
-            with suppress(ValueError):  # in a column of text, it is a text
+            with suppress(ValueError):  # in a column of text, nan is a text
                 return strings.astype(np.float64)
         try:
             numbers = strings.astype(np.int64)

@@ -31,8 +31,8 @@ _BLOCK_BYTES = 2**24
 class VectorFile:
     """The vectors of one or several files, a row per item. Returned by `open_vectors`.
 
-    It is accepted in place of an array: `np.asarray` returns the memory map of a single .npy file.
-    Other files are unpacked, once, into a temporary file, which is memory-mapped.
+    It can be used in place of an array: `np.asarray` returns the memory map of a single .npy file.
+    Other files are unpacked once into a temporary file, which is memory-mapped.
     `BaseHasher.encode_blocks` needs no temporary file.
 
     Attributes
@@ -237,7 +237,7 @@ def open_vectors(
             else:
                 _check_layout(tables[0], table)
                 row = table.first_row(chosen)
-        except NoRowsError as error:  # an empty part of a data set
+        except NoRowsError as error:  # one of several files, without rows
             no_rows = error
             continue
         if (row.shape[1], row.dtype) != (first.shape[1], first.dtype):

@@ -162,7 +162,7 @@ def base_app(limits: Limits, lifespan: Any = None, layers: Sequence[Middleware] 
     app = FastAPI(
         title="antipodal",
         version=antipodal.__version__,
-        description="Binary codes of vectors and images, and exact search by Hamming distance. "
+        description="Encode vectors and images as binary codes, and search a collection. "
         "Errors are application/problem+json.",
         docs_url=None,  # FastAPI's page loads scripts from another host
         redoc_url=None,
@@ -435,12 +435,12 @@ def add_probes(app: FastAPI, pools: Pools, engines: Engines) -> None:
     @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", response_model=schemas.Status, responses=problems(503))
     async def readyz() -> Response:
-        """Return 200 if the store answers, otherwise 503."""
+        """Return 200 if the store responds, otherwise 503."""
         try:
             await shared()
         except StoreError as error:  # the route needs no key: the reason goes to the log only
-            _log.warning("the store does not answer: %s", error)
-            raise UnavailableError("the store does not answer") from None
+            _log.warning("the store does not respond: %s", error)
+            raise UnavailableError("the store does not respond") from None
         return json_response({"status": "ready"})
 
 

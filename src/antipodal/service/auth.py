@@ -124,7 +124,7 @@ class Guard:
         key = _key(bearer, header)
         role = self._keys.role(key)
         if role is None and key:
-            raise HTTPException(401, "this API key is not valid: it is unknown here", INVALID_KEY)
+            raise HTTPException(401, "this API key is not valid", INVALID_KEY)
         if role is None:
             raise HTTPException(
                 401,
@@ -142,7 +142,8 @@ class Guard:
 class AllowedHosts:
     """ASGI middleware that refuses other Host headers, against DNS rebinding.
 
-    Without keys, a web page whose name resolves to 127.0.0.1 could otherwise use the service.
+    Without this check, a web page whose host name resolves to 127.0.0.1 could use a service without
+    keys.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str] | None) -> None:

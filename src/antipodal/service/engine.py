@@ -27,7 +27,7 @@ from antipodal.service.schemas import (
 )
 from antipodal.service.search import Search, check_where, described, named_items
 from antipodal.stores import Items, Store
-from antipodal.stores.ids import check_unique_ids
+from antipodal.stores.items import check_unique_ids
 from antipodal.stores.text_search import WordIndex
 from antipodal.stores.vectors import pack_vectors
 
@@ -105,7 +105,7 @@ class Engine:
         self.collection.close()
 
     def check(self) -> None:
-        """Raise StoreError if the store does not answer. No index in memory is used."""
+        """Raise StoreError if the store does not respond. The in-memory index is not used."""
         self.store.get([0] if self.store.id_type == "int64" else ["0"])
 
     def warm_up(self, radius: int | None = None) -> None:

@@ -120,9 +120,9 @@ class Pool:
         self._admitted = 0
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the result of a call; raise UnavailableError if there is no room or no time.
+        """Return the result of a call; raise UnavailableError if the pool is full or time runs out.
 
-        After a timeout, a call that has not started is cancelled. One that is running keeps its
+        After a timeout, a call that has not started is cancelled. A running call occupies its
         thread and its place until it ends, and its result is discarded.
         """
         if self._admitted >= self._size:

@@ -126,8 +126,8 @@ class Observe:
             try:
                 await send(message)
             except RuntimeError as error:
-                # Of several requests sent at once by a client that disconnects, uvicorn ends only
-                # the last, and uvloop refuses the responses to the others.
+                # If a client that has pipelined requests disconnects, uvicorn ends only the last
+                # one, and uvloop refuses the responses to the others.
                 if _CLOSED not in str(error):
                     raise
                 is_closed = True

@@ -1,8 +1,8 @@
-"""Micro-batching: concurrent single searches are answered by one search of many queries.
+"""Micro-batching: one search of many queries answers concurrent single searches.
 
 Encoding 32 vectors takes about as long as encoding one. Searches that differ only in their query
 therefore share a place in the queue: searches that arrive before a thread is free join the batch.
-No search waits for others, and the results are the same as those of separate searches.
+No search is delayed to fill a batch, and results equal those of separate searches.
 """
 
 import asyncio

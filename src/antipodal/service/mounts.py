@@ -45,7 +45,9 @@ AbsolutePath = Annotated[Path, AfterValidator(Path.absolute)]
 
 def _check_name(name: str) -> str:
     if name in RESERVED or not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,62}", name):
-        raise ValueError(f"a mount name has a-z, 0-9, - or _, and is no route: got {name[:70]!r}")
+        raise ValueError(
+            f"a mount name must have only a-z, 0-9, - and _, and not be a route: got {name[:70]!r}"
+        )
     return name
 
 
@@ -105,8 +107,10 @@ def wait_for_workers(path: Path, name: str, seconds: float) -> int:
         errors = [errors[name] for seen, errors in reports if seen == version and name in errors]
         n_late = sum(seen != version for seen, _ in reports)
         if errors or (n_late and time.monotonic() > deadline):
-            reason = [*errors, f"{n_late} of {len(reports)} workers late after {seconds:g} s"][0]
-            raise AntipodalError(f"{path} is written, but {name} is not in use: {reason}")
+            reason = [*errors, f"{n_late} of {len(reports)} did not confirm within {seconds:g} s"][
+                0
+            ]
+            raise AntipodalError(f"{path} was written, but not all workers serve {name}: {reason}")
         if not n_late:
             return len(reports)
         time.sleep(0.1)

@@ -103,7 +103,7 @@ class SearchOptions(_Request):
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         if self.k is not None and self.radius is not None:
-            raise ValueError("k and radius exclude each other")
+            raise ValueError("k and radius cannot be combined")
         if self.rerank is not None and not (self.radius is None and self.prefix is None):
             raise ValueError("rerank cannot be combined with radius or prefix")
         if self.rerank is not None and self.histogram:
@@ -203,7 +203,7 @@ class CountRequest(_Request):
 
 
 class FindRequest(_Request):
-    """Words, or beginnings of words, to find in the metadata of items: all of them."""
+    """Words, or prefixes of words, all of which the metadata of an item must contain."""
 
     model_config = _example(text="binary codes", limit=5)
     text: Annotated[str, Field(min_length=1, max_length=200)]

@@ -16,7 +16,7 @@ from antipodal.service.limits import Limits
 from antipodal.service.schemas import SearchOptions, SearchRequest
 from antipodal.stores import Items, Snapshot
 from antipodal.stores.filters import Where, matches, parse_where
-from antipodal.stores.ids import as_keys, take_key
+from antipodal.stores.items import as_keys, take_key
 from antipodal.stores.snapshot import ItemBatch
 from antipodal.validation import Ids
 
@@ -87,7 +87,7 @@ class Search:
         return answers[0] if is_single else {"searches": answers}
 
     def _check_scoring(self) -> None:
-        """Raise ValueError for a Hamming search of asymmetric codes that is not explicit."""
+        """Raise ValueError for an implicit Hamming search of asymmetric codes."""
         request = self._request
         needs_hamming = [
             name
@@ -123,7 +123,7 @@ class Search:
         return collection.query(rows, scoring=scoring)
 
     def _answers(self, query: Query, n_queries: int) -> list[dict[str, Any]]:
-        """Search. Without snapshots, repeat queries whose results changed before being fetched."""
+        """Search. Without snapshots, repeat queries whose results changed meanwhile."""
         request = self._request
         answers: list[dict[str, Any]] = [{}] * len(query)
         left = np.arange(len(query))

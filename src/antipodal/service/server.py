@@ -115,7 +115,7 @@ def serve(settings: Settings) -> None:
             proxy_headers=bool(settings.proxies),
             forwarded_allow_ips=list(settings.proxies),
             server_header=False,
-            timeout_keep_alive=20,  # longer than that of the proxy, which then closes first
+            timeout_keep_alive=20,  # longer than the proxy's, so that the proxy closes first
             ws="none",
             # The time limit applies to the body and again to the response.
             timeout_graceful_shutdown=int(2 * settings.limits.seconds) + 5,

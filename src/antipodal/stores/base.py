@@ -16,23 +16,23 @@ from antipodal import __version__
 from antipodal.codes import Codes, check_codes
 from antipodal.errors import IdsTakenError, NoStoreError, StoreError
 from antipodal.index.scan import MAX_BITS
-from antipodal.stores.ids import (
+from antipodal.stores.items import (
+    BATCH_SIZE,
     IdType,
     Keys,
-    as_keys,
-    check_id_type,
-    check_unique_ids,
-    with_keys,
-)
-from antipodal.stores.loading import (
-    BATCH_SIZE,
     Loaded,
+    Metadata,
+    as_keys,
     batches,
     batches_of_texts,
+    check_id_type,
     check_items,
     check_length,
+    check_unique_ids,
+    metadata_texts,
+    same_metadata,
+    with_keys,
 )
-from antipodal.stores.metadata import Metadata, metadata_texts, same_metadata
 from antipodal.stores.snapshot import NO_APPROXIMATE, ItemBatch, Reader, with_vectors
 from antipodal.validation import MAX_ID, Ids, check_whole, some_ids
 
@@ -42,9 +42,9 @@ MODEL, SETTINGS = "model", "collection"  # names of the attachments of a collect
 class StoreHeader(NamedTuple):
     """Properties of a store that never change.
 
-    The identity is a random number drawn when a store is created: copies and backups have the
-    same. `antipodal` is the version that created the store. Both are None if not recorded. Stores
-    of earlier versions have integer ids.
+    The identity is a random number drawn when a store is created, and kept by copies and backups.
+    `antipodal` is the version that created the store. Both are None if not recorded. Stores of
+    earlier versions have integer ids.
     """
 
     n_bits: int
@@ -80,7 +80,7 @@ class StoreHeader(NamedTuple):
     def check(
         self, place: str, n_bits: int | None, model: str | None, id_type: IdType | None = None
     ) -> None:
-        """Raise StoreError if codes of another length or model, or other ids, are expected."""
+        """Raise StoreError unless codes and ids have this length, model and type."""
         if id_type not in (None, self.id_type):
             raise StoreError(f"{place} has ids of type {self.id_type}, expected {id_type}")
         if n_bits not in (None, self.n_bits):
@@ -218,8 +218,8 @@ class Store(Reader):
         ------
         IdsTakenError
             Without `replace`, for ids in use (with `resume`, in use with another code or other
-            metadata). Items that another process adds during the load are not overwritten
-            either; earlier batches are then already stored.
+            metadata). Items that another process adds during the load are not overwritten; the
+            batches before them remain stored.
         """
         self._check_may_write()
         check_whole(batch_size, "batch_size", 1)
@@ -263,7 +263,7 @@ class Store(Reader):
         """Build the index for ``search(…, exact=False)``, which is then kept up to date.
 
         In PostgreSQL it is an HNSW graph. Building it can take minutes, during which other clients
-        can read, while writes wait. An existing index is kept.
+        can read but not write. An existing index is kept.
 
         Parameters
         ----------
@@ -276,8 +276,7 @@ class Store(Reader):
     def recall(self, codes: ArrayLike, k: int, *, where: Mapping[str, Any] | None = None) -> float:
         """Return the recall@k of ``search(…, exact=False)``.
 
-        As in `HammingIndex.recall`, an item counts as found if it is no farther than the k-th
-        nearest.
+        As in `HammingIndex.recall`, any item as near as the k-th nearest one counts as found.
         """
         with self.snapshot() as now:
             exact = now.search(codes, k, where=where).distances
@@ -398,7 +397,7 @@ class Store(Reader):
         """Store items under ids of either type, as `_put` does."""
         if vectors is not None and len(vectors) != len(codes):
             raise ValueError(
-                f"there must be one vector per item: got {len(vectors)} for {len(codes)} items"
+                f"vectors must have one entry per item: got {len(vectors)} for {len(codes)} items"
             )
         if self.id_type == "int64":
             return self._put(ids, codes, metadata, replace=replace, vectors=vectors)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, LiteralString, TypeAlias
 
-from antipodal.stores.metadata import MAX_DEPTH, clean
+from antipodal.stores.items import MAX_DEPTH, clean
 
 Scalar: TypeAlias = str | int | float | bool | None
 Path: TypeAlias = tuple[str, ...]

@@ -1,4 +1,4 @@
-"""In-memory index of a store in a database, which follows the changes of all writers."""
+"""In-memory index of a database store, updated with the changes of all writers."""
 
 import threading
 from collections import OrderedDict
@@ -15,7 +15,7 @@ from antipodal.index.segments import is_member
 from antipodal.stores.filters import Where
 from antipodal.validation import Ids
 
-_MAX_FILTERS, _FILTER_BYTES = 16, 2**27  # remembered
+_MAX_FILTERS, _FILTER_BYTES = 16, 2**27  # limits of the filter cache
 
 Connection = TypeVar("Connection", contravariant=True)
 
@@ -41,7 +41,7 @@ class VersionedItems(Protocol[Connection]):
         """Check the integrity of the items, and yield all ids and codes in blocks."""
 
     def among(self, connection: Connection, ids: Ids) -> Iterator[tuple[Ids, Codes]]:
-        """Yield the existing ones of some ids, and their codes, in blocks."""
+        """Yield those of the given ids that exist, and their codes, in blocks."""
 
     def matching(self, connection: Connection, where: Where, among: Ids | None = None) -> Ids:
         """Return the ids that match a filter, increasing, among all items or among some."""
@@ -110,8 +110,8 @@ class IndexCache(Generic[Connection]):
         """Return an index of the items visible to a transaction, and their version.
 
         Later updates of the cache do not change the index. If the cache has another version, the
-        transaction is restarted, since the cache may be newer. For a transaction that must not be
-        restarted, a newer cache is of no use: all items are read.
+        transaction is restarted, since the cache may be newer. If it must not be restarted and the
+        cache is newer, all items are read instead.
         """
         version = self._items.version(connection)
         with self._lock.reading():
@@ -119,7 +119,7 @@ class IndexCache(Generic[Connection]):
                 return copy(self._index), version
         with self._lock.writing():
             if may_restart:
-                # The cache is locked: it cannot be newer than a transaction that starts now.
+                # The cache is locked, so it is not newer than a transaction that starts now.
                 self._items.restart(connection)
                 version = self._items.version(connection)
             if self._index is not None and self._version == version:

@@ -4,8 +4,8 @@ Milvus breaks ties at the k-th place arbitrarily, returns at most 16,384 hits pe
 filters treat missing fields and types differently from `where`. The store therefore sends further
 requests: for all items at the distance of the k-th, for halves of an id range with too many hits,
 and for the metadata of items that may match a filter. Milvus has no snapshots, so writes between
-two requests may be visible. It has no scores of float queries either: asymmetric search scores
-the items nearest to the signs of a query, and may miss others.
+two requests may be visible. It cannot score float queries: asymmetric search scores the items
+nearest to the signs of a query, and may miss others.
 """
 
 import hashlib
@@ -28,9 +28,17 @@ from antipodal.index.asymmetric import Floats, sign_scores
 from antipodal.index.rerank import best_first
 from antipodal.stores.base import Store, StoreHeader
 from antipodal.stores.filters import Where, matches, milvus_narrowing
-from antipodal.stores.ids import ID_FIELD, IdType, Keys, as_keys, take_key, with_keys
-from antipodal.stores.loading import batches
-from antipodal.stores.metadata import clean, metadata_text
+from antipodal.stores.items import (
+    ID_FIELD,
+    IdType,
+    Keys,
+    as_keys,
+    batches,
+    clean,
+    metadata_text,
+    take_key,
+    with_keys,
+)
 from antipodal.stores.milvus_attachments import read_attachment, write_attachments
 from antipodal.stores.snapshot import ItemBatch, Snapshot
 from antipodal.stores.url import Address
@@ -38,8 +46,8 @@ from antipodal.validation import MAX_ID, Ids
 
 MAX_HITS = 16_384  # per query, in every version of Milvus
 _MAX_ANSWERS = 500_000  # hits of all queries of a request: responses are limited to 64 MB
-# An asymmetric search for k items scores 400 + 16 k. More hardly changes the results, and fetching
-# their codes takes most of the time: see benchmarks/asymmetric_stores.py.
+# An asymmetric search for k items scores 400 + 16 k candidates. More candidates hardly change the
+# results, and fetching their codes takes most of the time: see benchmarks/asymmetric_stores.py.
 _CANDIDATES, _CANDIDATES_PER_RESULT = 400, 16
 _BATCH = 5_000  # rows per request
 _MAX_IDS = 8_000  # ids in one expression

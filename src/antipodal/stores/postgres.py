@@ -16,9 +16,16 @@ from antipodal.index import HammingIndex, SearchResult
 from antipodal.index.asymmetric import Floats
 from antipodal.stores.base import Store, StoreHeader
 from antipodal.stores.filters import And, Where, postgres_condition
-from antipodal.stores.ids import IdType, Keys, as_keys, assign_numbers, with_keys
 from antipodal.stores.index_cache import IndexCache
-from antipodal.stores.metadata import metadata_text, parse_metadata
+from antipodal.stores.items import (
+    IdType,
+    Keys,
+    as_keys,
+    assign_numbers,
+    metadata_text,
+    parse_metadata,
+    with_keys,
+)
 from antipodal.stores.postgres_items import (
     HAS_ID,
     HAS_KEY,
@@ -87,7 +94,7 @@ class PostgresSnapshot(Snapshot):
         self._tables, self._cache, self._cursor = store._tables, store._cache, cursor
         self._indexed: tuple[HammingIndex, int] | None = None
         if self._cache.is_loaded:
-            # Now, since an index that is newer than a later search is of no use to it.
+            # Take the index now: a later search could not use a newer one.
             self._indexed = self._cache.index(cursor)
         else:
             cursor.execute("SELECT")  # the first statement takes the snapshot
@@ -410,7 +417,7 @@ class PostgresStore(Store):
             drop_later(self._tables, cursor)
 
     def vacuum(self) -> tuple[int, int]:
-        """Make space of deleted items reusable; return the bytes of the table before and after.
+        """Make the space of deleted items reusable; return the bytes of the table before and after.
 
         It runs VACUUM ANALYZE, during which other clients can read and write.
         """

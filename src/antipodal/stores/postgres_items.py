@@ -17,8 +17,7 @@ from psycopg import sql
 from antipodal.codes import Codes, code_width, from_bit_strings, from_bytes
 from antipodal.errors import StoreError
 from antipodal.stores.filters import Where, postgres_condition
-from antipodal.stores.ids import ID_FIELD
-from antipodal.stores.metadata import parse_metadata
+from antipodal.stores.items import ID_FIELD, parse_metadata
 from antipodal.validation import Ids
 
 Cursor: TypeAlias = psycopg.Cursor[tuple[Any, ...]]
@@ -137,14 +136,15 @@ CREATE TABLE IF NOT EXISTS {changes} (
     version bigint PRIMARY KEY, total bigint NOT NULL, ids bigint[] NOT NULL)
 """
 _CREATE_VERSIONS: LiteralString = "CREATE SEQUENCE IF NOT EXISTS {versions} OWNED BY {column}"
-# Random low digits: another store, or this one restored, does not repeat a version.
+# Random low bits, so that another store, or a restored one, does not repeat a version.
 _NEW_VERSION: LiteralString = "(nextval({versions_name}) << 20) + floor(random() * 1048576)::bigint"
 _START_LOG: LiteralString = (
     "WITH old AS (DELETE FROM {changes}) INSERT INTO {changes} "
     "SELECT " + _NEW_VERSION + ", 0, ARRAY[]::bigint[]"
 )
-# The lock is taken before a statement locks rows, so that writers cannot deadlock. A sequence and
-# no deletion of old versions with REPEATABLE READ, whose snapshot may not be the latest.
+# The lock is taken before a statement locks rows, so that writers cannot deadlock. Under REPEATABLE
+# READ the snapshot may be outdated: versions therefore come from a sequence, and old versions are
+# then not deleted.
 _RECORD: LiteralString = (
     """
 DECLARE
@@ -240,7 +240,7 @@ def create_later(tables: StoreTables, cursor: Cursor) -> None:
 
 
 def drop_later(tables: StoreTables, cursor: Cursor) -> None:
-    """Drop what `create_later` creates, except the triggers, which are dropped with the items."""
+    """Drop the objects of `create_later`, except the triggers, which are dropped with the items."""
     names = (tables.named(suffix) for suffix in ("changes", "vectors", "attachments"))
     drop: LiteralString = "DROP TABLE IF EXISTS {names}"
     cursor.execute(sql.SQL(drop).format(names=sql.SQL(", ").join(names)))
@@ -330,7 +330,7 @@ class PostgresItems:
         return rows["id"].astype(np.int64), np.ascontiguousarray(rows["code"])
 
     def among(self, cursor: Cursor, ids: Ids) -> Iterator[tuple[Ids, Codes]]:
-        """Yield the existing ones of some ids, and their codes."""
+        """Yield those of the given ids that exist, and their codes."""
         select: LiteralString = (
             "SELECT id, substring(bit_send(code) FROM 5) FROM {items} WHERE " + HAS_ID
         )

@@ -1,8 +1,7 @@
-"""The reading interface of stores and their snapshots: items, k-NN and radius searches.
+"""The read interface of stores and snapshots: items, k-NN and radius searches.
 
-Arguments are checked here once; an engine implements the methods with a leading underscore. A
-search that needs several reads, such as the codes of candidates for reranking, makes them in one
-snapshot.
+Arguments are checked here; an engine implements the methods with a leading underscore. A search
+that needs several reads, such as the codes of candidates for reranking, uses one snapshot.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +19,7 @@ from antipodal.index import SearchResult
 from antipodal.index.asymmetric import Floats, check_codes_or_vectors, check_values
 from antipodal.index.rerank import OVERSAMPLE, Vectors, rerank
 from antipodal.stores.filters import Where, parse_where
-from antipodal.stores.ids import IdType, as_keys, check_unique_ids, take_key
+from antipodal.stores.items import IdType, as_keys, check_unique_ids, take_key
 from antipodal.validation import Ids, check_whole
 
 NO_APPROXIMATE = "only stores in PostgreSQL can have one, others are searched exactly"

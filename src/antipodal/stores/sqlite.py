@@ -18,9 +18,8 @@ from antipodal.index import HammingIndex, SearchResult
 from antipodal.index.asymmetric import Floats
 from antipodal.stores.base import Store
 from antipodal.stores.filters import Where, sqlite_condition
-from antipodal.stores.ids import IdType, Keys, as_keys, assign_numbers, with_keys
 from antipodal.stores.index_cache import IndexCache
-from antipodal.stores.metadata import parse_metadata
+from antipodal.stores.items import IdType, Keys, as_keys, assign_numbers, parse_metadata, with_keys
 from antipodal.stores.snapshot import ItemBatch, Snapshot, with_vectors
 from antipodal.stores.sqlite_file import HAS_ID, OpenFile, SqliteFile, SqliteItems, damaged, id_list
 from antipodal.stores.url import Address
@@ -330,7 +329,7 @@ class SqliteStore(Store):
                     some.ids.tolist(), some.codes, some.texts, strict=True
                 )
             }
-        except (ValueError, RecursionError) as error:  # valid checksum: another writer
+        except (ValueError, RecursionError) as error:  # not written by antipodal
             raise damaged(self.place, f"invalid metadata of an item: {error}") from None
 
     def _known(self, ids: Ids) -> Ids:

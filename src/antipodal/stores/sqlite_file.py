@@ -21,7 +21,7 @@ from antipodal.codes import Codes, check_codes, code_width, from_bytes
 from antipodal.errors import StoreError
 from antipodal.stores.base import MODEL, SETTINGS, StoreHeader
 from antipodal.stores.filters import EXACT_REAL
-from antipodal.stores.ids import ID_FIELD, IdType
+from antipodal.stores.items import ID_FIELD, IdType
 from antipodal.stores.snapshot import ItemBatch, with_vectors
 from antipodal.stores.url import Address
 from antipodal.validation import MAX_ID, Ids
@@ -105,7 +105,7 @@ class SqliteTables:
         try:
             fields = json.loads(rows[0][0])
             header = StoreHeader.from_json(fields)
-        except (ValueError, RecursionError) as error:  # valid checksum: another writer
+        except (ValueError, RecursionError) as error:  # not written by antipodal
             raise damaged(self.place, str(error)) from None
         if fields.get("format") != _FORMAT:
             raise StoreError(
@@ -162,7 +162,7 @@ class SqliteTables:
         )
 
     def record_replacement(self, connection: Connection) -> None:
-        """Add a version that changes all ids: drop all others, so that readers start over."""
+        """Add a version that changes all ids, and drop all others: readers reload all items."""
         self.record_change(connection, np.empty(0, np.int64))
         version = self.version(connection)
         connection.execute("DELETE FROM changes WHERE version < ?", (version,))
@@ -291,7 +291,7 @@ class SqliteItems:
         )
         rows = connection.execute(select, [json.dumps(list(keys), ensure_ascii=False)]).fetchall()
         if any(key != stored for key, _, stored in rows):
-            raise damaged(self.place, "a string id leads to another item")
+            raise damaged(self.place, "a string id refers to another item")
         return {key.decode(): number for key, number, _ in rows}
 
     def keys_of(self, connection: Connection, ids: Ids) -> dict[int, str]:
@@ -342,7 +342,7 @@ class SqliteItems:
             raise damaged(self.place, "an item does not match its checksum")
         try:
             return CheckedItems(ids, from_bytes(codes, self.n_bits), texts)
-        except ValueError as error:  # valid checksum: another writer
+        except ValueError as error:  # not written by antipodal
             raise damaged(self.place, str(error)) from None
 
 
@@ -592,7 +592,7 @@ class SqliteFile:
         return header
 
     def _use_log(self, connection: Connection) -> None:
-        """Switch to the write-ahead log, waiting for other processes, which SQLite does not do."""
+        """Switch to the write-ahead log; wait for other processes, since SQLite does not."""
         deadline = time.monotonic() + self._timeout
         while True:
             try:

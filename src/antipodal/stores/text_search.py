@@ -1,7 +1,6 @@
 """Full-text search in item metadata: an FTS5 index of SQLite, or a scan of the items.
 
-The index is in a temporary file of this process, like the index of the codes in memory: the files
-and tables of stores are not changed by it.
+The index is in a temporary file of this process. The files and tables of the store are not changed.
 """
 
 import heapq
@@ -17,17 +16,18 @@ import numpy as np
 
 from antipodal.errors import StoreError
 from antipodal.stores.base import Store
-from antipodal.stores.metadata import parse_metadata
+from antipodal.stores.items import parse_metadata
 from antipodal.stores.snapshot import Items, Snapshot
 from antipodal.validation import Ids
 
 MAX_SCANNED = 200_000  # items
 _BUILT_AT_ONCE = 20_000  # items; an index of more is built in the background
 _MAX_PAGES = 2**18  # of 4 KiB: the largest index
-_SHORT = 100  # characters of a value, such as a title, that counts more than others
+_SHORT = 100  # characters; shorter values, such as titles, have a higher weight
 _SHORT_WEIGHT = 3.0
 _CREATE = (
-    # Without content: replaced documents stay in the index, but not in the table of items.
+    # A contentless index cannot delete: replaced documents are removed from the table of items
+    # only.
     "CREATE VIRTUAL TABLE words USING fts5(short, long, content='')",
     "CREATE TABLE items (document INTEGER PRIMARY KEY, id INTEGER UNIQUE)",
 )
@@ -57,9 +57,9 @@ class FoundItems(NamedTuple):
 class WordIndex:
     """Index of the words in the metadata of a store, ordered by BM25.
 
-    The first search builds it; later ones follow the changes of all writers. Items are scanned by
-    `find_words` while an index of many items is built in the background, and if there can be none:
-    in an engine without versions (Milvus), in a Python without FTS5, or beyond 1 GiB.
+    The first search builds it; later searches update it with the changes of all writers. Large
+    indexes are built in the background. `find_words` scans the items until then, and where no index
+    is possible: in an engine without versions (Milvus), in a Python without FTS5, or beyond 1 GiB.
     """
 
     def __init__(self, store: Store) -> None:
@@ -82,7 +82,7 @@ class WordIndex:
 
     def find(self, words: str, limit: int) -> FoundItems:
         """Return the most relevant items that contain all words, also as prefixes."""
-        # Locked before the snapshot, which is therefore not older than the index.
+        # Lock first, so that the snapshot is not older than the index.
         with self._lock, self._store.snapshot() as now:
             if self._is_possible and self._follow(now):
                 return _found(now, self._matching(words, limit))
@@ -119,7 +119,7 @@ class WordIndex:
         return self._is_possible
 
     def _build_all(self) -> None:
-        """Build the index in the background; after an error of the store, a later search tries."""
+        """Build the index in the background; if the store fails, a later search tries again."""
         try:
             with suppress(StoreError, ValueError), self._store.snapshot() as now:
                 if self._build(now) and (changes := now.changes_since(-1)) is not None:

@@ -19,8 +19,15 @@ from antipodal.errors import StoreError, missing_extra
 from antipodal.io.atomic import replacing, replacing_by_name
 from antipodal.stores.base import Store
 from antipodal.stores.engines import open_address
-from antipodal.stores.ids import IdType, as_keys, take_key
-from antipodal.stores.metadata import MetadataText, metadata_text, parse_metadata, same_metadata
+from antipodal.stores.items import (
+    IdType,
+    MetadataText,
+    as_keys,
+    metadata_text,
+    parse_metadata,
+    same_metadata,
+    take_key,
+)
 from antipodal.stores.snapshot import ItemBatch
 from antipodal.stores.sqlite import SqliteStore
 from antipodal.stores.sqlite_file import SqliteFile
@@ -139,7 +146,7 @@ def back_up(store: Store, path: str | os.PathLike[str]) -> Backup:
     Raises
     ------
     StoreError
-        The path is a file of the store itself, which would lose writes since the backup began.
+        The path is a file of the store itself, and writes since the backup began would be lost.
     """
     store.check_not_own_file(path)
     with replacing_by_name(path) as temporary:

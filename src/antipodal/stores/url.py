@@ -48,7 +48,7 @@ class Address:
 
 
 def shown_url(url: str) -> str:
-    """Return the URL of a store without secrets, also if it is mistyped.
+    """Return the URL of a store without secrets, even if it is malformed.
 
     Users, passwords, tokens and engine options are omitted. If a password cannot be located, only
     the scheme is returned.
