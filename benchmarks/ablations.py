@@ -2,9 +2,11 @@
 
 python benchmarks/ablations.py --data DIR                  # records: results/ablations.jsonl
 python benchmarks/ablations.py --data DIR --regime paper   # records: results/paper-regime.jsonl
+python benchmarks/ablations.py --data DIR --regime lookup  # records: results/lookup-frontier.jsonl
 
 The first changes the default `DeepLinf`, the second `DeepLinf.reproduced`: the paper's network on
-the features, from labels alone. Recorded cells are not run again. Settings were not chosen by these
+the features, from labels alone. The third is a grid of weights of similar pairs, margins and noise
+for the same network. Recorded cells are not run again. Settings were not chosen by these
 results but on images that are not queries.
 """
 
@@ -191,7 +193,24 @@ PAPER_REGIME = [
     *(f"{QUICK}:similar_weight={w}" for w in (0.5, 1, 2)),
 ]
 
-REGIMES = {"default": ("ablations", DEFAULT_REGIME), "paper": ("paper-regime", PAPER_REGIME)}
+# Half of the epochs of the preset. The last margin is the default, 0.95·√(2N).
+LOOKUP_GRID = [
+    f"DeepLinf.reproduced:n_epochs=500:similar_weight={weight}:margin={margin}:noise={noise}"
+    for noise in (1, 0.7)
+    for margin in (5, 10.75, 3, 8)
+    for weight in (0.2, 0.4, 0.8)
+]
+# All epochs of the preset, near the paper's scores.
+LOOKUP_GRID += [
+    f"DeepLinf.reproduced:similar_weight={weight}:margin={margin}:noise={noise}"
+    for weight, margin, noise in ((0.2, 3, 0.85), (0.1, 3, 0.7), (0.1, 2, 0.7))
+]
+
+REGIMES = {
+    "default": ("ablations", DEFAULT_REGIME),
+    "paper": ("paper-regime", PAPER_REGIME),
+    "lookup": ("lookup-frontier", LOOKUP_GRID),
+}
 
 
 def main() -> None:
@@ -199,6 +218,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="CIFAR-10 directory")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--regime", choices=REGIMES, default="default")
+    parser.add_argument("--processes", type=int, default=available_cores())
     parser.add_argument("--methods", nargs="*", help="instead of those of the regime")
     options = parser.parse_args()
     name, methods = REGIMES[options.regime]
@@ -207,7 +227,7 @@ def main() -> None:
     with appending(RESULTS / f"{name}.jsonl") as file, bar("ablations") as show:
         done = benchmark.matching(cells, file.found)
         waiting = [cell for cell in cells if cell not in done]
-        outcomes = run_cells(benchmark, waiting, available_cores())
+        outcomes = run_cells(benchmark, waiting, options.processes)
         for count, (cell, outcome) in enumerate(outcomes, start=1):
             show(count, len(waiting), f", {cell.method}, seed {cell.seed}")
             if isinstance(outcome, Exception):

@@ -132,6 +132,63 @@ def audit_ndcg() -> str:
     return "\n".join(lines)
 
 
+def integrations() -> list[dict[str, Any]]:
+    """Return the runs of benchmarks/integrations.py, by data set."""
+    runs: list[dict[str, Any]] = json.loads((RESULTS / "integrations.json").read_text())["runs"]
+    return runs
+
+
+def integrations_start() -> str:
+    """Return the recall of a store that begins empty, and of models fitted to more rows."""
+    runs = [run for run in integrations() if "start" in run]
+    names = [f"{SHOWN[run['data']]}, {run['rows']:,} rows" for run in runs]
+    lines = [f"| recall@10 of 48 bytes, then reranked ×4 | {' | '.join(names)} |", "|---|--:|--:|"]
+    for starts in zip(*(run["start"] for run in runs), strict=True):
+        n = starts[0]["fitted_to"]
+        what = f"model fitted to the first {n:,} rows" if n else "random frame"
+        if n == runs[0]["rows"]:
+            what = "model fitted to all rows"
+        cells = [f"{one['recall']:.3f}; {one['reranked']:.3f}" for one in starts]
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+SHOWN = {"clinc150": "CLINC150", "banking77": "Banking77"}
+
+
+def integrations_search() -> str:
+    """Return recall, size and time next to sentence-transformers."""
+    runs = [run for run in integrations() if "search" in run]
+    record = json.loads((RESULTS / "integrations.json").read_text())
+    names = " | ".join(SHOWN[run["data"]] for run in runs)
+    lines = [
+        f"| library | codes | bytes per vector | index | {names} | time |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for rows in zip(*(run["search"] for run in runs), strict=True):
+        first = rows[0]
+        size = f"{first['bytes']:,}"
+        if first.get("vector_bytes"):
+            size += f" + {first['vector_bytes']}"
+        cells = [
+            first["library"], first["method"], size, f"{first['index_bytes'] / 1e6:.1f} MB",
+            *(f"{row['recall']:.3f}" for row in rows),
+            f"{1000 * first['seconds'] / record['queries']:.2f} ms",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def integrations_mteb() -> str:
+    """Return nDCG@10 of SciFact by mteb."""
+    [scores] = [run["mteb"] for run in integrations() if "mteb" in run]
+    lines = ["| SciFact, nDCG@10 by `mteb.evaluate` | bytes per vector | |", "|---|--:|--:|"]
+    for row in scores:
+        score = f"{row['ndcg_at_10']:.3f}" if row["ndcg_at_10"] else "none"
+        lines.append(f"| {row['model']} | {row['bytes']:,} | {score} |")
+    return "\n".join(lines)
+
+
 def descent() -> str:
     """Return recall@10 of `LinfHash.asymmetric` without its parts, and with more effort."""
     names = {"clinc150": "CLINC150", "scifact": "SciFact", "banking77": "banking77"}

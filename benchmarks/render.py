@@ -5,6 +5,7 @@ python benchmarks/render.py --check    # fail if a page differs from the records
 """
 
 import argparse
+import json
 import math
 import re
 import sys
@@ -31,6 +32,7 @@ PAGES = [
         ROOT / "docs" / f"{name}.md"
         for name in (
             "guide/audit",
+            "guide/integrations",
             "guide/supervised",
             "guide/reliability",
             "guide/scaling",
@@ -454,12 +456,67 @@ def complexity() -> str:
     return markdown(rows)
 
 
-def labels_only() -> str:
-    """Return the validation scores of feature maps learned from labels alone."""
-    rows = [["setting", "mAP", "P r≤2", "R r≤2"]]
-    for r in read_records(RESULTS / "labels-only-validation.jsonl"):
-        scores = (r["map"], r["precision_r2"], r["recall_r2"])
-        rows.append([named(r["method"]), *(f"{score:.1f}" for score in scores)])
+def labels_only_reduced() -> str:
+    """Return mAP and encoding time of reduced sets next to the full kernel, paired by seed."""
+    full = {
+        r["seed"]: r["map"]
+        for r in records("cifar10")
+        if (r["method"], r["bits"]) == ("DeepLinf:n_unlabelled=0", 64)
+    }
+    speed = json.loads((RESULTS / "encode.json").read_text())
+    rows = [["`n_reduced`", "seeds", "mAP", "difference", "encoding, relative to X·W",
+             "with roots"]]  # fmt: skip
+    rows.append(["0 (all anchors)", str(len(full)), spread([*full.values()]), "",
+                 f"{speed['kernel_ratio']:.1f}", "–"])  # fmt: skip
+    runs = records("labels-only-reduced")
+    for method in dict.fromkeys(r["method"] for r in runs):
+        mine = [r for r in runs if r["method"] == method]
+        n_points = mine[0]["parameters"]["n_reduced"]
+        gaps = [r["map"] - full[r["seed"]] for r in mine]
+        rows.append([f"{n_points}", str(len(mine)), spread([r["map"] for r in mine]),
+                     f"{mean(gaps):+.2f} ± {stdev(gaps) / math.sqrt(len(gaps)):.2f}",
+                     *(f"{speed[f'kernel_reduced_to_{n_points}{roots}_ratio']:.1f}"
+                       for roots in ("", "_with_roots"))])  # fmt: skip
+    return markdown(rows)
+
+
+def lookup_frontier(*, short: bool) -> str:
+    """Return radius search of the paper's network by weight, margin and noise.
+
+    With short=True only settings that no other setting exceeds in both mAP and recall.
+    """
+    keys = ("map", "precision_r2", "recall_r2", "precision_r0", "recall_r0")
+    found: dict[str, list[Record]] = {}
+    for r in read_records(RESULTS / "lookup-frontier.jsonl"):
+        found.setdefault(r["method"], []).append(r)
+    means = {m: [mean(r[key] for r in runs) for key in keys] for m, runs in found.items()}
+    rows = [["`similar_weight`", "`margin`", "`noise`", "epochs", "seeds", "mAP", "P r≤2", "R r≤2",
+             "P r=0", "R r=0"]]  # fmt: skip
+    for method in sorted(found, key=lambda m: -means[m][2]):
+        runs = found[method]
+        score, _, recall, *_ = means[method]
+        if short and any(m[0] > score and m[2] > recall for m in means.values()):
+            continue
+        options = runs[0]["parameters"]
+        cells = (options[k] for k in ("similar_weight", "margin", "noise", "n_epochs"))
+        rows.append([*(f"{cell:g}" for cell in cells), str(len(runs)),
+                     *(compact([r[key] for r in runs]) for key in keys)])  # fmt: skip
+    paper = PUBLISHED["cifar10-gist"]["DeepLinf", 64]
+    rows.append(["paper", "5", "–", "–", "–", *(f"{paper[key]:.1f}" for key in keys)])
+    return markdown(rows)
+
+
+def convolutional() -> str:
+    """Return the scores of codes of a convolutional network, one row per head."""
+    runs = read_records(RESULTS / "convolutional.jsonl")
+    keys = ("map", "precision_r2", "recall_r2")
+    rows = [["codes", "seeds", "mAP", "P r≤2", "R r≤2", "fit, minutes"]]
+    for method in ("l∞ head", "tanh head", "ITQ of its features"):
+        mine = [r for r in runs if r["method"] == method]
+        label = {"ITQ of its features": "ITQ of the features before the l∞ head"}
+        rows.append([label.get(method, method), str(len(mine)),
+                     *(spread([r[key] for r in mine]) for key in keys),
+                     f"{mean(r['fit_seconds'] for r in mine) / 60:.1f}"])  # fmt: skip
     return markdown(rows)
 
 
@@ -522,6 +579,9 @@ TABLES = {
     "audit-ndcg": guide_tables.audit_ndcg,
     "audit-new-sets": guide_tables.audit_new_sets,
     "descent": guide_tables.descent,
+    "integrations-start": guide_tables.integrations_start,
+    "integrations-search": guide_tables.integrations_search,
+    "integrations-mteb": guide_tables.integrations_mteb,
     "fault-injection": guide_tables.fault_injection,
     "search-speed": guide_tables.search_speed,
     "scale": lambda: scale_table(read_records(RESULTS / "hundred_million.jsonl")),
@@ -543,7 +603,11 @@ TABLES = {
     "paper-differences": paired_differences,
     "claims": claims,
     "complexity": complexity,
-    "labels-only": labels_only,
+    "labels-only": lambda: choices(read_records(RESULTS / "labels-only-validation.jsonl")),
+    "labels-only-reduced": labels_only_reduced,
+    "lookup-frontier": lambda: lookup_frontier(short=True),
+    "lookup-grid": lambda: lookup_frontier(short=False),
+    "convolutional": convolutional,
     "recipe": lambda: variants("paper", "paper-recipe"),
     "reproduced": lambda: variants("reproduced", "reproduced-validation"),
     "choices": lambda: choices(read_records(RESULTS / "validation.jsonl")),
@@ -574,9 +638,8 @@ The help texts of all commands, written by `make results` (`python benchmarks/re
 
 - **Input files** are `.npy`, `.npz`, parquet, Arrow, CSV or JSON Lines, written as `FILE` or
   `FILE:COLUMN`: [file formats](file-formats.md).
-- **Output**: `--json` prints one JSON object per line, in all commands except `serve`
-. Progress goes
-  to standard error.
+- **Output**: `--json` prints one JSON object per line, in all commands except `serve`. Progress
+  goes to standard error.
 - **Exit codes**: 0 success, 1 bad data (one line on standard error), 2 bad usage.
 - **Environment variables**: `ANTIPODAL_STORE` and `ANTIPODAL_STORE_TO` hold store URLs,
   `ANTIPODAL_KEYS` API keys of a service, `ANTIPODAL_KEY` that of its clients, `ANTIPODAL_EMBED_KEY`

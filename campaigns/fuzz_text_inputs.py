@@ -13,7 +13,7 @@ from antipodal.stores.filters import (
     postgres_condition,
     sqlite_condition,
 )
-from antipodal.stores.metadata import metadata_text
+from antipodal.stores.items import metadata_text
 from antipodal.stores.url import parse_url, shown_url
 from fuzz_targets import Target
 from mutations import changed_bytes, changed_json

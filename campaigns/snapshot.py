@@ -25,7 +25,7 @@ from antipodal.service.browse import find_items
 from antipodal.service.engine import Engine
 from antipodal.service.schemas import FindRequest, SearchRequest
 from antipodal.stores import Store, open_store
-from antipodal.stores.metadata import metadata_text
+from antipodal.stores.items import metadata_text
 from antipodal.stores.snapshot import ItemBatch
 from antipodal.stores.vectors import pack_vectors
 from campaign import Part, main
