@@ -202,6 +202,11 @@ def test_established_terms_and_wrapped_lines(name):
     assert not findings(name), "\n".join(findings(name))
 
 
+@pytest.mark.parametrize("name", pages())
+def test_no_merge_conflicts_are_left(name):
+    assert not re.search(r"^(<{7} |>{7} |={7}$)", (ROOT / name).read_text(), re.MULTILINE)
+
+
 def test_pending_names_checked_files():
     assert set(CHECKED) >= PENDING
 
