@@ -510,25 +510,27 @@ def watch_readiness(
     pauses = _Pauses()
     while not stop.is_set() or not waits:
         (idle, _), _ = _seconds_to_answer(idle_port), pauses.longest()
-        waited = _seconds_without_core(pid)
+        ran, waited = _seconds_of_main_thread(pid)
         (ready, problem), paused = _seconds_to_answer(port), pauses.longest()
-        paused = max(paused, _seconds_without_core(pid) - waited)
-        waits.append((ready, idle, paused))
+        ran, waited = np.subtract(_seconds_of_main_thread(pid), (ran, waited))
+        paused = max(paused, waited)
+        waits.append((ready, idle, float(paused)))
         began.set()
         if problem and paused < limit:
             failures.append(problem)
         if ready - max(idle, paused) > limit:
             failures.append(
-                f"/readyz took {ready:.2f} s, an idle server {idle:.2f} s, and no core was free "
-                f"for {paused:.2f} s"
+                f"/readyz took {ready:.2f} s, an idle server {idle:.2f} s; the event loop ran for "
+                f"{ran:.2f} s, and no core was free for {paused:.2f} s"
             )
         time.sleep(0.1)
     results.put((waits, failures))
 
 
-def _seconds_without_core(pid: int) -> float:
-    """Return the total time for which the main thread of a process waited for a core."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+def _seconds_of_main_thread(pid: int) -> tuple[float, float]:
+    """Return the total times for which the main thread of a process ran and waited for a core."""
+    ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    return int(ran) / 1e9, int(waited) / 1e9
 
 
 class _Pauses(threading.Thread):

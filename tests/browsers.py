@@ -1,9 +1,12 @@
 """A real browser for the tests: Debian's Chromium."""
 
+import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -12,15 +15,26 @@ PATIENCE = 120_000  # timeout in milliseconds, exceeded only by a hanging page
 
 
 def install_chromium():
-    """Install Debian's Chromium if it is missing; fail with the reason otherwise."""
+    """Install Debian's Chromium if it is missing; fail with the reason otherwise.
+
+    One test process installs, and the others wait for it. apt-get waits for other programs.
+    """
     if os.path.exists(CHROMIUM):
         return
     if shutil.which("apt-get") is None or os.geteuid() != 0:
         pytest.fail(f"the web UI tests require {CHROMIUM}: apt-get install chromium, as root")
-    for command in (["update", "-qq"], ["install", "-y", "-qq", "chromium"]):
-        done = subprocess.run(["apt-get", *command], capture_output=True, text=True)
-        if done.returncode:
-            pytest.fail(f"{CHROMIUM} is missing and cannot be installed: {done.stderr[-500:]}")
+    with open(Path(tempfile.gettempdir()) / "antipodal-tests-chromium.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.exists(CHROMIUM):
+            return
+        for command in (["update", "-qq"], ["install", "-y", "-qq", "chromium"]):
+            done = subprocess.run(
+                ["apt-get", "-o", "DPkg::Lock::Timeout=600", *command],
+                capture_output=True,
+                text=True,
+            )
+            if done.returncode:
+                pytest.fail(f"{CHROMIUM} is missing and cannot be installed: {done.stderr[-500:]}")
 
 
 @contextmanager

@@ -81,6 +81,25 @@ def test_a_kernel_without_finite_values_on_its_anchors_is_refused(tmp_path, gamm
     assert not write_and_use(path, header, arrays)
 
 
+@pytest.mark.parametrize("gamma", [10**9, 2**63 - 1])
+@pytest.mark.parametrize("method", ["ClassifierLSH", "SparseHash"])
+def test_a_narrow_kernel_is_refused_or_finite_on_its_anchors(tmp_path, method, gamma):
+    path = tmp_path / "model"
+    settings = {"training": Training(n_epochs=1)} if method == "SparseHash" else {}
+    built_in_hashers()[method](8, random_state=0, **settings).fit(X, Y).save(path)
+    header, arrays = read_model_file(path, "hasher")
+    header["fitted"]["gamma_"] = gamma
+    write_and_use(path, header, arrays)
+
+
+def test_weights_that_overflow_only_for_rows_near_the_anchors_are_refused(tmp_path):
+    path = tmp_path / "model"
+    built_in_hashers()["ClassifierLSH"](8, random_state=0).fit(X, Y).save(path)
+    header, arrays = read_model_file(path, "hasher")
+    arrays["weights_"] = np.full_like(arrays["weights_"], 1e38)
+    assert not write_and_use(path, header, arrays)
+
+
 def changed(array):
     """Yield arrays that differ in shape, kind or values."""
     yield from (array[None], array.astype(np.float64), array.astype(np.float16))

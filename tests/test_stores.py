@@ -788,6 +788,29 @@ def test_milvus_returns_all_ties_beyond_its_limit_of_hits(engines):  # noqa: F81
         np.testing.assert_array_equal(store.search(query, n_items).ids[0], np.arange(n_items))
 
 
+@pytest.mark.parametrize("n_before", [0, 1])  # indexes: of the codes, of the attachments
+def test_a_milvus_store_interrupted_before_its_index_resumes(n_before, engines, monkeypatch):  # noqa: F811
+    url, created = engines.url("milvus", f"without_index_{n_before}"), []
+    create = MilvusClient.create_index
+
+    def interrupt(self, collection, *arguments, **options):
+        if len(created) == n_before:
+            raise KeyboardInterrupt
+        created.append(collection)
+        return create(self, collection, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MilvusClient, "create_index", interrupt)
+        with pytest.raises(KeyboardInterrupt), open_store(url, n_bits=8) as store:
+            store.write_attachments({"name": b"old"})
+    with open_store(url, n_bits=8) as store:
+        assert store.read_attachment("name") is None
+        store.write_attachments({"name": b"new"})
+        assert store.read_attachment("name") == b"new"
+        store.upsert([1], np.zeros((1, 1), np.uint8))
+        assert store.search(np.zeros((1, 1), np.uint8), 1).ids.tolist() == [[1]]
+
+
 @pytest.mark.parametrize(("url", "n_calls"), [("milvus:///x.db", 3), ("milvus+http://h:1", 1)])
 def test_a_starting_milvus_lite_is_waited_for(url, n_calls, monkeypatch):
     calls = []

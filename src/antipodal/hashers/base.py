@@ -284,8 +284,8 @@ class BaseHasher(Transformer):
         """Raise an error if the attributes read from a file cannot encode n_features_in_ features.
 
         Names, types and shapes must be those that encoding needs. Widths are compared first, which
-        allocates no memory; then random rows are encoded. These are larger than usual rows, so that
-        usual rows do not overflow either.
+        allocates no memory; then random rows are encoded. Large rows have large products, and small
+        rows have large kernels: if neither overflow, usual rows do not.
         """
         check_whole(self.n_bits, "n_bits", 1)
         check_whole(self.n_features_in_, "n_features_in_", 1)
@@ -295,10 +295,11 @@ class BaseHasher(Transformer):
         width = self._pipeline().width(self.n_features_in_)
         if width != self.n_bits:
             raise ValueError(f"its arrays encode to {width} bits, not {self.n_bits}")
-        rows = 8 * np.random.default_rng(0).standard_normal((ROWS, self.n_features_in_))
-        for values in (self.project(rows), self.query(rows)):
-            if values.shape != (ROWS, width) or not np.isfinite(values).all():
-                raise ValueError("its arrays do not encode finite rows to finite values")
+        random_rows = np.random.default_rng(0).standard_normal((ROWS, self.n_features_in_))
+        for rows in (8 * random_rows, random_rows, 0 * random_rows):
+            for values in (self.project(rows), self.query(rows)):
+                if values.shape != (ROWS, width) or not np.isfinite(values).all():
+                    raise ValueError("its arrays do not encode finite rows to finite values")
 
     def check_fit(self, X: ArrayLike, *, min_samples: int = 2) -> NDArray[Any]:
         """Check the training rows and n_bits, and delete all fitted attributes.

@@ -500,7 +500,7 @@ class SquaredDistances(Operation):
 class GaussianKernel(SquaredDistances):
     """Map x to the kernels exp(-γ‖x - a‖²) on k anchors.
 
-    The exponent is the product with 2γa, minus γ‖a‖² and γ‖x‖²: three passes over the kernels.
+    The exponent is the product with 2γa, minus γ‖a‖² and γ‖x‖². Rounding must not make it positive.
     """
 
     def __init__(self, anchors: Array, gamma: float, mean: Array | None = None) -> None:
@@ -534,6 +534,7 @@ class GaussianKernel(SquaredDistances):
         np.matmul(self.scaled_anchors, C, out=values)
         values += self.scaled_norms
         values += norms
+        np.minimum(values, np.float32(0), out=values)
         return np.exp(values, out=values)
 
     def export(self, graph: Graph, x: str) -> str:

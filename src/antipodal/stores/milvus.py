@@ -39,7 +39,7 @@ from antipodal.stores.items import (
     take_key,
     with_keys,
 )
-from antipodal.stores.milvus_attachments import read_attachment, write_attachments
+from antipodal.stores.milvus_attachments import load_indexed, read_attachment, write_attachments
 from antipodal.stores.snapshot import ItemBatch, Snapshot
 from antipodal.stores.url import Address
 from antipodal.validation import MAX_ID, Ids
@@ -463,11 +463,12 @@ class MilvusStore(Store, Snapshot):
             if not client.has_collection(self._collection):
                 self._create(client, StoreHeader.new(self.place, n_bits, model, id_type))
             description = client.describe_collection(self._collection)["description"]
-            client.load_collection(self._collection)
-        try:
-            return StoreHeader.from_json(json.loads(description))
-        except (ValueError, RecursionError):
-            raise StoreError(f"{self.place} exists, but was not created by antipodal") from None
+            try:
+                header = StoreHeader.from_json(json.loads(description))
+            except (ValueError, RecursionError):
+                raise StoreError(f"{self.place} exists, but was not created by antipodal") from None
+            load_indexed(client, self._collection, "code")
+        return header
 
     def _create(self, client: MilvusClient, header: StoreHeader) -> None:
         schema = client.create_schema(
@@ -479,12 +480,8 @@ class MilvusStore(Store, Snapshot):
         # Whole bytes: zero padding does not change distances.
         schema.add_field("code", DataType.BINARY_VECTOR, dim=8 * code_width(header.n_bits))
         schema.add_field("metadata", DataType.JSON)
-        index = client.prepare_index_params()
-        index.add_index("code", index_type="BIN_FLAT", metric_type="HAMMING")
         client.drop_collection(self._attachments)  # of a store that was dropped
-        client.create_collection(
-            self._collection, schema=schema, index_params=index, consistency_level="Strong"
-        )
+        client.create_collection(self._collection, schema=schema, consistency_level="Strong")
 
     def _check_open(self) -> None:
         if self._client is None and hasattr(self, "n_bits"):

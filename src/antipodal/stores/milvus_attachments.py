@@ -20,11 +20,20 @@ _PARTS_AT_ONCE = 100
 _NO_VECTOR = b"\0"  # every collection must have a vector
 
 
+def load_indexed(client: MilvusClient, collection: str, field: str) -> None:
+    """Load a collection; create the index of its vectors if the creation was interrupted."""
+    if not client.list_indexes(collection, field):
+        index = client.prepare_index_params()
+        index.add_index(field, index_type="BIN_FLAT", metric_type="HAMMING")
+        client.create_index(collection, index)
+    client.load_collection(collection)
+
+
 def read_attachment(client: MilvusClient, collection: str, name: str) -> bytes | None:
     """Return the bytes stored under a name, or None; raise StoreError if they are damaged."""
     if not client.has_collection(collection):
         return None
-    client.load_collection(collection)
+    load_indexed(client, collection, "vector")
     rows = _get(client, collection, [name])
     if not rows:
         return None
@@ -45,7 +54,7 @@ def write_attachments(client: MilvusClient, collection: str, parts: Mapping[str,
     """Store bytes under names, one name after the other."""
     if not client.has_collection(collection):
         _create(client, collection)
-    client.load_collection(collection)
+    load_indexed(client, collection, "vector")
     for name, data in parts.items():
         before = _get(client, collection, [name])
         digest = hashlib.sha256(data).hexdigest()
@@ -90,8 +99,4 @@ def _create(client: MilvusClient, collection: str) -> None:
     schema.add_field("key", DataType.VARCHAR, is_primary=True, max_length=1_024)
     schema.add_field("data", DataType.VARCHAR, max_length=65_535)
     schema.add_field("vector", DataType.BINARY_VECTOR, dim=8)
-    index = client.prepare_index_params()
-    index.add_index("vector", index_type="BIN_FLAT", metric_type="HAMMING")
-    client.create_collection(
-        collection, schema=schema, index_params=index, consistency_level="Strong"
-    )
+    client.create_collection(collection, schema=schema, consistency_level="Strong")
