@@ -202,6 +202,12 @@ def test_established_terms_and_wrapped_lines(name):
     assert not findings(name), "\n".join(findings(name))
 
 
+@pytest.mark.parametrize("name", [name for name in CHECKED if name.endswith(".md")])
+def test_pages_contain_no_merge_conflicts(name):
+    text = (ROOT / name).read_text()
+    assert not re.search(r"^(<{7} |={7}$|>{7} )", text, flags=re.MULTILINE)
+
+
 def test_pending_names_checked_files():
     assert set(CHECKED) >= PENDING
 
