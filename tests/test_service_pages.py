@@ -69,6 +69,16 @@ def test_the_api_page_shows_every_route(page, address):
         assert words in search.inner_text()
 
 
+def test_the_api_page_of_the_service_links_to_those_of_the_mounts(page, address):
+    page.goto(f"{address}/docs")
+    page.wait_for_selector("section")
+    page.fill("#key", KEY)
+    page.press("#key", "Tab")
+    page.click("#contents a[href='photos/docs']")
+    page.wait_for_selector("#POST-v1-search")
+    assert page.url == f"{address}/photos/docs"
+
+
 def trial(page, name):
     """Open the form of a route."""
     section = page.locator("section", has=page.locator(f"h2 code:text-is('{name}')"))

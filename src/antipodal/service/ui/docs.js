@@ -181,14 +181,17 @@ async function learn() {
     return response.ok ? response.json() : {};
   };
   known = {};
-  if (!described.paths["/v1/model"]) return; // the list of mounts
+  if (!described.paths["/v1/model"]) {
+    known = await get("v1/mounts");
+    return;
+  }
   const [model, { items: [item] = [] }] = await Promise.all([get("v1/model"), get("v1/items?limit=1")]);
   known = { width: model.n_features, id: item?.id, unused: model.id_type === "string" ? "example" : 9_000_000_001 };
 }
 
 async function draw() {
   await learn().catch(() => {});
-  $("contents").replaceChildren();
+  $("contents").replaceChildren(...(known.mounts ?? []).map(({ name }) => el("a", { href: `${name}/docs` }, `/${name}/…`)));
   $("routes").replaceChildren();
   for (const [path, methods] of Object.entries(described.paths)) {
     for (const [method, operation] of Object.entries(methods)) route(path, method, operation);
