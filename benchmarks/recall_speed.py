@@ -24,15 +24,15 @@ if __name__ == "__main__":  # before libraries start their threads
         os.environ[f"{library}_NUM_THREADS"] = "1"
     os.environ["OMP_WAIT_POLICY"] = "passive"
 
-import argparse  # noqa: E402
-import ctypes  # noqa: E402
-import gc  # noqa: E402
-import json  # noqa: E402
-import math  # noqa: E402
-import time  # noqa: E402
-from pathlib import Path  # noqa: E402
+import argparse
+import ctypes
+import gc
+import json
+import math
+import time
+from pathlib import Path
 
-import numpy as np  # noqa: E402
+import numpy as np
 
 RECORDS = Path(__file__).parent / "results" / "recall_speed.jsonl"
 K, SINGLE, BLOCK = 10, 100, 50_000
