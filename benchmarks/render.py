@@ -16,6 +16,7 @@ from statistics import mean, stdev
 import guide_tables
 import typer
 from hundred_million import table as scale_table
+from recall_speed import table as recall_speed_table
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
@@ -585,6 +586,7 @@ TABLES = {
     "fault-injection": guide_tables.fault_injection,
     "search-speed": guide_tables.search_speed,
     "scale": lambda: scale_table(read_records(RESULTS / "hundred_million.jsonl")),
+    "recall-speed": lambda: recall_speed_table(read_records(RESULTS / "recall_speed.jsonl")),
     "floats": against_vectors,
     "ten-sets": against_the_best,
     "cifar10": lambda: by_length(records("cifar10"), new_items=True),
