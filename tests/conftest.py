@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import settings
+from threadpoolctl import threadpool_limits
 
 from browsers import chromium
 from effort import CAMPAIGN
@@ -28,7 +29,7 @@ try:
 except ImportError:
     # As in `make test-without-torch`. Tests that train a network are skipped below.
     torch = None
-    _NEEDS = re.compile(r"^(import torch|from torch|from networks|import networks)", re.MULTILINE)
+    _NEEDS = re.compile(r"^(import|from) torch", re.MULTILINE)
     collect_ignore = [
         path.name
         for path in Path(__file__).parent.glob("test_*.py")
@@ -76,9 +77,12 @@ def pytest_collection_finish():
 @pytest.fixture
 def two_threads():
     """Compute on two threads, for results that must not depend on the number of threads."""
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
+    if torch is not None:
+        torch.set_num_threads(2)
+    with threadpool_limits(2, "blas"):
+        yield
+    if torch is not None:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture

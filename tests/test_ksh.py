@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import eigh
@@ -58,6 +57,7 @@ def test_the_residue_is_the_label_matrix_minus_the_bits(seed, multilabel):
 @given(seed=SEEDS)
 @examples(30)
 def test_the_gradient_is_that_of_autograd(seed):
+    torch = pytest.importorskip("torch")
     labels, Q, rng = problem(seed)
     c = rng.standard_normal(Q.shape[1])
     value, sensitivity = smoothed_fit(c, Q, LabelResidue(labels, 8))

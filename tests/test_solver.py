@@ -4,7 +4,6 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
@@ -59,6 +58,7 @@ def test_solutions_are_as_good_as_scipys_and_satisfy_the_optimality_conditions(
 @examples(60)
 @given(seed=seeds, bound=st.floats(0.02, 5.0))
 def test_entries_match_scipys_where_the_dictionary_is_well_conditioned(seed, bound):
+    torch = pytest.importorskip("torch")
     rng = np.random.default_rng(seed)
     D, Y = rng.standard_normal((30, 8)), rng.standard_normal((4, 30))
     solution = solve_linf(torch.tensor(Y), torch.tensor(D), bound, tol=1e-9)
@@ -281,6 +281,7 @@ def test_read_only_arrays_are_solved_and_not_changed():
 
 
 def test_tensors_with_gradients_are_solved_without_them():
+    torch = pytest.importorskip("torch")
     D = torch.eye(2, requires_grad=True)
     codes = solve_linf(torch.tensor([[3.0, -0.25]]), D, 1.0).codes
     torch.testing.assert_close(codes, torch.tensor([[1.0, -0.25]]))
