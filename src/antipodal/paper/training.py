@@ -65,7 +65,7 @@ def restore_checkpoint(
     header, arrays = read_model_file(path, "checkpoint")
     if header.get("run") != run:
         raise ModelFileError(
-            f"{path} is a checkpoint of other data or settings. Delete it to start again, or "
+            f"{path} was written with other data or settings. Delete it to start again, or "
             "choose another file"
         )
     weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
@@ -115,7 +115,7 @@ def _check_arrays(
     """Require the array names, shapes and types of this run, and finite values."""
     if odd := sorted(arrays.keys() ^ expected.keys()):
         raise ModelFileError(
-            f"{path} is not a checkpoint of this run: {odd[0]} is missing or unknown"
+            f"{path} is not a checkpoint of this run: {odd[0]} is missing or unexpected"
         )
     for name, array in arrays.items():
         wanted = np.atleast_1d(expected[name].detach().cpu().numpy())  # files have no scalars
