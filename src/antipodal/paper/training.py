@@ -66,8 +66,8 @@ def restore_checkpoint(
     header, arrays = read_model_file(path, "checkpoint")
     if header.get("run") != run:
         raise ModelFileError(
-            f"{path} was written with other data or settings. Delete it to start again, or "
-            "choose another file"
+            f"{path} is a checkpoint of a run with other data or settings. Delete it to start "
+            "again, or choose another file"
         )
     weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     weights |= {f"best.{name}": value for name, value in encoder.state_dict().items()}
