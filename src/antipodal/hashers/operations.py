@@ -169,13 +169,8 @@ class Affine(Operation):
         return int(self.weight.shape[1])
 
     def run(self, X: Array, memory: Workspace) -> Array:
-        """Subtract, multiply, add."""
-        if self.mean is not None:
-            X = np.subtract(X, self.mean, out=memory.like(self, X))
-        values = product(X, self.weight, memory.array(self, len(X), self.weight.shape[1], 1))
-        if self.offset is not None:
-            values += self.offset
-        return values
+        """Apply to columns."""
+        return run_columns([self], X, memory)
 
     @property
     def runs_on_columns(self) -> bool:
