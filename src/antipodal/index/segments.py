@@ -117,9 +117,7 @@ class IndexedItems:
         return np.where(self.id_column.rows[rows] == ids, rows, -1)
 
     def added(self, rows: Codes, ids: range | Ids) -> "IndexedItems":
-        """Return these items with new ones, whose ids increase."""
-        if not len(ids):
-            return self
+        """Return these items with at least one new item; the new ids increase."""
         if not len(self):
             return IndexedItems(self.code_column.extended(rows), _column(ids))
         if ids[0] > self.id_of(-1):
