@@ -14,7 +14,7 @@ class IndexFileError(AntipodalError):
 
 
 class StoreError(AntipodalError):
-    """A store is damaged, busy, unreachable, not created by antipodal, or has other codes."""
+    """A store is damaged, busy or unreachable, or contains codes of another length or model."""
 
 
 class EmbeddingError(AntipodalError):

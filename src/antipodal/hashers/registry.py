@@ -223,7 +223,7 @@ _INVALID = (
 
 
 def load(path: str | os.PathLike[str]) -> BaseHasher:
-    """Load a hasher written by `save`. Raise `AntipodalError` for any other or a damaged file.
+    """Load a hasher written by `save`. Raise `AntipodalError` if it is damaged or not a model.
 
     The class of a custom hasher must be registered or installed as a plug-in.
     """
