@@ -3,6 +3,7 @@
 
 import io
 import json
+import struct
 import threading
 
 import numpy as np
@@ -262,6 +263,24 @@ def test_compressed_arrow_is_refused_before_it_is_unpacked(client, compression):
     response = client.post("/v1/encode", content=bomb, headers=ARROW)
     assert response.status_code == 422
     assert "compressed" in response.json()["detail"]
+    assert pa.total_allocated_bytes() == before
+
+
+def test_arrow_compressed_as_in_version_0_17_is_refused_before_it_is_unpacked(client):
+    unpacked = bytes(50_000_000)
+    packed = struct.pack("<q", len(unpacked)) + pa.compress(unpacked, codec="zstd", asbytes=True)
+    n_rows = -(-len(packed) // (4 * N_FEATURES))
+    buffer = pa.py_buffer(packed.ljust(4 * N_FEATURES * n_rows, b"\0"))
+    flat = pa.Array.from_buffers(pa.float32(), n_rows * N_FEATURES, [None, buffer])
+    batch = pa.record_batch({"vector": pa.FixedSizeListArray.from_arrays(flat, N_FEATURES)})
+    sink = io.BytesIO()
+    options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch, custom_metadata={"ARROW:experimental_compression": "zstd"})
+    before = pa.total_allocated_bytes()
+    response = client.post("/v1/encode", content=sink.getvalue(), headers=ARROW)
+    assert response.status_code == 422
+    assert "must not be compressed" in response.json()["detail"]
     assert pa.total_allocated_bytes() == before
 
 
