@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from antipodal import open_store
-from antipodal.service import Keys, Limits, app, bodies, create_app
+from antipodal.service import Keys, Limits, app, bodies, create_app, schemas
 from effort import examples
 from served import (  # noqa: F401
     CODES,
@@ -184,6 +185,31 @@ def test_arbitrary_bytes_never_cause_a_server_error(client, body, route):
     response = client.request(*route, content=body, headers=headers)
     if response.status_code != 200:
         is_problem(response, 400, 404, 422)
+
+
+MANY = 9_000
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        (schemas.EncodeRequest, {"vectors": [[]] * MANY}),
+        (schemas.EncodeRequest, {"vectors": [["x"] * MANY]}),
+        (schemas.EncodeRequest, {"images": [0] * MANY}),
+        (schemas.EncodeRequest, dict.fromkeys(map(str, range(MANY)))),
+        (schemas.SearchRequest, {"codes": [0] * MANY}),
+        (schemas.SearchRequest, {"texts": [""] * MANY}),
+        (schemas.SearchRequest, {"vectors": [[]] * MANY}),
+        (schemas.CheckRequest, {"vectors": [[]] * MANY}),
+        (schemas.IdsRequest, {"ids": [None] * MANY}),
+        (schemas.UpsertRequest, {"items": [{}] * MANY}),
+        (schemas.UpsertRequest, {"items": [dict.fromkeys(map(str, range(MANY)))]}),
+    ],
+)
+def test_a_body_of_many_errors_stops_at_the_first(schema, body):
+    with pytest.raises(ValidationError) as raised:
+        schema.model_validate(body)
+    assert raised.value.error_count() <= 5
 
 
 def arrow_stream(compression=None, **columns):

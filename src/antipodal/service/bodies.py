@@ -151,7 +151,7 @@ def _read_column(body: bytes, limits: Limits) -> Any:
             raise ValueError(f"the Arrow stream must have record batches only: got {message.type}")
         if _is_compressed(message.metadata.to_pybytes()):
             raise ValueError(
-                "the Arrow stream must not be compressed: send plain buffers, without custom metadata"
+                "the Arrow stream must not be compressed: send plain buffers, no custom metadata"
             )
         batch = arrow.ipc.read_record_batch(message, schema)
         n_rows += len(batch)
