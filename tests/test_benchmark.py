@@ -495,6 +495,20 @@ def test_invalid_options_are_reported(tmp_path, arguments, code, message):
     assert "Traceback" not in done.stderr
 
 
+def test_digits_have_defaults_that_fit_their_classes(tmp_path):
+    done = bench("digits", "--methods", "LSH", "--bits", 8, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["n_train"], record["n_query"], record["train"]) == (50, 20, 500)
+
+
+def test_too_few_rows_per_class_are_reported_once_before_the_first_cell(tmp_path):
+    done = bench("digits", "--methods", "LSH,ITQ", "--train", 170, "--bits", "8,16", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("--train") == done.stderr.count("class ") == 1, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_foreign_file_is_not_changed(tmp_path):
     (tmp_path / "notes.txt").write_text("my notes\n")
     done = bench(*QUICK, "--out", "notes.txt", cwd=tmp_path)

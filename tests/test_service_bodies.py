@@ -3,6 +3,7 @@
 
 import io
 import json
+import struct
 import threading
 
 import numpy as np
@@ -10,9 +11,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from antipodal import open_store
-from antipodal.service import Keys, Limits, app, bodies, create_app
+from antipodal.service import Keys, Limits, app, bodies, create_app, schemas
 from effort import examples
 from served import (  # noqa: F401
     CODES,
@@ -185,6 +187,31 @@ def test_arbitrary_bytes_never_cause_a_server_error(client, body, route):
         is_problem(response, 400, 404, 422)
 
 
+MANY = 9_000
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        (schemas.EncodeRequest, {"vectors": [[]] * MANY}),
+        (schemas.EncodeRequest, {"vectors": [["x"] * MANY]}),
+        (schemas.EncodeRequest, {"images": [0] * MANY}),
+        (schemas.EncodeRequest, dict.fromkeys(map(str, range(MANY)))),
+        (schemas.SearchRequest, {"codes": [0] * MANY}),
+        (schemas.SearchRequest, {"texts": [""] * MANY}),
+        (schemas.SearchRequest, {"vectors": [[]] * MANY}),
+        (schemas.CheckRequest, {"vectors": [[]] * MANY}),
+        (schemas.IdsRequest, {"ids": [None] * MANY}),
+        (schemas.UpsertRequest, {"items": [{}] * MANY}),
+        (schemas.UpsertRequest, {"items": [dict.fromkeys(map(str, range(MANY)))]}),
+    ],
+)
+def test_a_body_of_many_errors_stops_at_the_first(schema, body):
+    with pytest.raises(ValidationError) as raised:
+        schema.model_validate(body)
+    assert raised.value.error_count() <= 5
+
+
 def arrow_stream(compression=None, **columns):
     table = pa.table(columns)
     sink = io.BytesIO()
@@ -262,6 +289,24 @@ def test_compressed_arrow_is_refused_before_it_is_unpacked(client, compression):
     response = client.post("/v1/encode", content=bomb, headers=ARROW)
     assert response.status_code == 422
     assert "compressed" in response.json()["detail"]
+    assert pa.total_allocated_bytes() == before
+
+
+def test_arrow_compressed_as_in_version_0_17_is_refused_before_it_is_unpacked(client):
+    unpacked = bytes(50_000_000)
+    packed = struct.pack("<q", len(unpacked)) + pa.compress(unpacked, codec="zstd", asbytes=True)
+    n_rows = -(-len(packed) // (4 * N_FEATURES))
+    buffer = pa.py_buffer(packed.ljust(4 * N_FEATURES * n_rows, b"\0"))
+    flat = pa.Array.from_buffers(pa.float32(), n_rows * N_FEATURES, [None, buffer])
+    batch = pa.record_batch({"vector": pa.FixedSizeListArray.from_arrays(flat, N_FEATURES)})
+    sink = io.BytesIO()
+    options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch, custom_metadata={"ARROW:experimental_compression": "zstd"})
+    before = pa.total_allocated_bytes()
+    response = client.post("/v1/encode", content=sink.getvalue(), headers=ARROW)
+    assert response.status_code == 422
+    assert "must not be compressed" in response.json()["detail"]
     assert pa.total_allocated_bytes() == before
 
 

@@ -56,6 +56,16 @@ def test_the_list_of_mounts_asks_for_a_key_and_shows_the_mounts(page, address):
     assert page.url == f"{address}/articles/"
 
 
+@pytest.mark.parametrize("path", ["", "docs"])
+def test_a_long_mount_name_does_not_widen_the_page(browser, address, path):
+    mount = {"name": "photographs_" * 5, "n_bits": 16, "method": "LSH"}
+    with tab(browser, viewport={"width": 360, "height": 740}) as page:
+        page.route("**/v1/mounts", lambda route: route.fulfill(json={"mounts": [mount]}))
+        page.goto(f"{address}/{path}")
+        page.wait_for_selector(f"a:has-text('{mount['name']}')")
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
 def test_the_api_page_shows_every_route(page, address):
     page.goto(f"{address}/articles/docs")
     page.wait_for_selector("section")

@@ -360,8 +360,8 @@ class Client:
         rows = np.asarray(vectors)
         if rows.ndim != 2 or rows.shape[1] != self.n_features:
             raise ValueError(
-                f"{name} must have shape (n, {self.n_features}), as the vectors of the model: got "
-                f"{rows.shape}"
+                f"{name} must have shape (n, {self.n_features}), like the vectors of the model: "
+                f"got {rows.shape}"
             )
         check_finite(rows, name)
         return rows

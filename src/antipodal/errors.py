@@ -6,15 +6,15 @@ class AntipodalError(Exception):
 
 
 class ModelFileError(AntipodalError):
-    """A model or checkpoint file is truncated, foreign, too new, or was changed after writing."""
+    """A model or checkpoint file is damaged, too new, or was not written by antipodal."""
 
 
 class IndexFileError(AntipodalError):
-    """An index file is truncated, foreign, too new, or was changed after writing."""
+    """An index file is damaged, too new, or was not written by antipodal."""
 
 
 class StoreError(AntipodalError):
-    """A store is damaged, foreign, busy, unreachable, or contains codes of another kind."""
+    """A store is damaged, busy or unreachable, or contains codes of another length or model."""
 
 
 class EmbeddingError(AntipodalError):

@@ -31,8 +31,8 @@ def check_whole(value: object, name: str, least: int) -> None:
 def check_type(value: object, name: str, kind: object) -> None:
     """Raise TypeError unless `value` has the type that a parameter is declared with.
 
-    Checked types are int, float, str and bool, each also as "or None", and tuples or lists of
-    int. Values of other types pass unchecked.
+    Checked types are int, float, str and bool, each with or without None, and tuples or lists
+    of int. Values of other types pass unchecked.
     """
     if get_origin(kind) in (tuple, list):
         if not isinstance(value, (list, tuple)) or not all(
@@ -79,7 +79,7 @@ def some_ids(ids: NDArray[Any]) -> str:
 def check_finite(
     rows: NDArray[np.generic], name: str = "X", row_numbers: NDArray[np.int64] | None = None
 ) -> None:
-    """Raise ValueError with the first row that is not finite in float32; check it in blocks.
+    """Raise ValueError with the first row that is not finite in float32; read rows in blocks.
 
     `row_numbers` are the numbers to report, if the rows were drawn from a larger table.
     """
@@ -205,7 +205,7 @@ def check_labels(y: ArrayLike, n_samples: int) -> NDArray[Any]:
         classes, class_numbers = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(
-                f"labels must name at least two classes: got one class, {classes[:1].tolist()}. "
+                f"labels must contain at least two classes: got one class, {classes[:1].tolist()}. "
                 "Without dissimilar pairs all codes would become equal"
             )
         if len(classes) == n_samples:

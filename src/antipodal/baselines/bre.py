@@ -277,7 +277,7 @@ def best_weight(
     rank = np.empty(len(k), np.int32)
     rank[order] = np.arange(1, len(k) + 1, dtype=np.int32)
     starts_low = np.where(moves, k > 0, rest <= 0)  # bit 0 while w is below all thresholds
-    # One look-up per pair returns the rank of the partner, and as its sign whether it starts low.
+    # One lookup per pair returns the rank of the partner; its sign says whether it starts low.
     partner = np.take(np.where(starts_low, -rank, rank), J, mode="clip")
     negative = (np.abs(partner) < rank[:, None]) ^ (partner < 0) ^ starts_low[:, None]
     negated = negative * cost

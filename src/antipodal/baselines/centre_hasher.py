@@ -39,7 +39,7 @@ class CentreHasher(NNHash):
         return labels
 
     def fit_pairs(self, *args: Any, **kwargs: Any) -> Never:
-        """Raise `ValueError`: pairs name no classes to choose centres for."""
+        """Raise `ValueError`: pairs define no classes, and therefore no centres."""
         raise ValueError(
             f"{type(self).__name__} cannot learn from pairs: it needs the classes of the rows. "
             "Use fit with labels, or DeepLinf, NNHash or SparseHash"

@@ -11,7 +11,13 @@ from antipodal.hashers.kernel_features import (
     check_bandwidth,
     choose_bandwidth,
 )
-from antipodal.hashers.operations import Affine, GaussianKernel, Operation, SquaredDistances
+from antipodal.hashers.operations import (
+    Affine,
+    GaussianKernel,
+    Operation,
+    SquaredDistances,
+    as_signs,
+)
 from antipodal.hashers.pipeline import Pipeline
 from antipodal.hashers.preprocessing import as_floats, draw_rows
 from antipodal.hashers.registry import built_in
@@ -188,7 +194,7 @@ def learn_bits(K: Float64Array, residue: LabelResidue, ridge: float, n_iter: int
         spectral = (direction * np.sqrt(n_rows) / length).astype(np.float32)
         smooth = ascend(Q32, residue, spectral, n_iter)
         c, b = max(
-            ((c, _signs(Q32 @ c)) for c in (spectral, smooth)),
+            ((c, as_signs(Q32 @ c > 0)) for c in (spectral, smooth)),
             key=lambda candidate: residue.fit(candidate[1]),
         )
         C[:, k] = c
@@ -253,8 +259,3 @@ def ascend(
             break
         step *= _STEP_GROWTH
     return x
-
-
-def _signs(values: Float32Array) -> Float32Array:
-    """Return 1 for positive values and -1 otherwise."""
-    return np.where(values > 0, np.float32(1), np.float32(-1))

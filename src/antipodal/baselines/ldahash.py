@@ -99,8 +99,8 @@ class LDAHash(SupervisedHasher):
         ridge = self.regularization * np.trace(dissimilar) / n_features
         if not ridge > 0:
             raise ValueError(
-                f"LDAHash needs rows that differ: all dissimilar pairs of the {len(rows)} "
-                "training rows are of equal rows"
+                f"LDAHash needs rows that differ: every dissimilar pair of the {len(rows)} "
+                "training rows consists of two equal rows"
             )
         _, vectors = eigh(
             dissimilar,

@@ -41,9 +41,9 @@ class NNHash(NetworkHasher):
         Stated in the paper: the same depth, widths and training as for the deep l∞ encoder, with
         tanh instead of its neuron and no layer-wise biases.
 
-        Left open, with the choices made here: initial weights (random), and all that
-        `DeepLinf.paper` lists. The layers have biases, which rank better; the row
-        `UnbiasedNNHash` of `benchmarks/ablations.py` has none.
+        Not stated in the paper, with the values chosen here: initial weights (random), and all
+        settings that `DeepLinf.paper` lists. Unlike in the paper, the layers have biases, which
+        improve the ranking; `UnbiasedNNHash` in `benchmarks/ablations.py` has none.
         """
         return cls(
             n_bits,

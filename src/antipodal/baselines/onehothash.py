@@ -13,7 +13,7 @@ class OneHotHash(ClassifierHasher):
     """One code per predicted class: b = codeword of argmax_c p_c(x). [Sablayrolles2017]
 
     p are the class probabilities of a kernel SVM. With at least as many bits as classes, each of
-    the c classes has its own ⌊n_bits / c⌋ bits, so all codewords have the same distance.
+    the c classes has its own ⌊n_bits / c⌋ bits, so any two codewords have the same distance.
     Remaining bits are 0. With fewer bits, the codeword is the class number in binary, repeated.
     With concepts (multi-hot y), all with p > ½ and the most probable one are predicted; with
     fewer bits than concepts only the most probable one.

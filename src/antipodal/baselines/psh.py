@@ -157,7 +157,7 @@ def _select_bits(
     chosen = np.empty(n_bits, np.int64)
     for i in range(n_bits):
         covariances = (distance @ splits).astype(np.float64) / half
-        # A variance of 0 in the sample may still be as large as that of a single pair.
+        # The sample variance may be 0 by chance: bound it from below by that of a single pair.
         spread = np.maximum(variance + 2 * covariances + variances, 1 / half)
         j = int(np.where(free, (gap + gaps) / np.sqrt(spread), -np.inf).argmax())
         gap += gaps[j]

@@ -58,10 +58,10 @@ class SparseHash(NetworkHasher):
         Stated in the paper: a network of LISTA encoders with the same depth, widths and training
         as the deep l∞ encoder, and no layer-wise biases.
 
-        Left open, with the choices made here: initial weights (random), initial θ (0.3), an l1
-        term (none), how a sparse code becomes bits (tanh of its positive part), and all that
-        `DeepLinf.paper` lists. The layers have biases, which rank better; the row
-        `UnbiasedSparseHash` of `benchmarks/ablations.py` has none.
+        Not stated in the paper, with the values chosen here: initial weights (random), initial θ
+        (0.3), an l1 term (none), the map from sparse codes to bits (tanh of the positive part),
+        and all settings that `DeepLinf.paper` lists. Unlike in the paper, the layers have biases,
+        which improve the ranking; `UnbiasedSparseHash` in `benchmarks/ablations.py` has none.
         """
         return cls(
             n_bits,

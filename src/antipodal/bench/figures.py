@@ -354,7 +354,7 @@ def draw_figures(
         Output folder, created if missing.
     methods, lengths, seeds
         Grid of the run. Representations are drawn for the three networks with default settings and
-        for their variants in `methods`, at the greatest length and the first seed; training is
+        for their variants in `methods`, at the longest code length and the first seed; training is
         drawn at the first length for all seeds.
     records : sequence of records
         Records of the run.

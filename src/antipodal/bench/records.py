@@ -46,7 +46,7 @@ def _parse(path: str | os.PathLike[str], data: bytes) -> list[Record]:
         if not isinstance(record, dict):
             raise _foreign(path, number)
         records.append(record)
-    if rest and not rest.startswith(b"{"):  # nor the start of a record
+    if rest and not rest.startswith(b"{"):  # not the start of a record either
         raise _foreign(path, len(lines) + 1)
     return records
 
@@ -58,7 +58,7 @@ def _foreign(path: str | os.PathLike[str], line: int) -> AntipodalError:
 
 
 class RecordWriter:
-    """Appends records; a record is synced to disk when `append` returns, if the file is regular.
+    """Append-only file of records. In a regular file, `append` syncs each record to disk.
 
     `found` is the list of records that the file had when it was opened.
     """

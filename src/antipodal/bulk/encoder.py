@@ -157,7 +157,7 @@ def encode_file(
     pool : Executor
         The threads that encode.
     n_ahead : int
-        Maximal number of batches that are read but not yet written.
+        Maximum number of batches that are read but not yet written.
     stop : Event, optional
         Set by the caller to abandon the file.
     """

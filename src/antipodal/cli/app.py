@@ -60,7 +60,8 @@ def _usage_errors() -> Iterator[None]:
             names.append(context.info_name)
             context = context.parent
         command = " ".join(["antipodal", *reversed(names)])
-        typer.echo(f"{command}: {text}. See `{command} --help`", err=True)
+        end = "" if text.endswith("?") else "."
+        typer.echo(f"{command}: {text}{end} See `{command} --help`", err=True)
         raise typer.Exit(2) from None
 
 

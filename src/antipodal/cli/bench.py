@@ -115,10 +115,14 @@ def bench(
     train: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Training rows per class [200], or in total if multi-label [5000]."
+            min=1,
+            help="Training rows per class [200, digits: 50], or in total if multi-label [5000].",
         ),
     ] = None,
-    queries: Annotated[int, typer.Option(min=1, help="Queries per class or concept.")] = 100,
+    queries: Annotated[
+        int | None,
+        typer.Option(min=1, help="Queries per class or concept [100, digits: 20]."),
+    ] = None,
     concepts: Annotated[
         int, typer.Option(min=1, help="Number of most frequent concepts to use.")
     ] = 21,
@@ -182,7 +186,10 @@ def bench(
         source, file or data, features=features, skip_concepts=skip_concepts, labels=labels_column
     )
     saved_split = None if split is None else Split.load(split, len(dataset))
-    benchmark = Benchmark(dataset, protocol, train, queries, concepts, saved_split, mirrored)
+    if source is DataSource.digits:  # about 180 rows per class
+        train, queries = train or 50, queries or 20
+    benchmark = Benchmark(dataset, protocol, train, queries or 100, concepts, saved_split, mirrored)
+    benchmark.draw(chosen[0])  # fail now if a class has too few rows, not once per cell
     path = out or Path(f"antipodal-bench-{dataset.name}.jsonl")
     began, n_failed = time.perf_counter(), 0
     with appending(path) as record_file, bar(dataset.name, lines=False) as show:

@@ -145,7 +145,8 @@ def build(
         f"in {record['bytes_per_vector']} bytes each{size}, {record['method']}, "
         f"{record['bits']} bits, {record['scoring']} search, in {record['seconds']:.1f} s"
     )
-    print_next("search", record["collection"], "QUERIES")
+    first = 0 if numbers is None else numbers[0]
+    print_next("search", record["collection"], f"--id={first}")
 
 
 def _choice(

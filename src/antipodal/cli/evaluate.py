@@ -40,7 +40,7 @@ def evaluate(
         tuple[str, str] | None,
         typer.Option(
             metavar="QUERIES DATABASE",
-            help=f"Vectors of both, to measure recall instead of using labels: {TABLE}.",
+            help=f"Query and database vectors, to measure recall without labels: {TABLE}.",
         ),
     ] = None,
     k: Annotated[

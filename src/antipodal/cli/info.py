@@ -18,7 +18,7 @@ Facts = dict[str, Any]
 
 
 def describe(path: Path) -> Facts:
-    """Return the description of a file or folder; raise AntipodalError if it is damaged or foreign.
+    """Return the description of a file or folder; raise AntipodalError if it is damaged or unknown.
 
     `kind` is its kind, `antipodal` the version that wrote it, and `model` the identity of its
     model. Values that the file does not record are None.
@@ -284,7 +284,7 @@ def info(
 ) -> None:
     """Describe a file written by antipodal: its kind, version, contents and model.
 
-    Supported are models, index files, SQLite stores and backups, codes and folders of codes,
+    Supported kinds: models, index files, SQLite stores and backups, codes and folders of codes,
     exports, checkpoints, records, ONNX models, splits and reports. Checksums are verified.
     """
     facts = describe(file)

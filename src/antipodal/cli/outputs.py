@@ -10,7 +10,7 @@ import typer
 from antipodal.errors import AntipodalError
 from antipodal.io.atomic import check_writable
 
-MODEL, CHECKPOINT, INDEX, STORE = "model", "checkpoint", "index", "SQLite store"
+MODEL, INDEX, STORE = "model", "index", "SQLite store"
 ARRAY, ARCHIVE, PARQUET, ONNX = "NumPy array", "NumPy archive", "parquet file", "ONNX model"
 RECORDS, HTML, SAFETENSORS, FAISS = "JSON records", "HTML page", "safetensors file", "Faiss index"
 DATABASE, SIDE_FILE, OTHER = "SQLite database", "SQLite side file", "unknown file"

@@ -417,7 +417,10 @@ class Collection:
         codes: ArrayLike | None = None,
         where: Mapping[str, Any] | None = None,
     ) -> SearchResult:
-        """Return all items within Hamming distance r of each query, for models of that scoring."""
+        """Return all items within Hamming distance r of each query.
+
+        With a model whose scoring is asymmetric, a warning is issued.
+        """
         chosen_scoring(self.model, "hamming")
         if (queries is None) == (codes is None):
             raise ValueError("radius needs either queries or codes")
@@ -438,8 +441,8 @@ class Collection:
         rows = np.asarray(queries)
         if rows.ndim != 2 or rows.shape[1] != self.n_features:
             raise ValueError(
-                f"queries must have shape (n, {self.n_features}), as the vectors of the model: got "
-                f"{rows.shape}"
+                f"queries must have shape (n, {self.n_features}), like the vectors of the model: "
+                f"got {rows.shape}"
             )
         check_finite(rows, "queries")
         return rows

@@ -72,7 +72,7 @@ class Rows:
         """Raise an error unless the rows match the features and ids of a collection."""
         if self.n_features != n_features:
             raise ValueError(
-                f"vectors must have {n_features} values, as those of the collection: got "
+                f"vectors must have {n_features} values, like those of the collection: got "
                 f"{self.n_features}. Are they of another embedding model?"
             )
         if self.ids is not None or id_type == "string":

@@ -28,7 +28,7 @@ Batch = tuple[NDArray[np.uint8], NDArray[Any]]  # pixels (b, 3072), labels (b,)
 
 
 def cifar10(dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """Read the 60,000 images: training batches 1 to 5, then the test batch.
+    """Read the 60,000 images: the five training batches, then the test batch.
 
     `dir` is ``cifar-10-batches-bin`` or ``cifar-10-batches-py``, or a folder that contains one of
     them. By default it is the environment variable ANTIPODAL_DATA, or else the folder of

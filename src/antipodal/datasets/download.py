@@ -41,7 +41,7 @@ def find_directory(dir: str | os.PathLike[str] | None, help: str) -> Path:
     )
 
 
-_TIMEOUT = 30.0  # seconds without a byte
+_TIMEOUT = 30.0  # seconds without data
 _CHUNK = 1 << 13  # bytes that are lost when a connection breaks
 _RANGE_NOT_SATISFIABLE = 416
 
@@ -70,7 +70,7 @@ class RemoteFile(NamedTuple):
 
 
 def fetch(remote: RemoteFile, path: Path, report: Report) -> None:
-    """Download a file to `path`, by way of `path` with ``.part`` appended.
+    """Download a file to `path`, first under that name with ``.part`` appended.
 
     If the connection breaks, the next call resumes from the partial file. `report` is called with
     the number of bytes downloaded so far.

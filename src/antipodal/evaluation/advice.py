@@ -7,8 +7,8 @@ from typing import Any
 
 from antipodal.evaluation.recall import Metric, Setting
 
-DEFAULT_METHOD = "LinfHash.asymmetric"  # of `antipodal build`
-_SCALE_BYTES = 4  # of an int8 vector
+DEFAULT_METHOD = "LinfHash.asymmetric"  # default of `antipodal build`
+_SCALE_BYTES = 4  # size of the scale of an int8 vector
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def _listed(rows: NDArray[np.int64]) -> str:
 
 
 def survey(X: NDArray[Any]) -> Survey:
-    """Read all rows once and return their unusual rows; duplicates are found by 8-byte digests."""
+    """Read all rows once and return the unusual ones; duplicates are found by 8-byte digests."""
     not_finite, zero = [], []
     digests = np.empty(len(X), np.uint64)
     for block in row_blocks(X):
@@ -111,8 +111,8 @@ class Audit:
     ndcg, judged_recall : float, optional
         Scores of the uncompressed vectors against relevance judgements.
     truth : (q, k)
-        True neighbours of every query, nearest first, as positions in `rows`. So are the results
-        of settings.
+        True neighbours of every query, nearest first, as positions in `rows`. The results of
+        settings are positions in `rows`, too.
     rows : (m,)
         Rows of X that were audited: the sample without rows that are not finite.
     all_rows : int
@@ -324,7 +324,7 @@ def audit(
     if relevance is not None and queries is None:
         raise ValueError("relevance refers to rows of queries: also pass queries")
     if relevance is not None and sample is not None:
-        raise ValueError("relevance refers to rows of all of X: do not pass sample")
+        raise ValueError("relevance refers to all rows of X: do not pass sample")
     rows, numbers, training, all_rows = _read(X, sample, rng)
     surveyed = survey(rows)
     drawable = np.ones(len(rows), bool)
@@ -429,7 +429,7 @@ def _check_k(k: int, n_rows: int) -> None:
 def _check_queries(queries: ArrayLike, X: NDArray[Any]) -> NDArray[Any]:
     Q = _check_vectors(queries, "queries")
     if Q.shape[1] != X.shape[1]:
-        raise ValueError(f"queries must have {X.shape[1]} features as X has: got {Q.shape[1]}")
+        raise ValueError(f"queries must have the {X.shape[1]} features of X: got {Q.shape[1]}")
     if not np.isfinite(Q).all():
         raise ValueError("queries must be finite: some values are NaN or infinite")
     return Q
@@ -503,7 +503,7 @@ def _our_codes(
     for model in models:
         if model.n_features_in_ != rows.shape[1]:
             raise ValueError(
-                f"a model must have been fitted to {rows.shape[1]} features, as X has: "
+                f"a model must have been fitted to the {rows.shape[1]} features of X: "
                 f"{type(model).__name__} was fitted to {model.n_features_in_}"
             )
         codes.append(partial(HasherCodes, f"{type(model).__name__} (yours)", model, fitted=True))
@@ -511,10 +511,10 @@ def _our_codes(
 
 
 def _check_fits(hasher: BaseHasher, rows: NDArray[Any]) -> None:
-    """Raise the error of a method that refuses these vectors or this code length."""
+    """Raise the error of a method that does not support these vectors or this code length."""
     from sklearn.base import clone
 
     try:
         clone(hasher).fit(rows[:_CHECKED_ROWS])
     except ValueError:
-        clone(hasher).fit(rows)  # perhaps the method only needs more rows
+        clone(hasher).fit(rows)  # the method may only need more rows

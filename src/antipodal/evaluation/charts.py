@@ -167,7 +167,7 @@ def line_chart(
     x_axis, y_axis : str
         Texts at the axes.
     x, y : Axis, optional
-        Ranges and scales; linear and around the points by default.
+        Ranges and scales; by default linear, over the range of the points.
     looks : mapping, optional
         Appearance of each curve, such as `method_looks` returns.
     """
@@ -226,8 +226,8 @@ def method_looks(names: Iterable[str]) -> dict[str, Look]:
     """Return the appearance of each curve, for all charts of a report.
 
     A curve is named by its method, or by the method and a run: "ITQ · first". The first settings of
-    a method have its colour, and others another colour. Curves of one method differ in their
-    dashes.
+    a method have the colour of the method, and other settings have other colours. Curves of one
+    method differ in their dashes.
     """
     looks: dict[str, Look] = {}
     colours: dict[str, str] = {}  # by method with its settings
@@ -307,7 +307,7 @@ def heat_map(
 def range_charts(
     ranges: Sequence[tuple[float, float, float]], level: float
 ) -> tuple[str, list[Markup]]:
-    """Draw where each value lies between its least and its greatest, on one common axis.
+    """Draw each value within its range, from least to greatest, on one common axis.
 
     Returns
     -------

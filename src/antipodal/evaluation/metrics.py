@@ -326,7 +326,7 @@ def _check_options(
 def check_labels(
     query: ArrayLike, database: ArrayLike, n_queries: int, n_items: int
 ) -> tuple[Unsigned, Unsigned]:
-    """Check labels; return ids (n,), or concepts packed into words (n_words, n)."""
+    """Check labels; return class ids (n,), or concepts packed into words (n_words, n)."""
     q = _check_label_array(query, n_queries, "query")
     d = _check_label_array(database, n_items, "database")
     if q.ndim != d.ndim or q.shape[1:] != d.shape[1:]:

@@ -23,8 +23,8 @@ from antipodal.io.faiss import load_faiss
 from antipodal.validation import Ids
 
 _TRAINING_ROWS = 50_000
-_LISTS = 64  # of inverted files
-_ID_BYTES = 8  # of an item in an inverted file of Faiss
+_LISTS = 64  # number of inverted lists
+_ID_BYTES = 8  # size of an id in an inverted list of Faiss
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class FaissCodes(OtherCodes):
     Parameters
     ----------
     by_distance : bool
-        Rank by Euclidean distance instead of the inner product, also for the cosine, where both
-        orders agree. Quantisers that store norms use them in distances only, and RaBitQ in an
+        Rank by Euclidean distance instead of the inner product, even for the cosine, for which
+        both orders agree. Quantisers that store norms use them in distances only, and RaBitQ in an
         inverted file has a lower recall by inner product.
     """
 
@@ -339,7 +339,7 @@ QUICK = ("rabitq", "turboquant", "pq")
 
 
 def baseline_names(baselines: str | Sequence[str]) -> list[str]:
-    """Return the names of baselines: a list of them, also separated by commas, or a set's name."""
+    """Return the names of baselines from a list, a comma-separated list, or the name of a set."""
     if isinstance(baselines, str):
         sets = {"quick": QUICK, "all": tuple(BASELINES), "none": (), "": ()}
         baselines = sets.get(baselines) or [

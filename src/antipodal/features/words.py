@@ -137,7 +137,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a vocabulary; raise ModelFileError if the file is damaged or foreign."""
+        """Read a vocabulary; raise ModelFileError if the file is damaged or of another kind."""
         header, arrays = read_model_file(path, "vocabulary")
         names = {"root", "max_keypoints", "size"}
         if set(header) != names or set(arrays) != {"words"}:

@@ -25,7 +25,7 @@ from antipodal.validation import check_finite, check_labels, check_type, check_w
 FloatArray = NDArray[np.floating[Any]]
 Scoring = Literal["hamming", "asymmetric"]
 
-_BLOCK_ROWS = 4 * BLOCK_ROWS  # rows of `encode_blocks`, enough for several threads
+_BLOCK_ROWS = 4 * BLOCK_ROWS  # rows per block of `encode_blocks`: work for several threads
 
 
 class BaseHasher(Transformer):
@@ -79,7 +79,7 @@ class BaseHasher(Transformer):
 
         "hamming": by the distance to the code of the query. "asymmetric": by the inner product of
         their signs with the float query, `query`. Collections, the service and the command
-        line use it by default.
+        line compare codes this way by default.
         """
         return "hamming"
 
@@ -152,7 +152,7 @@ class BaseHasher(Transformer):
         write_model_file(path, "hasher", *self._contents())
 
     def to_bytes(self) -> bytes:
-        """Return the contents of the file that `save` writes, which a store can contain."""
+        """Return the bytes of the file that `save` writes, to embed the model in a store."""
         return model_file_bytes("hasher", *self._contents())
 
     def to_onnx(
@@ -166,9 +166,9 @@ class BaseHasher(Transformer):
 
         The input `x` has float32 rows (m, features), for any m. The outputs are `code`, the codes
         of `encode`, and `projection`, the values of `project`. Projections agree up to rounding,
-        and a bit may differ where its projection is that close to zero. The graph does not reject
-        rows that are not finite. The metadata contains class, bits, features, identity of the
-        model and version of this library.
+        so a bit may differ if its projection is zero up to rounding. The graph does not reject
+        rows that are not finite. The metadata contains the class, the numbers of bits and
+        features, the identity of the model and the version of this library.
 
         Parameters
         ----------
@@ -211,9 +211,9 @@ class BaseHasher(Transformer):
         """Write codes as an index that Faiss reads without antipodal.
 
         For an asymmetric model, search it with the rows themselves: ``faiss.read_index(path)
-        .search(rows, k)``. The scores are those of asymmetric search, up to the 8-bit tables of
-        Faiss. The file is read-only: `add` raises an error, since Faiss cannot encode
-        rows as this model does. Write it again instead.
+        .search(rows, k)``. The scores are those of asymmetric search, rounded by the 8-bit
+        tables of Faiss. Rows cannot be added to the file: `add` raises an error, since Faiss
+        cannot encode them as this model does. Write a new file instead.
 
         For a Hamming model, search it with codes: ``faiss.read_index_binary(path)
         .search(hasher.encode(rows), k)``. `add` also accepts codes.
@@ -284,8 +284,8 @@ class BaseHasher(Transformer):
         """Raise an error if the attributes read from a file cannot encode n_features_in_ features.
 
         Names, types and shapes must be those that encoding needs. Widths are compared first, which
-        allocates no memory; then random rows are encoded. Large rows have large products, and small
-        rows have large kernels: if neither overflow, usual rows do not.
+        allocates no memory; then random rows are encoded. Products are largest for large rows, and
+        kernels for rows of zeros: if neither overflows, typical rows do not either.
         """
         check_whole(self.n_bits, "n_bits", 1)
         check_whole(self.n_features_in_, "n_features_in_", 1)
@@ -419,7 +419,7 @@ def is_built_in(kind: type[BaseHasher]) -> bool:
 def _check_attribute(value: Any, name: str, kind: object) -> None:
     """Raise an error unless a fitted attribute is finite and has its declared type."""
     if get_origin(kind) is dict:
-        return  # weights by name, whose shapes are compared by the pipeline
+        return  # a dict of weights, whose shapes the pipeline checks
     is_array = get_origin(kind) is np.ndarray
     if is_array and not isinstance(value, np.ndarray):
         raise TypeError(f"{name} must be an array: got {type(value).__name__}")

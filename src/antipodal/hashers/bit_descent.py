@@ -30,11 +30,11 @@ RIDGE = 0.01  # ε of the least squares for D, relative to a mean over rows
 _MIN_GAIN = 1e-6  # smaller gains are rounding: a bit could be flipped forever
 _WINDOW = 256  # rows that descend at the same time: their tables stay in the cache
 _TENURE = 12  # steps for which the tabu search does not flip a bit again
-_FROZEN = np.float32(1e30)  # in place of aⱼ while bⱼ must not be flipped
-_NEIGHBOURS = 20  # per query, from which `Correction` is fitted
-_QUERIES = 1000  # rows that serve as queries there
-FIRST_ROWS = 20_000  # of the first refit, of a correction, and of a block in a refit
-_TAIL = 0.003  # of the corrections at each end, which are rounded to the extreme values
+_FROZEN = np.float32(1e30)  # replaces aⱼ while bⱼ must not be flipped
+_NEIGHBOURS = 20  # neighbours per query that `Correction` is fitted to
+_QUERIES = 1000  # rows that serve as queries when `Correction` is fitted
+FIRST_ROWS = 20_000  # rows of the first refit, of a correction, and per block of a refit
+_TAIL = 0.003  # fraction of the corrections that is clipped at each end
 _TINY = np.finfo(np.float32).tiny
 
 Floats = NDArray[np.floating[Any]]
@@ -53,8 +53,8 @@ class BitFlips:
     tables of a and c are multiplied by γ, which saves another operation.
 
     A descent flips the bit that lowers f most, until no flip lowers it. A tabu search makes a
-    given number of flips, also those that increase f, which leads out of local minima. It does not
-    flip a bit again for the next steps, and returns the best code found. [Glover1989]
+    given number of flips, including flips that increase f, and so leaves local minima. For some
+    steps it does not flip the same bit again. It returns the best code found. [Glover1989]
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class BitFlips:
 
     @cached_property
     def padded_steps(self) -> Floats:
-        """The steps as the compiled search reads them."""
+        """The steps in the memory layout of the compiled search."""
         return padded(self.steps)
 
     def run(self, Y: Floats, offset: Floats, signs: Floats) -> Floats:
@@ -129,7 +129,7 @@ class BitFlips:
         starts = np.arange(len(b)) * b.shape[1]
         flat_b, flat_a = b.reshape(-1), a.reshape(-1)
         flipped = np.empty((self.n_steps, len(b)), np.intp)
-        kept_a = np.empty((self.n_steps, len(b)), a.dtype)  # of bits that must not be flipped
+        kept_a = np.empty((self.n_steps, len(b)), a.dtype)  # aⱼ replaced by _FROZEN
         total, lowest = np.zeros(len(b)), np.zeros(len(b))
         n_kept = np.zeros(len(b), np.intp)  # flips up to the best code
         work = np.empty_like(b)
@@ -150,12 +150,12 @@ class BitFlips:
             flat_b[undone] = -flat_b[undone]
 
     def _descend(self, signs: Floats, a: Floats, c: Floats, kappa: Floats) -> None:
-        """Flip bits in a window of rows, which others enter when some of its rows are done."""
+        """Descend in a window of rows; waiting rows replace those that are done."""
         tables = signs, a, c, kappa
         n_rows, n_bits = signs.shape
         rows = np.arange(min(n_rows, _WINDOW))  # rows in the window
-        starts = rows * n_bits  # of the rows of the window, in its flattened tables
-        waiting = len(rows)  # first row that has not entered it yet
+        starts = rows * n_bits  # offsets of these rows in the flattened tables of the window
+        waiting = len(rows)  # first row that has not entered the window yet
         window = [table[rows] for table in tables]
         live = np.ones(len(rows), bool)  # rows that are not done
         work = np.empty_like(window[0])
@@ -255,9 +255,10 @@ class Correction(NamedTuple):
     def fit(cls, Y: Array, V: Array, n_bits: int) -> Self:
         """Fit the correction to rows y and their reconstructions v.
 
-        The rows are also the queries, each with its nearest other rows. κ is the coefficient of
-        ⟨v, e⟩ in a regression of ⟨q, e⟩, among the neighbours of a query. α and β are fitted to
-        neighbours and to random rows.
+        Rows also serve as queries, each with its nearest other rows as neighbours. κ is the
+        coefficient of ⟨v, e⟩ in a linear regression that predicts the error ⟨q, e⟩ of a
+        neighbour's score from ⟨v, e⟩ and the score itself, both relative to their means over the
+        neighbours of the query. α and β are fitted to neighbours and to random rows.
         """
         n = min(_NEIGHBOURS, len(Y) - 2)
         if n < 2:
@@ -285,7 +286,7 @@ class Correction(NamedTuple):
 
 
 class Search(NamedTuple):
-    """How the bits of a level are found: γ, and the steps of the tabu search for each bit."""
+    """Search for the bits of a level: γ, and the number of tabu steps per bit."""
 
     length_weight: float = LENGTH_WEIGHT
     effort: float = 0.0
@@ -320,7 +321,7 @@ def _blocks(n_rows: int) -> list[slice]:
 def rescale_dictionary(D: Floats, offset: Floats, signs: Floats) -> Floats:
     """Return s·D for which mean ‖μ + s·D·b‖² = 1.
 
-    Least squares make reconstructions too short, by the part of the rows that they lose.
+    Least-squares reconstructions are too short: they lack the part of y that D·b cannot represent.
     """
     parts = signs @ D.T
     a = float(np.vecdot(parts, parts).mean(dtype=np.float64))
@@ -329,12 +330,12 @@ def rescale_dictionary(D: Floats, offset: Floats, signs: Floats) -> Floats:
     return D * D.dtype.type((math.sqrt(b * b - a * c) - b) / a if a > 0 else 1.0)
 
 
-# From a dictionary with atoms of mean length 1 to the step from rows to solutions x of Eq. 1.
+# Maps a dictionary, with atoms of mean length 1, to the operation that solves Eq. 1 for rows.
 MakeSolver = Callable[[Array], Operation]
 
 
 class Level:
-    """The bits after the first n_before bits of a nested code; the last of them may correct it."""
+    """Bits of a nested code after the first n_before; the last of them may store a correction."""
 
     def __init__(
         self,
@@ -416,7 +417,7 @@ class BitDescent(Operation):
         return self.n_bits
 
     def run(self, X: Array, memory: Workspace) -> Array:
-        """Descend in each level, a chunk of rows at a time, which then stays in the cache."""
+        """Descend in each level, in chunks of rows that fit in the cache."""
         out = memory.array(self, len(X), self.n_bits)
         for part in chunks(len(X)):
             signs = np.empty((len(X[part]), 0), np.float32)

@@ -11,15 +11,18 @@ from numpy.typing import NDArray
 
 Search = Callable[..., None]
 
-_MIN_ROWS = 30_000  # after so many rows the faster search has made up for its compilation
+_MIN_ROWS = 30_000  # number of rows from which compiling takes less time than it saves
 _LANES = 64  # tables are padded to a multiple: vectorised loops have no scalar remainder
 _CACHE_LINE = 64  # bytes
 
-_n_rows = 0  # for which a search has been asked for in this process
+_n_rows = 0  # rows searched in this process so far
 
 
 def compiled_search(n_rows: int) -> Search | None:
-    """Return the search for the next n_rows rows, None before it pays or without Numba."""
+    """Return the compiled search for the next n_rows rows, or None.
+
+    Without Numba, and until enough rows have been searched to justify compiling, it is None.
+    """
     global _n_rows
     _n_rows += n_rows
     return _compile() if _n_rows > _MIN_ROWS else None
@@ -70,7 +73,7 @@ def make_search(jit: Callable[[Any], Any]) -> Search:
 
     @jit
     def update_linear(second: Any, step: Any, signs: Any, first: Any, keys: Any) -> Any:
-        """Do the same without the penalty, γ = 0."""
+        """Do the same as `update` without the penalty, γ = 0."""
         least = np.int32(2**31 - 1)
         for i in range(len(second)):
             c = second[i] + step[i] * signs[i]
@@ -82,7 +85,7 @@ def make_search(jit: Callable[[Any], Any]) -> Search:
 
     @jit
     def find(keys: Any, key: Any) -> Any:
-        """Return the first place of a key; without an exit from the loop it is vectorised."""
+        """Return the first index of a key. Without an early exit, the loop is vectorised."""
         n = np.int32(len(keys))
         place = n
         for i in range(n):
@@ -102,7 +105,7 @@ def make_search(jit: Callable[[Any], Any]) -> Search:
         tenure: int,
         least: float,
     ) -> None:
-        """Do what `BitFlips._tabu` does, one row after another; `steps` is padded."""
+        """Run the search of `BitFlips._tabu` row by row; `steps` is padded."""
         n_bits, width = b.shape[1], steps.shape[1]
         no_step = np.zeros(width, np.float32)
         signs, second = np.ones(width, np.float32), np.zeros(width, np.float32)

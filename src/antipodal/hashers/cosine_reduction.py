@@ -1,4 +1,4 @@
-"""Inner-product and Euclidean search by the cosine of longer vectors."""
+"""Reduction of inner-product and Euclidean search to cosine search."""
 
 from typing import Any, Literal, Self, get_args
 
@@ -23,12 +23,13 @@ class CosineReduction:
 
     For the Euclidean distance, -‖q - x‖² / 2 is, up to a constant of the query, the inner product
     of [q, 1] with [x, (1 - ‖x‖²) / 2], for vectors shifted and scaled to a mean square of 1. It
-    is then reduced in the same way. The order is exact. Codes of the longer vectors lose more
-    than codes for cosines, since the additional dimensions must also be approximated.
+    is then reduced in the same way. The order is exact. Codes of the extended vectors
+    have lower recall than codes for cosines, since they must also approximate the new dimensions.
 
     Parameters
     ----------
     metric : {"dot", "euclidean"}
+        Inner product or Euclidean distance.
 
     Examples
     --------
@@ -85,7 +86,7 @@ class CosineReduction:
         return np.concatenate([rows, missing[:, None]], axis=1).astype(np.float32)
 
     def queries(self, Q: ArrayLike) -> NDArray[np.float32]:
-        """Return queries with as many dimensions as `items`."""
+        """Return queries with the same number of dimensions as `items`."""
         rows = (self._rows(Q, len(self.mean_)) - self.mean_) / self.scale_
         ends = [1.0, 0.0] if self.metric == "euclidean" else [0.0]
         tail = np.tile(ends, (len(rows), 1))
@@ -103,7 +104,8 @@ class CosineReduction:
         rows: NDArray[Any] = np.asarray(X)
         if rows.ndim != 2 or rows.dtype.kind not in "fiu":
             raise ValueError(
-                f"X must be numbers (rows, dimensions): got {rows.dtype} of shape {rows.shape}"
+                f"X must be a numeric array (rows, dimensions): got {rows.dtype} of shape "
+                f"{rows.shape}"
             )
         if n_features is not None and rows.shape[1] != n_features:
             raise ValueError(f"X must have {n_features} dimensions: got {rows.shape[1]}")

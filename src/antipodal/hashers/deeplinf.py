@@ -39,9 +39,9 @@ class DeepLinf(NetworkHasher):
     feature_map : {"auto", "hidden", "kernel", "none"}
         Map applied to the scaled features before the encoder. "none" is the paper's network.
         "hidden" is a second encoder of the same kind with `n_hidden` units and no stages. "kernel"
-        are the principal components of a Gaussian kernel on `n_anchors` training rows (see
-        `Training`); the model then contains these rows, and encoding is slower by a product with
-        them. "auto" is "hidden" with unlabelled rows and "kernel" without.
+        computes principal components of a Gaussian kernel on `n_anchors` training rows (see
+        `Training`); the model then contains these rows, and encoding also multiplies by them.
+        "auto" is "hidden" with unlabelled rows and "kernel" without.
     n_hidden : int
         Number of units of the hidden layer, for feature_map="hidden".
     scaling : {"auto", "each", "common", "root-each", "root-common", "none"}
@@ -109,9 +109,9 @@ class DeepLinf(NetworkHasher):
 
         The network is that of `paper`: W, S_k, b_k and λ on the features, from labels alone.
         Training differs: all pairs of batches of 256 rows with a weight of 0.2 for similar ones,
-        a margin in proportion to the code length, AdamW with decreasing rate, weight decay 2, and
-        input noise of one standard deviation. `NNHash.reproduced` and `SparseHash.reproduced` are
-        trained alike.
+        a margin in proportion to the root of the code length, AdamW with a decaying learning
+        rate, weight decay 2, and input noise of one standard deviation. `NNHash.reproduced` and
+        `SparseHash.reproduced` are trained in the same way.
         """
         return cls(
             n_bits,

@@ -56,20 +56,20 @@ class LinfHash(BaseHasher):
         x = argmin ‖Dx - y‖²  subject to  ‖x‖∞ ≤ λ,        y = (row - μ) / ‖row - μ‖
         b = [x > 0],   row ≈ μ + s·D·(2b - 1)              the result of `reconstruct`
 
-    Most entries of x are ±λ, so that little is lost by taking signs. Rows are scaled to length 1,
+    Most entries of x are ±λ, so that taking signs loses little. Rows are scaled to length 1,
     so that one λ suits all of them: x scales with y and λ.
 
     With fewer bits than features D is learned by K-SVD. Otherwise it is a random tight frame,
-    DDᵀ = (n_bits / features)·I, and the reconstruction improves with the number of bits, beyond
-    that of random projections. (With n_bits = features the frame is a rotation, and x = clip(Dᵀy)
-    has the signs of Dᵀy for any λ.)
+    DDᵀ = (n_bits / features)·I, and the reconstruction improves with the number of bits, and is
+    better than from random projections. (With n_bits = features the frame is a rotation, and
+    x = clip(Dᵀy) has the signs of Dᵀy for any λ.)
 
     These codes are made for Hamming distance. With `descent`, codes are made for asymmetric
     search instead; `LinfHash.asymmetric` has the recommended settings. `bit_descent` starts from
     the signs of x and flips bits, D is fitted to the codes of the sample, and codes reconstruct
     directions, v = μ + D·(2b - 1) ≈ row / ‖row‖, so that the scores of `query` estimate cosines.
-    The last `correction_bits` bits correct them for the error of v (`Correction`). Such codes are
-    worse by Hamming distance.
+    The last `correction_bits` bits correct them for the error of v (`Correction`). Ranked
+    by Hamming distance, such codes have lower recall.
 
     Parameters
     ----------
@@ -79,21 +79,22 @@ class LinfHash(BaseHasher):
         Whether to optimise bits and D for asymmetric search.
     nested : tuple of int
         Shorter code lengths, ascending, with `descent`: the first bits of a code are a code of
-        that length. Bits are found one level after another, each with at most as many bits as
-        features (or 64). `prefix(length)` returns a hasher for any length in `levels_`.
+        that length. Bits are computed level by level, and a level has at most one bit per
+        feature (or 64 bits, if that is more). `prefix(length)` returns a hasher for any length
+        in `levels_`.
     correction_bits : int
-        With `descent`, number of bits of each level that correct the scores, 0 for none. There is
-        no correction in levels with fewer than 16 bits for each of them, and in codes with fewer
-        than 0.25 bits per feature.
+        With `descent`, number of bits of each level that correct the scores, 0 for none. Levels
+        with fewer than 16 bits per correction bit and codes with fewer than 0.25 bits per feature
+        have no correction.
     effort : float
         With `descent`, number of flips per bit of the tabu search; 0 for a descent to the nearest
         local minimum. Beyond 0.5 the recall hardly rises.
     length_weight : float
-        γ, with `descent`: the weight of (‖v‖² - 1)² next to ‖y - v‖². 0 is for codes with a
-        correction.
+        γ, with `descent`: the weight of (‖v‖² - 1)² relative to ‖y - v‖². 0 is useful only
+        with a correction.
     n_refits : int
-        Number of times that D is fitted to the codes of the sample, and these to D, with
-        `descent`. With 0, D is a random frame.
+        With `descent`, number of alternations between fitting D to the codes of the sample and
+        computing these codes from D. With 0, D is a random frame.
     bound : float
         λ√N. At 1, λ·D·(2b - 1) is about as long as y. With smaller bounds more entries reach the
         bound and bits are more stable. 0.1 to 0.3 ranks best by Hamming distance. 0.6 to 0.8
@@ -130,8 +131,8 @@ class LinfHash(BaseHasher):
     dictionary_: NDArray[np.float32]
     levels_: list[int]  # with descent, all code lengths
     inner_dictionaries_: NDArray[np.float32]  # with descent, dictionaries of the shorter lengths
-    n_corrections_: list[int]  # with correction_bits, number of such bits in each level
-    corrections_: NDArray[np.float64]  # and the fields of `Correction`
+    n_corrections_: list[int]  # with correction_bits, their number in each level
+    corrections_: NDArray[np.float64]  # and the fields of `Correction` for each level
     scale_: float
 
     def __init__(
@@ -253,7 +254,7 @@ class LinfHash(BaseHasher):
         return Search(self.length_weight, self.effort)
 
     def _correction(self, level: int) -> tuple[int, Correction]:
-        """Return the number of bits that correct scores in a level, and their meaning."""
+        """Return the number of correction bits of a level, and the correction that they store."""
         n = self.n_corrections_[level] if self.correction_bits else 0
         return n, Correction(*self.corrections_[level].tolist()) if n else Correction()
 
@@ -354,7 +355,7 @@ class LinfHash(BaseHasher):
         levels = []
         for i, D in enumerate([*self._inner(), self.dictionary_]):
             n, correction = self._correction(i)
-            # In models of version 0.8, levels without a correction have the penalty and a descent.
+            # In models of version 0.8, levels without a correction use the penalty and descent.
             search = self._search if n or self.length_weight else Search()
             level = Level(D, starts[i], self.mean_, self._solver, n, correction, search)
             levels.append(level)
@@ -368,11 +369,11 @@ class LinfHash(BaseHasher):
     def read_parameters(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters of a saved model under their names in this version."""
         if saved.get("correction_bits") and "effort" not in saved:
-            saved = {**saved, "effort": 0.25, "length_weight": 0.0}  # of version 0.8
+            saved = {**saved, "effort": 0.25, "length_weight": 0.0}  # as in version 0.8
         return {**saved, "nested": tuple(saved.get("nested", ()))}  # JSON has no tuples
 
     def check_restored(self) -> None:
-        """Raise an error for invalid parameters in a file, also for an endless n_iter."""
+        """Raise an error for invalid parameters in a file, such as an n_iter that takes forever."""
         self._check_parameters()
         if self.n_iter > _MAX_ITERATIONS:
             raise ValueError(f"n_iter must be at most {_MAX_ITERATIONS:,}: got {self.n_iter}")
@@ -383,7 +384,10 @@ class LinfHash(BaseHasher):
             if [n for n in self.n_corrections_ if n not in (0, self.correction_bits)] or len(
                 self.n_corrections_
             ) != len(self.levels_):
-                raise ValueError(f"n_corrections_ must have {len(self.levels_)} numbers of bits")
+                raise ValueError(
+                    f"n_corrections_ must be 0 or {self.correction_bits} for each of "
+                    f"{len(self.levels_)} levels: got {self.n_corrections_}"
+                )
         super().check_restored()
 
     def _check_parameters(self) -> None:
@@ -427,7 +431,7 @@ def _directions(rows: NDArray[Any]) -> NDArray[np.float32]:
 
 
 class LinfIterations(Operation):
-    """Map rows y to x after n_iter iterations for Eq. 1; its form is that of `relaxed_step`.
+    """Map rows y to x after n_iter iterations for Eq. 1, in the form of `relaxed_step`.
 
         u = z = Wy,   u ← αWy + R(2z - u) + (1 - α/2) u,   z ← clip(u, ±λ)
 
@@ -447,7 +451,7 @@ class LinfIterations(Operation):
         return int(self.W.shape[1])
 
     def run(self, X: Array, memory: Workspace) -> Array:
-        """Iterate a chunk of rows at a time, which then stays in the cache."""
+        """Run all iterations on one chunk of rows at a time, which stays in the cache."""
         out = memory.array(self, len(X), self.W.shape[1])
         for part in chunks(len(X)):
             from_columns(self._iterate(to_columns(X[part])), out[part])

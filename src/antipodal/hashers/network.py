@@ -74,7 +74,7 @@ Result = TypeVar("Result")
 
 
 def needs_torch(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Import PyTorch before a function is called, or raise AntipodalError with its extra."""
+    """Raise AntipodalError with the extra to install if PyTorch is missing at a call."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Result:
@@ -99,7 +99,7 @@ class Layers(NamedTuple):
     feeds_input : bool
         Whether Wy is added in every layer.
     readout : Elementwise, optional
-        Output of the encoder, given zᴷ/θ; then not multiplied by θ.
+        Function of zᴷ/θ whose result is the output of the encoder, in place of zᴷ.
     """
 
     neuron: Elementwise
@@ -114,9 +114,9 @@ class NetworkHasher(SupervisedHasher):
 
     A custom network overrides two methods: `new_encoder`, which returns an `antipodal.Encoder`,
     and `reach`. It may override `initial_encoder` to choose the initial weights, and `layers` to
-    encode faster, without PyTorch and to ONNX. The dataclass fields are the parameters: a
-    subclass that adds a parameter or changes a default is also a dataclass. It adds the parameters
-    that `new_encoder` reads to `encoding_parameters`.
+    encode faster, without PyTorch, and to export to ONNX. The dataclass fields are the
+    parameters: a subclass that adds a parameter or changes a default is also a dataclass. It adds
+    the parameters that `new_encoder` reads to `encoding_parameters`.
     """
 
     encoding_parameters: ClassVar[tuple[str, ...]] = ("n_bits", "nested", "n_stages")
@@ -155,7 +155,7 @@ class NetworkHasher(SupervisedHasher):
         return self.training
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters; `training__NAME` sets a training option, also if `training` is None."""
+        """Set parameters; `training__NAME` sets a training option, even if `training` is None."""
         if self.training is None and any(name.startswith("training__") for name in params):
             params.setdefault("training", Training())
         super().set_params(**params)
@@ -163,7 +163,7 @@ class NetworkHasher(SupervisedHasher):
 
     @property
     def uses_unlabelled(self) -> bool:  # type: ignore[override]
-        """Whether `fit` learns from unlabelled rows, if there are any."""
+        """Whether `fit` learns from unlabelled rows if they are given."""
         return self._options.pairs == "batch" and self._options.n_unlabelled > 0
 
     @abstractmethod
@@ -337,8 +337,8 @@ class NetworkHasher(SupervisedHasher):
 
         `validation_fraction` of `Training` is then a fraction of the pairs. If X has more than
         `n_samples` rows, all rows that occur in a pair are used and no others, so memory grows
-        with their number. Unlabelled rows cannot be used: pairs name no classes that a classifier
-        could learn.
+        with their number. Unlabelled rows cannot be used, since pairs do not define classes for a
+        classifier.
         """
         if self.loss == "triplet":
             raise ValueError(
@@ -373,7 +373,7 @@ class NetworkHasher(SupervisedHasher):
         others: FloatArray | None,
         seed: int,
     ) -> Inputs:
-        """Choose the scaling from the labelled rows, and estimate it from all rows."""
+        """Choose the scaling by the labelled rows, and learn its parameters from all rows."""
         scaling = self.scaling
         if scaling == "auto":
             scaling = "each"

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float32]
 Bound = float | np.float32 | Array  # for all columns, or one per column
 
-_MARGIN = 16  # rows of zeros, and granularity of the rows: the widest vector registers
-_CHUNK_ROWS = 224  # with margins 256
+_MARGIN = 16  # padding of a chunk on each side, and multiple of its rows: widest vector register
+_CHUNK_ROWS = 224  # 256 with margins
 _OUTPUT = 2  # index of scratch memory
 ROWS = 16  # rows that a function of a custom hasher receives at a time
 _TINY = np.finfo(np.float32).tiny
@@ -108,7 +108,7 @@ def run_columns(operations: Sequence[Operation], X: Array, memory: Workspace) ->
 
 
 def chunks(n_rows: int) -> Iterator[slice]:
-    """Yield slices of the rows of a matrix product; few enough for one block of any BLAS."""
+    """Yield slices of rows, each small enough to be one block of a matrix product in any BLAS."""
     for start in range(0, n_rows, _CHUNK_ROWS):
         yield slice(start, min(start + _CHUNK_ROWS, n_rows))
 
@@ -148,7 +148,7 @@ def as_signs(bits: NDArray[Any]) -> Array:
 
 
 def check_width(n: int, expected: int) -> None:
-    """Raise ValueError unless an operation receives as many features as its arrays have."""
+    """Raise ValueError unless n is the number of features that the arrays expect."""
     if n != expected:
         raise ValueError(f"its arrays have {expected} features, not {n}")
 
@@ -169,13 +169,8 @@ class Affine(Operation):
         return int(self.weight.shape[1])
 
     def run(self, X: Array, memory: Workspace) -> Array:
-        """Subtract, multiply, add."""
-        if self.mean is not None:
-            X = np.subtract(X, self.mean, out=memory.like(self, X))
-        values = product(X, self.weight, memory.array(self, len(X), self.weight.shape[1], 1))
-        if self.offset is not None:
-            values += self.offset
-        return values
+        """Apply to columns."""
+        return run_columns([self], X, memory)
 
     @property
     def runs_on_columns(self) -> bool:
@@ -325,12 +320,12 @@ class Clip(Elementwise):
 
     @property
     def is_uniform(self) -> bool:
-        """Whether the bounds are those of all columns."""
+        """Whether all columns have the same bounds."""
         return np.ndim(self.lower) == np.ndim(self.upper) == 0
 
     def apply(self, X: Array, out: Array) -> Array:
         """Clip to the box."""
-        if self.is_uniform:  # a single pass, which is slower with bounds of columns
+        if self.is_uniform:  # one pass; it would be slower with bounds per column
             return X.clip(self.lower, self.upper, out=out)
         np.maximum(X, self.lower, out=out)
         return np.minimum(out, self.upper, out=out)
@@ -348,7 +343,7 @@ class Shrink(Elementwise):
 
     @property
     def is_uniform(self) -> bool:
-        """Whether the threshold is that of all columns."""
+        """Whether all columns have the same threshold."""
         return np.ndim(self.threshold) == 0
 
     def apply(self, X: Array, out: Array) -> Array:
@@ -512,7 +507,7 @@ class GaussianKernel(SquaredDistances):
 
     def width(self, n: int) -> int:
         """Return the number of anchors."""
-        if not -np.inf < self.factor <= 0:  # an infinite one has no product with a distance of 0
+        if not -np.inf < self.factor <= 0:  # an infinite γ times a distance of 0 is NaN
             raise ValueError(f"γ of its kernel must be positive and finite: got {-self.factor}")
         return super().width(n)
 
@@ -614,7 +609,7 @@ class Unfolding(Operation):
         return n
 
     def run(self, X: Array, memory: Workspace) -> Array:
-        """Apply all layers to rows, if the neurons of the columns differ."""
+        """Apply all layers to rows; used if the neurons of the columns differ."""
         n_rows, n = X.shape
         v = self.neuron.apply(X, memory.array(self, n_rows, n))
         u = memory.array(self, n_rows, n, 1)
@@ -630,7 +625,7 @@ class Unfolding(Operation):
 
     @property
     def runs_on_columns(self) -> bool:
-        """Whether neuron and readout are those of all columns."""
+        """Whether all columns have the same neuron and readout."""
         return self.neuron.is_uniform and (self.readout is None or self.readout.is_uniform)
 
     def on_columns(self, C: Array, memory: Workspace) -> Array:
@@ -660,7 +655,7 @@ class Unfolding(Operation):
 
 
 class Function(Operation):
-    """A function of NumPy rows, of a custom hasher; it has no ONNX form.
+    """Function of NumPy rows, defined by a custom hasher; it has no ONNX form.
 
     It is called with `ROWS` rows at a time, so that its bits do not depend on the other rows.
     """

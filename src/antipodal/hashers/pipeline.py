@@ -24,7 +24,7 @@ from antipodal.validation import check_finite
 # Rows of a block. It bounds the memory, and bits do not depend on it.
 BLOCK_ROWS = 2048
 _KEPT_ROWS = 256  # scratch memory of larger blocks is released after each call
-_MAX_KEPT = 8  # one workspace per thread that encodes at the same time
+_MAX_KEPT = 8  # workspaces kept, one per thread that encodes at the same time
 _THREAD_BLOCKS = 2  # fewest blocks per thread
 
 Step = Operation | Callable[[Array], Any]
@@ -40,7 +40,7 @@ class Pipeline:
         self.operations: Sequence[Operation] = [
             step if isinstance(step, Operation) else Function(step) for step in steps
         ]
-        # Neighbours that run on columns are run together, unless none of them is a product.
+        # Adjacent operations that run on columns run together if one of them is a product.
         groups = [
             (on_columns, list(group))
             for on_columns, group in groupby(self.operations, attrgetter("runs_on_columns"))

@@ -64,7 +64,7 @@ Scaling = Literal["auto", "each", "common", "root-each", "root-common", "none"]
 SCALINGS: tuple[Scaling, ...] = ("auto", "each", "common", "root-each", "root-common", "none")
 _CHOICES: tuple[Scaling, ...] = ("each", "common", "root-each", "root-common")
 _MAX_ROWS = 1000  # rows that a scaling is selected on
-_FAR = 30.0  # standard deviations from zero to the mean of a feature
+_FAR = 30.0  # |mean| in standard deviations above which means are subtracted separately
 
 
 class Inputs(NamedTuple):
@@ -132,8 +132,8 @@ def choose_scaling(
 ) -> Scaling:
     """Return the scaling with the least leave-one-out error, on up to 1,000 rows.
 
-    `targets` has one column per class or concept. Of equal errors, as with and without roots of
-    features that are all 0 or 1, the first of `_CHOICES` is taken.
+    `targets` has one column per class or concept. If errors are equal, as
+    with and without roots of features that are all 0 or 1, the first of `_CHOICES` is returned.
     """
     if len(rows) > _MAX_ROWS:
         chosen = np.sort(rng.permutation(len(rows))[:_MAX_ROWS])

@@ -1,6 +1,6 @@
 """Class probabilities of a kernel SVM, and pseudo-labels for unlabelled rows.
 
-One machine per class or concept, with the Gaussian kernel k(x, s) = exp(-γ‖x - s‖²) on support
+One SVM per class or concept, with the Gaussian kernel k(x, s) = exp(-γ‖x - s‖²) on support
 vectors s, and probabilities calibrated with one slope t and one offset o per class (Platt scaling):
 
     f(x) = Σ_s a_s k(x, s) + b
@@ -146,7 +146,7 @@ def _calibrate(F: Floats, Y: NDArray[np.bool_], *, multilabel: bool) -> tuple[fl
 def enough_labels(labels: NDArray[Any]) -> bool:
     """Return whether the labels suffice to calibrate probabilities; warn if they do not.
 
-    A network then learns from the labelled rows alone.
+    With too few labels a network learns from the labelled rows alone.
     """
     table = label_table(labels)
     n_classes = int(table.any(axis=0).sum())
@@ -220,7 +220,7 @@ def _mean_of_nearest(
         block = queries[start : start + _BLOCK_ROWS]
         _, found = index.search(block, n_nearest + 1)
         others = found != np.arange(start, start + len(block))[:, None]
-        # If many rows equal the query, it may be missing in the result: drop the last neighbour.
+        # If many rows equal the query, it may be missing from the result: drop the last neighbour.
         others[:, -1] &= ~others.all(axis=1)
         total = np.einsum("qk,qkc->qc", others.astype(np.float32), values[found])
         means[start : start + len(block)] = total / n_nearest

@@ -29,7 +29,7 @@ from antipodal.validation import check_type
 
 PLUG_INS = "antipodal.hashers"
 
-# Names of result tables that are settings of one class.
+# Method names in result tables that stand for settings of one class.
 ALIASES = {"AGH1": "AGH:layers=1", "AGH2": "AGH:layers=2"}
 
 _built_in: dict[str, type[BaseHasher]] = {}
@@ -223,7 +223,7 @@ _INVALID = (
 
 
 def load(path: str | os.PathLike[str]) -> BaseHasher:
-    """Load a hasher written by `save`. Raise `AntipodalError` if the file is damaged or foreign.
+    """Load a hasher written by `save`. Raise `AntipodalError` if it is damaged or not a model.
 
     The class of a custom hasher must be registered or installed as a plug-in.
     """
@@ -233,8 +233,8 @@ def load(path: str | os.PathLike[str]) -> BaseHasher:
 def load_with_identity(path: str | os.PathLike[str]) -> tuple[BaseHasher, str]:
     """Load a hasher, and return it with its `model_identity`.
 
-    The file is read once: a file that is replaced meanwhile cannot give the identity of another
-    model.
+    The file is read once, so that both belong to the same model even if the file is replaced
+    meanwhile.
     """
     found = open_model_file(path, "hasher")
     return _restore(found, path), found.identity
@@ -256,7 +256,7 @@ def _restore(found: ModelFile, path: str | os.PathLike[str]) -> BaseHasher:
     try:
         hasher = kind(**kind.read_parameters(header["parameters"]))
         for array_name, array in arrays.items():
-            # Encoding uses the float32 arrays; float64 arrays only report on the fit.
+            # Encoding uses the float32 arrays; float64 arrays only document the fit.
             if array.dtype == np.float32 and not np.isfinite(array).all():
                 raise ValueError(f"{array_name} must be finite")
         hasher.restore_state({**arrays, **header["fitted"]})

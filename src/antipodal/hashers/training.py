@@ -34,7 +34,8 @@ _ALLOWED = {
 class Training(Estimator):
     """Training options of `DeepLinf`, `NNHash`, `SparseHash`, `OrthoHash` and `CSQ`.
 
-    The defaults marked "optional" depend on the training data. They were chosen by validation.
+    The defaults of options marked "optional" depend on the training data. They were chosen by
+    validation.
 
     Parameters
     ----------
@@ -95,8 +96,7 @@ class Training(Estimator):
         Maximum number of anchors, for feature_map="kernel".
     n_reduced : int
         Maximum number of points that replace the anchors after training: encoding time is
-        proportional to it. By default the anchors are kept, and always by custom networks without
-        `layers`.
+        proportional to it. 0 keeps the anchors. Custom networks without `layers` always keep them.
     sparsity : int
         Number of non-zeros per sample in K-SVD, for init="ksvd" of `DeepLinf`.
     device : str

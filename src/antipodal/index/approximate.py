@@ -74,8 +74,8 @@ class ApproximateEngine:
     def best_rows(self, z: Floats, items: IndexedItems, k: int) -> tuple[RowNumbers, Floats]:
         """Return k rows per float query, ordered by (score, row), that are likely the best.
 
-        This is for "ivf". Scores are exact, and queries for which the engine finds fewer than k
-        rows are answered exactly.
+        Only the engine "ivf" supports float queries. Scores are exact, and queries for which it
+        finds fewer than k rows are answered exactly.
         """
         if len(items) < _MIN_ROWS:
             return best_rows(z, items.rows, k)

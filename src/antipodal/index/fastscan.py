@@ -29,7 +29,7 @@ from antipodal.io.faiss import (
 )
 
 _RUN_ROWS = 2**20  # rows packed at once, which bounds temporary memory
-_MIN_ROWS = 2**14  # fewer rows are scanned as they are
+_MIN_ROWS = 2**14  # fewer rows are scanned without packing
 _TAIL_SHARE = 8  # an incomplete run is packed again when it has grown by one eighth
 _PACK_COST = 6  # scans of byte tables that take as long as packing
 _MAX_BYTES = 512  # with longer codes, the error bound admits too many candidates
@@ -65,7 +65,7 @@ class PackedCodes:
         return sum(run.index.codes.size() for run in self._runs)
 
     def update(self, items: IndexedItems) -> None:
-        """Drop the packed codes unless they are those of the first of these items."""
+        """Drop the packed codes unless they are codes of these items."""
         if items.generation is not self._generation:
             with self._lock:
                 self._generation, self._runs, self._n_scans = items.generation, (), 0

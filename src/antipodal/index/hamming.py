@@ -38,7 +38,7 @@ class HammingIndex:
     Results are ordered by (distance, id), and ties at the k-th place are broken by id. They depend
     only on the items, not on their insertion order or on the machine.
 
-    Searches may run in several threads, also while one other thread adds or removes items: a
+    Searches may run in several threads, even while another thread adds or removes items: a
     search uses a snapshot of the index taken when it starts.
 
     Parameters
@@ -318,13 +318,13 @@ class HammingIndex:
         ----------
         path : path
         model : str, optional
-            Identity of the model that encodes the queries; the file must name the same.
+            Identity of the model that encodes the queries; the file must contain the same identity.
 
         Raises
         ------
         IndexFileError
             If the file is not an index, is truncated or does not match its checksum, or if it
-            names another model or none.
+            contains another identity or none.
         """
         description, items, engine_data, tables = read_index_file(path)
         if model not in (None, description.model):

@@ -182,4 +182,4 @@ def _check_padding(rows: Codes, n_bits: int) -> None:
     padding = np.bitwise_or.reduce(rows[:, n_bits // 8 :], axis=0)
     padding[:1] &= 0xFF >> n_bits % 8
     if padding.any():
-        raise ValueError(f"its codes have set bits after the last of {n_bits}")
+        raise ValueError(f"its codes have bits set in the padding after bit {n_bits}")

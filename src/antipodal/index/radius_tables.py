@@ -304,10 +304,8 @@ def _bits_before(words: Words, ends: Numbers, counts: Numbers) -> Words:
 
 
 def _distances(rows: NDArray[Any], queries: NDArray[Any]) -> NDArray[np.unsignedinteger]:
-    """Return the number of differing bits of rows of words, summed column by column."""
+    """Return the number of differing bits of rows of several words, summed column by column."""
     counts: NDArray[np.unsignedinteger] = np.bitwise_count(rows ^ queries)
-    if counts.shape[1] == 1:
-        return counts[:, 0]
     distances = counts[:, 0].astype(np.uint32)
     for column in counts.T[1:]:
         distances += column

@@ -55,7 +55,7 @@ class IndexedItems:
     code_column : Column of uint8 (n_items, row_width)
         Codes, padded with zero bytes to a width for which Faiss has fast kernels.
     id_column : range or Column of int64 (n_items,)
-        Strictly increasing. Consecutive ids are a `range` and take no memory.
+        Strictly increasing. Consecutive ids, or none, are a `range` and take no memory.
     generation : object
         Identity shared by items that differ only by appended rows.
     """
@@ -113,15 +113,11 @@ class IndexedItems:
         if isinstance(self.id_column, range):
             rows = ids - self.id_column.start  # may wrap around, but never to an existing row
             return np.where((rows >= 0) & (rows < len(self)), rows, -1)
-        if not len(self):
-            return np.full(len(ids), -1, dtype=np.int64)
         rows = np.minimum(np.searchsorted(self.id_column.rows, ids), len(self) - 1)
         return np.where(self.id_column.rows[rows] == ids, rows, -1)
 
     def added(self, rows: Codes, ids: range | Ids) -> "IndexedItems":
-        """Return these items with new ones, whose ids increase."""
-        if not len(ids):
-            return self
+        """Return these items with at least one new item; the new ids increase."""
         if not len(self):
             return IndexedItems(self.code_column.extended(rows), _column(ids))
         if ids[0] > self.id_of(-1):

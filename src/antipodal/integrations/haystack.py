@@ -166,9 +166,9 @@ class AntipodalEmbeddingRetriever:
     ----------
     document_store : AntipodalDocumentStore
     filters : dict, optional
-        Filters of documents, unless a run has others.
+        Default filters of a run.
     top_k : int
-        Number of documents, unless a run has another.
+        Default number of documents of a run.
     """
 
     def __init__(

@@ -106,7 +106,7 @@ class AntipodalVectorStore(VectorStore):
         return keys
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
-        """Delete documents, all without ids; unknown ids are ignored."""
+        """Delete documents, or all documents if `ids` is None; unknown ids are ignored."""
         self._items.delete([hit.id for hit in self._items.matching()] if ids is None else ids)
         return True
 

@@ -27,7 +27,7 @@ _RANDOM_ROWS = 256
 
 
 class Hit(NamedTuple):
-    """A stored item: its id, its score, if it was searched for, and its metadata."""
+    """A stored item: its id, its score if it is a search result, and its metadata."""
 
     id: str
     score: float
@@ -126,7 +126,7 @@ class LazyCollection:
         rows = np.asarray(query, np.float32)[None]
         found = self.current.search(rows, k, where=where, rerank=rerank, metadata=True)
         scores = found.scores
-        if scores is None:  # of Hamming distances, the cosine of the codes as ±1
+        if scores is None:  # Hamming search: the cosine of the codes as ±1
             scores = 1 - 2 * found.distances / self.current.n_bits
         assert found.metadata is not None
         rows_found = zip(found.ids[0].tolist(), scores[0].tolist(), found.metadata[0], strict=True)
@@ -157,7 +157,7 @@ class LazyCollection:
             self.current.close()
 
     def _known_type(self, ids: Sequence[str]) -> list[Any]:
-        """Convert ids to integers where possible, if those of the collection are integers."""
+        """Convert ids to integers where possible, if the collection has integer ids."""
         if self.collection.id_type == "string":
             return list(ids)
         return [int(i) if i.removeprefix("-").isdecimal() else i for i in ids]

@@ -114,7 +114,7 @@ class AntipodalVectorStore(BasePydanticVectorStore):
     def get_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
-        """Return the nodes with these ids, of those that match the filters; by default all."""
+        """Return the nodes with these ids that match the filters; by default all nodes."""
         return [_node(hit) for hit in self._selected(node_ids, filters)]
 
     def delete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
@@ -127,7 +127,7 @@ class AntipodalVectorStore(BasePydanticVectorStore):
         filters: MetadataFilters | None = None,
         **delete_kwargs: Any,
     ) -> None:
-        """Delete the nodes with these ids, of those that match the filters."""
+        """Delete the nodes with these ids that match the filters."""
         if node_ids is not None or filters is not None:
             self._items.delete([hit.id for hit in self._selected(node_ids, filters)])
 

@@ -37,7 +37,7 @@ class CompressedEncoder:
 
     @property
     def mteb_model_meta(self) -> Any:
-        """The metadata of the model as an experiment of its own: mteb caches results by them."""
+        """Metadata with the code size: mteb caches the results of each setting separately."""
         meta = self.model.mteb_model_meta
         settings = {**(meta.experiment_kwargs or {}), "antipodal_bytes": self.bytes}
         return meta.model_copy(update={"experiment_kwargs": settings})

@@ -180,7 +180,7 @@ def _inspect(path: str | os.PathLike[str]) -> _Destination:
             ) from None
         return _Destination(target, None)
     if stat.S_ISDIR(old.st_mode):
-        raise AntipodalError(f"cannot write {path}: it is a folder, and a file is expected")
+        raise AntipodalError(f"cannot write {path}: it is a folder, not a file")
     if stat.S_ISCHR(old.st_mode) or stat.S_ISFIFO(old.st_mode):
         return _Destination(target, old, in_place=True)
     if not stat.S_ISREG(old.st_mode):

@@ -112,9 +112,9 @@ def choose_columns(
     repeated = next((name for name in chosen if chosen.count(name) > 1), None)
     if repeated is not None:
         raise AntipodalError(f"{path}: the column {repeated!r} is named more than once")
-    role, expected = Role.NUMBER, "numbers, as one of several columns of the vector"
+    role, expected = Role.NUMBER, "numbers, since several columns form the vector"
     if len(chosen) == 1:
-        role, expected = Role.VECTOR, "lists of numbers, as the vector column"
+        role, expected = Role.VECTOR, "lists of numbers, since it is the vector column"
     for name in chosen:
         if columns[name].role is not role:
             raise AntipodalError(
@@ -141,7 +141,7 @@ def _default_columns(
         return tuple(names)
     if vectors:
         raise AntipodalError(
-            f"{path} has several vector columns ({_listed(vectors)}): name one, as "
+            f"{path} has several vector columns ({_listed(vectors)}): choose one, such as "
             f"{path}:{vectors[0]}"
         )
     types = [f"{name} ({column.type})" for name, column in columns.items()]

@@ -125,7 +125,7 @@ def write_faiss(
     blocks = (check_codes(block, n_bits) for block in _blocks(codes))
     if query is None:
         if refine is not None:
-            raise ValueError("refine needs a model for asymmetric search: this one is for Hamming")
+            raise ValueError("refine needs asymmetric scoring: this model has Hamming scoring")
         index = faiss.IndexBinaryFlat(8 * width)
         for block in blocks:
             index.add(block)
@@ -197,7 +197,7 @@ def _query_transforms(
         if not is_scaled:
             raise AntipodalError(
                 f"codes of {n_bits} bits could overflow the sums of Faiss, since the queries of "
-                f"this model have no largest length: at most {8 * _UNGUARDED_BYTES} bits"
+                f"this model have no maximum length: use at most {8 * _UNGUARDED_BYTES} bits"
             )
         largest = math.sqrt(n_bits) * np.linalg.norm(A, 2) + np.abs(offset).sum()  # of Σ|zᵢ|
         bias[:, 8 * width :] = guard(np.array([largest]), width)
@@ -218,7 +218,7 @@ def _chained(transform: Any, index: Any) -> Any:
 
 
 def _refining_index(vectors: ArrayLike | Iterable[ArrayLike], n_features: int) -> Any:
-    """Return an index of vectors scaled to length 1, in half precision if they are."""
+    """Return an index of vectors scaled to length 1, in half precision if they are float16."""
     faiss = load_faiss()
     index: Any = None
     for block in _blocks(vectors):
@@ -248,7 +248,7 @@ def _with_ids(index: Any, ids: Ids) -> Any:
     if (order[1:] == order[:-1]).any():
         raise ValueError("ids must be unique")
     kind = faiss.IndexBinaryIDMap2 if isinstance(index, faiss.IndexBinary) else faiss.IndexIDMap2
-    index.ntotal = 0  # as the constructor requires
+    index.ntotal = 0  # the next constructor requires an empty index
     mapped = kind(index)
     index.ntotal = mapped.ntotal = len(ids)
     faiss.copy_array_to_vector(ids, mapped.id_map)

@@ -71,7 +71,7 @@ def _with_metadata(
 
 
 def read_model_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], Arrays]:
-    """Read a file of `write_model_file`; raise ModelFileError if it is damaged or foreign."""
+    """Read a file of `write_model_file`; raise ModelFileError for any other file."""
     found = open_model_file(path, kind)
     found.check_kind(path, kind)
     return found.header, found.arrays
@@ -154,7 +154,7 @@ def _metadata(path: str | os.PathLike[str], data: bytes) -> dict[str, str]:
             raise TypeError("its metadata are not strings")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFileError(
-            f"{path} is not an antipodal file, or was truncated ({error})"
+            f"{path} is not an antipodal file, or is truncated ({error})"
         ) from error
     return dict(metadata)
 

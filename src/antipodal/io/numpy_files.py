@@ -66,7 +66,7 @@ def _read_member(path: str, name: str | None) -> NDArray[Any]:
         names = ", ".join(archive.files)
         if name is None and others:
             raise AntipodalError(
-                f"{path} contains several arrays ({names}): name one of them, as {path}:{first}"
+                f"{path} contains several arrays ({names}): choose one, such as {path}:{first}"
             )
         if name is not None and name not in archive.files:
             raise AntipodalError(f"{path} has no array {name!r}: it contains {names}")

@@ -144,7 +144,7 @@ def _check_outputs(
     difference = float(np.abs(projection - expected).max())
     if not difference <= _MAX_DIFFERENCE * float(np.abs(expected).max()):
         raise GraphError(
-            f"its graph computes different values (a projection is off by {difference:.3g})"
+            f"its graph computes other values: a projection is off by {difference:.3g}"
         )
     if not np.array_equal(code, np.packbits(projection > 0, axis=1)):
         raise GraphError("its graph packs bits incorrectly")

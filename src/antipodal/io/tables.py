@@ -25,7 +25,7 @@ from antipodal.io.formats import ARROW, DataFile
 _BATCH_ROWS = 4096
 _MAX_BATCH_ROWS = 65_536
 _BUFFER_BYTES = 2**20
-_CSV_BLOCK_BYTES = 2**23  # longer than any row
+_CSV_BLOCK_BYTES = 2**23  # must be longer than any row
 _BRACKETS = "[]() \t\r\n"  # around a vector in text
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _JSON_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
@@ -383,7 +383,7 @@ class CsvTable(BatchTable):
             numbers = strings.astype(np.int64)
         except (ValueError, OverflowError):
             return strings
-        # 007 is a string.
+        # 007 is a string: as a number it would lose its zeros.
         return numbers if (numbers.astype(strings.dtype) == strings).all() else strings
 
     def _json_value(self, value: Any) -> Any:

@@ -274,8 +274,8 @@ def read_column(source: str) -> NDArray[Any]:
         [column, *others] = tables[0].columns
         if others:
             raise AntipodalError(
-                f"{place} has several columns ({', '.join(tables[0].columns)}): name one, as "
-                f"{place}:{column}"
+                f"{place} has several columns ({', '.join(tables[0].columns)}): choose one, such "
+                f"as {place}:{column}"
             )
     return _read_values(tables, column)
 
@@ -307,7 +307,7 @@ def _choose(
 
 
 def _check_layout(first: Table, other: Table) -> None:
-    """Raise an error if a file has other columns than the first file."""
+    """Raise an error if the columns of a file differ from those of the first file."""
     for name in [*first.layout, *other.layout]:
         types = [table.layout.get(name, "missing") for table in (first, other)]
         if types[0] != types[1]:

@@ -132,6 +132,7 @@ def _like(values: Any, X: Array) -> Array:
 
 _BLOCK_BYTES = 2**25  # of the small systems that are factored together
 _MAX_BLOCKED = 5  # times that blocked entries are fixed within one step
+_MAX_STEPS = 50  # Newton steps
 
 
 def kkt_violation(z: Array, gradient: Array, box: Array) -> Array:
@@ -145,9 +146,7 @@ def kkt_violation(z: Array, gradient: Array, box: Array) -> Array:
     return xp.where(optimal, xp.zeros_like(z), xp.abs(gradient))
 
 
-def projected_newton(
-    z: Array, gram: Array, Dty: Array, box: Array, tol: Array, max_steps: int = 50
-) -> Array:
+def projected_newton(z: Array, gram: Array, Dty: Array, box: Array, tol: Array) -> Array:
     """Minimise ½zᵀGz - zᵀDᵀy over the box |z| ≤ box by Newton steps from z, row by row.
 
         G_FF δ_F = -g_F                       F: the free entries, δ = 0 elsewhere
@@ -160,7 +159,7 @@ def projected_newton(
     xp = array_namespace(z)
     z = xp.asarray(z, copy=True)
     active = xp.arange(len(z), device=device(z))  # rows that are not solved yet
-    for _ in range(max_steps):
+    for _ in range(_MAX_STEPS):
         g = z[active] @ gram - Dty[active]
         violation = kkt_violation(z[active], g, box)
         unsolved = xp.any(violation > 0.1 * tol[active], axis=1)

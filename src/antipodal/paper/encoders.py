@@ -150,15 +150,15 @@ class LinfEncoder(Encoder):
                 f"D must be a real matrix, features × bits: got {D.dtype} of {tuple(D.shape)}"
             )
         n_features, n_bits = D.shape
-        unused = torch.Generator()  # all weights are replaced: leave the global one alone
+        unused = torch.Generator()  # all weights are replaced: the global generator stays as it is
         encoder = cls(n_features, n_bits, n_stages, bound=bound, generator=unused).to(D)
         if multipliers is None:
             multipliers = D.new_zeros(n_stages, n_bits)
         multipliers = torch.as_tensor(multipliers)
         if multipliers.shape != (n_stages, n_bits):
             raise ValueError(
-                f"multipliers must have a row per stage, {n_stages} × {n_bits}: "
-                f"got {tuple(multipliers.shape)}. Take one sample's, or their mean over samples"
+                f"multipliers must have a row per stage, {n_stages} × {n_bits}: got "
+                f"{tuple(multipliers.shape)}. Pass those of one sample, or their mean over samples"
             )
         W, S = unfolded_weights(D, penalty)
         b = unfolded_bias(multipliers.to(D), S, penalty)

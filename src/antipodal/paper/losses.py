@@ -40,12 +40,12 @@ def all_pairs_loss(z: Tensor, similar: Tensor, margin: float, similar_weight: fl
 
 
 class _AllPairsLoss(torch.autograd.Function):
-    """The loss of all pairs with its gradient in closed form, twice as fast.
+    """The loss of all pairs with its gradient in closed form, twice as fast as automatic gradients.
 
     ∂L/∂d_ij² = g_ij = ½w/n⁺ for similar pairs, -½ max(0, m - d_ij) / (d_ij n⁻) for the others
     ∂L/∂z_i   = 2 Σ_j (g_ij + g_ji) (z_i - z_j)         n⁺, n⁻ similar and dissimilar pairs
 
-    The operations are in the order of automatic gradients, for the same result to the last bit.
+    Operations have the order of automatic gradients, so that results are equal to the last bit.
     """
 
     @staticmethod
@@ -76,7 +76,7 @@ class _AllPairsLoss(torch.autograd.Function):
 def expected_pairwise_loss(
     z: Tensor, similar: Tensor, margin: float, similar_weight: float
 ) -> Tensor:
-    """Return the expectation of Eq. 12 over which pairs of codes z (m, N) are similar.
+    """Return the expectation of Eq. 12 for codes z (m, N) whose similarity is uncertain.
 
         L = w·Σ s_ij ½d_ij² / Σ s_ij + Σ (1 - s_ij) ½ max(0, m - d_ij)² / Σ (1 - s_ij)
 

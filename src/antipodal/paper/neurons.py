@@ -6,22 +6,19 @@ diagonal scalings around a neuron f with threshold 1: θᵢ·f(uᵢ/θᵢ). [Wan
 
 import math
 from abc import ABC, abstractmethod
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-Bound = TypeVar("Bound", float, Tensor)  # one for all units, or one per unit
+
+def clip(u: Tensor, bound: float) -> Tensor:
+    """Apply the box operator, B_λ(u)ᵢ = min(max(uᵢ, -λ), λ). [Wang2016, Eq. 10]"""
+    return torch.clamp(u, -bound, bound)
 
 
-def clip(u: Tensor, bound: Bound, out: Tensor | None = None) -> Tensor:
-    """Apply the box operator, B_λ(u)ᵢ = min(max(uᵢ, -λᵢ), λᵢ). [Wang2016, Eq. 10]"""
-    return torch.clamp(u, -bound, bound, out=out)
-
-
-def rectify(u: Tensor, threshold: float | Tensor, out: Tensor | None = None) -> Tensor:
+def rectify(u: Tensor, threshold: float | Tensor) -> Tensor:
     """Apply the one-sided soft threshold, max(u - θ, 0)."""
-    return torch.sub(u, threshold, out=out).clamp_(min=0.0)
+    return torch.sub(u, threshold).clamp_(min=0.0)
 
 
 class ScaledNeuron(nn.Module, ABC):
@@ -45,32 +42,32 @@ class ScaledNeuron(nn.Module, ABC):
 
     @staticmethod
     @abstractmethod
-    def unit(v: Tensor, out: Tensor | None = None) -> Tensor:
-        """Apply f, the neuron with threshold 1; `out` receives the result and must not be v."""
+    def unit(v: Tensor) -> Tensor:
+        """Apply f, the neuron with threshold 1."""
 
 
 class BLU(ScaledNeuron):
     """Bounded linear unit, B_λ(u) with one learned λᵢ per unit. [Wang2016, Eq. 10]"""
 
     @staticmethod
-    def unit(v: Tensor, out: Tensor | None = None) -> Tensor:
+    def unit(v: Tensor) -> Tensor:
         """Clip to [-1, 1]."""
-        return clip(v, 1.0, out)
+        return clip(v, 1.0)
 
 
 class SHeLU(ScaledNeuron):
     """Soft-thresholding linear unit, sign(u)·max(|u| - θ, 0)."""
 
     @staticmethod
-    def unit(v: Tensor, out: Tensor | None = None) -> Tensor:
+    def unit(v: Tensor) -> Tensor:
         """Shrink towards zero by 1."""
-        return torch.sub(v, clip(v, 1.0, out), out=out)
+        return v - clip(v, 1.0)
 
 
 class HELU(ScaledNeuron):
     """Hard-thresholding linear unit, u where |u| > θ and 0 elsewhere."""
 
     @staticmethod
-    def unit(v: Tensor, out: Tensor | None = None) -> Tensor:
+    def unit(v: Tensor) -> Tensor:
         """Set entries of at most 1 in magnitude to 0."""
-        return torch.where(v.abs() > 1.0, v, torch.zeros_like(v), out=out)
+        return torch.where(v.abs() > 1.0, v, torch.zeros_like(v))

@@ -1,4 +1,4 @@
-"""Sources of training pairs: all pairs of a batch, sampled pairs, given pairs."""
+"""Sources of training pairs: all pairs of a batch, sampled pairs, explicit pairs."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -115,7 +115,7 @@ class ExpectedBatch:
     def loss(
         self, z: Tensor, margin: float, similar_weight: float, nested: Sequence[int] = ()
     ) -> Tensor:
-        """Return the expectation of Eq. 12 over which pairs are similar, i ≠ j."""
+        """Return the expectation of Eq. 12 for pairs of uncertain similarity, i ≠ j."""
         similar = similarity_probabilities(self.probabilities, exclusive=self.exclusive)
 
         def loss(z: Tensor, margin: float) -> Tensor:

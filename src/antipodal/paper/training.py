@@ -24,6 +24,7 @@ from antipodal.threads import one_thread
 
 Tensors = Mapping[str, Tensor]
 
+_CHECKPOINT_EPOCHS = 10  # epochs between two checkpoints
 _NEVER_NEGATIVE = (".step", "_avg_sq")  # endings of arrays in the state of an optimiser
 
 
@@ -65,8 +66,8 @@ def restore_checkpoint(
     header, arrays = read_model_file(path, "checkpoint")
     if header.get("run") != run:
         raise ModelFileError(
-            f"{path} is a checkpoint of other data or settings. Delete it to start again, or "
-            "choose another file"
+            f"{path} is a checkpoint of a run with other data or settings. Delete it to start "
+            "again, or choose another file"
         )
     weights = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     weights |= {f"best.{name}": value for name, value in encoder.state_dict().items()}
@@ -115,7 +116,7 @@ def _check_arrays(
     """Require the array names, shapes and types of this run, and finite values."""
     if odd := sorted(arrays.keys() ^ expected.keys()):
         raise ModelFileError(
-            f"{path} is not a checkpoint of this run: {odd[0]} is missing or unknown"
+            f"{path} is not a checkpoint of this run: {odd[0]} is missing or unexpected"
         )
     for name, array in arrays.items():
         wanted = np.atleast_1d(expected[name].detach().cpu().numpy())  # files have no scalars
@@ -201,7 +202,6 @@ def train(
     validation: tuple[Tensor, PairSource] | None = None,
     progress: Progress | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_every: int = 10,
 ) -> History:
     """Minimise the pairwise loss over the encoder's weights, in place. [Wang2016, Eq. 12]
 
@@ -220,7 +220,7 @@ def train(
     progress : callable, optional
         Called with an `Epoch` after each epoch.
     checkpoint : path, optional
-        File that the state is saved to every `checkpoint_every` epochs. If it exists, training
+        File that the state is saved to every 10 epochs and at the end. If it exists, training
         resumes from it and ends with the weights of an uninterrupted run. A checkpoint of another
         run raises `ModelFileError`.
     """
@@ -258,7 +258,7 @@ def train(
             if progress is not None:
                 progress(Epoch(epoch + 1, settings.n_epochs, mean, held_out))
             last = epoch + 1 == settings.n_epochs
-            if checkpoint is not None and ((epoch + 1) % checkpoint_every == 0 or last):
+            if checkpoint is not None and ((epoch + 1) % _CHECKPOINT_EPOCHS == 0 or last):
                 save_checkpoint(checkpoint, run, encoder, optimizer, asdict(history), best)
     if validation is not None:
         encoder.load_state_dict(best)

@@ -29,7 +29,8 @@ from antipodal.codes import Codes
 from antipodal.service.limits import Limits
 
 BYTES, ARROW = "application/octet-stream", "application/vnd.apache.arrow.stream"
-_HEADER, _COMPRESSION = 2, 3  # fields of Message and RecordBatch in Arrow's flatbuffers
+# Fields of Message (header, custom metadata) and RecordBatch in Arrow's flatbuffers.
+_HEADER, _CUSTOM, _COMPRESSION = 2, 4, 3
 
 
 def vector_types() -> list[str]:
@@ -149,7 +150,9 @@ def _read_column(body: bytes, limits: Limits) -> Any:
         if message.type != "record batch":
             raise ValueError(f"the Arrow stream must have record batches only: got {message.type}")
         if _is_compressed(message.metadata.to_pybytes()):
-            raise ValueError("the Arrow stream must not be compressed: send plain buffers")
+            raise ValueError(
+                "the Arrow stream must not be compressed: send plain buffers, no custom metadata"
+            )
         batch = arrow.ipc.read_record_batch(message, schema)
         n_rows += len(batch)
         limits.check_batch(n_rows, "vectors")
@@ -167,8 +170,13 @@ def _is_vector(kind: Any) -> bool:
 
 
 def _is_compressed(metadata: bytes) -> bool:
-    """Return whether the buffers of a record batch are compressed, by its flatbuffer metadata."""
+    """Return whether the buffers of a record batch may be compressed, by its flatbuffer metadata.
+
+    Arrow 0.17 named the compression in the custom metadata, which are refused for that reason.
+    """
     (message,) = struct.unpack_from("<I", metadata)
+    if _field(metadata, message, _CUSTOM):
+        return True
     header = message + _field(metadata, message, _HEADER)
     header += struct.unpack_from("<I", metadata, header)[0]
     return _field(metadata, header, _COMPRESSION) != 0

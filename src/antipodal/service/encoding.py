@@ -47,7 +47,7 @@ class InputEncoder:
         for position, vector in enumerate(vectors):
             if len(vector) != n_features:
                 raise ValueError(
-                    f"vectors must have {n_features} values, as the training data of the model: "
+                    f"vectors must have {n_features} values, like the training data of the model: "
                     f"vector {position} has {len(vector)}"
                 )
         with np.errstate(over="ignore"):  # infinities are reported by the hasher, with their row

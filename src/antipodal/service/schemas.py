@@ -10,16 +10,25 @@ Id = Annotated[
     Field(examples=[7]),
 ]
 Text = Annotated[str, Field(min_length=1, max_length=10_000)]
-Vector = Annotated[list[float], Field(min_length=1)]
+Vector = Annotated[list[float], Field(min_length=1, fail_fast=True)]
 Image = Annotated[
     str, Field(min_length=1, description="A PNG, JPEG, WEBP, GIF or BMP file in base64.")
 ]
 Code = Annotated[str, Field(min_length=2, description="A code in hexadecimal.")]
 Metadata = dict[str, Any]
+_MAX_NAMES = 100  # fields of an object; lists stop at their first error (fail_fast) likewise
 
 
 class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, values: Any) -> Any:
+        """Refuse an object of many unknown fields at once: each would be an error of its own."""
+        if isinstance(values, dict) and len(values) > _MAX_NAMES:
+            raise ValueError(f"too many fields: got {len(values)}")
+        return values
 
 
 def _example(**values: Any) -> ConfigDict:
@@ -38,10 +47,11 @@ class EncodeRequest(_Request):
     """Vectors, or one image if the service accepts images."""
 
     model_config = _example(vectors=[[0.1, -2.5, 3.0]])
-    vectors: list[Vector] | None = None
+    vectors: Annotated[list[Vector], Field(fail_fast=True)] | None = None
     images: (
         Annotated[
-            list[Image], Field(min_length=1, max_length=1, description="One image per request.")
+            list[Image],
+            Field(min_length=1, max_length=1, fail_fast=True, description="One image per request."),
         ]
         | None
     ) = None
@@ -52,7 +62,11 @@ class EncodeRequest(_Request):
         return self
 
 
-_MANY = "Several queries, answered in their order. At most --max-batch, 1,000 by default."
+_MANY = Field(
+    min_length=1,
+    fail_fast=True,
+    description="Several queries, answered in their order. At most --max-batch, 1,000 by default.",
+)
 
 
 class SearchOptions(_Request):
@@ -123,9 +137,9 @@ class SearchRequest(SearchOptions):
     image: Image | None = None
     code: Code | None = None
     id: Id | None = None
-    vectors: Annotated[list[Vector], Field(min_length=1, description=_MANY)] | None = None
-    texts: Annotated[list[Text], Field(min_length=1, description=_MANY)] | None = None
-    codes: Annotated[list[Code], Field(min_length=1, description=_MANY)] | None = None
+    vectors: Annotated[list[Vector], _MANY] | None = None
+    texts: Annotated[list[Text], _MANY] | None = None
+    codes: Annotated[list[Code], _MANY] | None = None
 
     @property
     def is_single(self) -> bool:
@@ -163,7 +177,7 @@ class UpsertRequest(_Request):
     """Items to store, all or none. They replace items with the same ids."""
 
     model_config = _example(items=[{"id": 7, "vector": [0.1, -2.5, 3.0], "metadata": {"label": 3}}])
-    items: list[NewItem]
+    items: Annotated[list[NewItem], Field(fail_fast=True)]
     replace: Annotated[
         bool,
         Field(description="If false, and one of the ids exists, store nothing and return 409."),
@@ -185,14 +199,14 @@ class CheckRequest(_Request):
     """New vectors, at least 100, to compare with those at fit time."""
 
     model_config = _example(vectors=[[0.1, -2.5, 3.0], [0.2, 0.0, 1.0]])
-    vectors: list[Vector]
+    vectors: Annotated[list[Vector], Field(fail_fast=True)]
 
 
 class IdsRequest(_Request):
     """Ids of items. Unknown ids are ignored."""
 
     model_config = _example(ids=[7, 9])
-    ids: list[Id]
+    ids: Annotated[list[Id], Field(fail_fast=True)]
 
 
 class CountRequest(_Request):

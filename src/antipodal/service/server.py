@@ -80,7 +80,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the settings in JSON of `to_json`."""
+        """Parse the result of `to_json`."""
         return TypeAdapter(cls).validate_json(text)
 
 
@@ -124,7 +124,7 @@ def serve(settings: Settings) -> None:
 
 
 def worker() -> ASGIApp:
-    """Return the application of one worker, by the settings in the environment."""
+    """Return the application of one worker, with the settings in the environment."""
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)  # JSON creates many objects at once, and no cycles
     sys.setswitchinterval(5e-4)  # the event loop waits less for threads that search

@@ -37,7 +37,7 @@ def check_id_type(value: object) -> IdType:
 
 
 def id_type_of(ids: ArrayLike) -> IdType:
-    """Return the id type by the first id; "int64" for an empty list."""
+    """Return the type of the first id, which all ids should have; "int64" for an empty list."""
     array = ids if isinstance(ids, np.ndarray) else np.asarray(ids, dtype=object)
     if array.dtype.kind in "UT" or (
         array.dtype.kind == "O" and array.size and isinstance(array.flat[0], str)
@@ -53,7 +53,7 @@ def check_unique_ids(ids: ArrayLike, id_type: IdType) -> NDArray[Any]:
 
 def _check_numbers(ids: ArrayLike) -> Ids:
     if id_type_of(ids) == "string":
-        raise TypeError("ids must be integers, as the other ids of this store: got strings")
+        raise TypeError("ids must be integers, like the other ids of this store: got strings")
     numbers = check_ids(ids)
     if (numbers[1:] > numbers[:-1]).all():
         return numbers
@@ -72,7 +72,7 @@ def _check_keys(ids: ArrayLike) -> Keys:
     for position, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(
-                "ids must be strings, as the other ids of this store: got "
+                "ids must be strings, like the other ids of this store: got "
                 f"{type(text).__name__} at position {position}"
             )
     if len(set(texts)) < len(texts):

@@ -53,7 +53,7 @@ _BATCH = 5_000  # rows per request
 _MAX_IDS = 8_000  # ids in one expression
 _MIN_ID = -(2**63)
 _IS_MIN_ID = f"id < {_MIN_ID + 1}"  # Milvus cannot parse the literal -2^63
-_START_SECONDS = 20  # in which Milvus Lite should start
+_START_SECONDS = 20  # to wait for Milvus Lite to start
 # The client sends keepalive pings every 10 s. Milvus Lite treats them as an attack and closes the
 # connection after some idle seconds, which makes a concurrent call fail.
 _NO_PINGS = {"grpc.keepalive_time_ms": 2**31 - 1}
@@ -480,7 +480,7 @@ class MilvusStore(Store, Snapshot):
         # Whole bytes: zero padding does not change distances.
         schema.add_field("code", DataType.BINARY_VECTOR, dim=8 * code_width(header.n_bits))
         schema.add_field("metadata", DataType.JSON)
-        client.drop_collection(self._attachments)  # of a store that was dropped
+        client.drop_collection(self._attachments)  # left by a store that was dropped
         client.create_collection(self._collection, schema=schema, consistency_level="Strong")
 
     def _check_open(self) -> None:

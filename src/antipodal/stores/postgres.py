@@ -273,7 +273,7 @@ class PostgresStore(Store):
         self._cache = IndexCache(PostgresItems(self.place, self._tables))
 
     def close(self) -> None:
-        """Close all connections; those in use are closed afterwards."""
+        """Close all connections, those in use when they are returned."""
         self._closed = True
         with suppress(Empty):
             while True:

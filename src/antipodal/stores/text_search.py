@@ -81,7 +81,7 @@ class WordIndex:
             self._clear()
 
     def find(self, words: str, limit: int) -> FoundItems:
-        """Return the most relevant items that contain all words, also as prefixes."""
+        """Return the most relevant items that contain all words, whole or as prefixes of words."""
         # Lock first, so that the snapshot is not older than the index.
         with self._lock, self._store.snapshot() as now:
             if self._is_possible and self._follow(now):

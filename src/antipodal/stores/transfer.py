@@ -146,7 +146,7 @@ def back_up(store: Store, path: str | os.PathLike[str]) -> Backup:
     Raises
     ------
     StoreError
-        The path is a file of the store itself, and writes since the backup began would be lost.
+        The path is a file of the store itself: writes made during the backup would be lost.
     """
     store.check_not_own_file(path)
     with replacing_by_name(path) as temporary:

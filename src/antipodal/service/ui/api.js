@@ -5,7 +5,7 @@ import { $ } from "./dom.js";
 const PAUSE = 300; // milliseconds before a failed GET is sent again
 
 export class Problem extends Error {
-  /** A passing problem may disappear when the request is sent again. */
+  /** An error with a message for the user. A passing one is temporary: the user may try again. */
   constructor(message, { status, passing = false } = {}) {
     super(message);
     Object.assign(this, { status, passing });

@@ -13,8 +13,8 @@ import { drawMap } from "./map.js";
 import { drawChoice, drawPager, drawResults, layout, RERANKED, status } from "./results.js";
 import { go, goQuery, LONGEST_VECTOR, state, whenChanged } from "./state.js";
 
-const LONGEST_IMAGE = 900_000; // characters of base64 in a JSON body
-const MOST_BITS = 128; // of a code that is shown without being asked for
+const LONGEST_IMAGE = 900_000; // characters of base64 that fit a JSON body
+const MOST_BITS = 128; // longer codes are folded
 const OVERSAMPLING = 4; // of reranking
 let model = null;
 const isHamming = () => model.scoring === "hamming";
@@ -168,7 +168,7 @@ async function search() {
     showFilterError(error.message);
     return null;
   }
-  // Kept vectors rerank any query but a code. Codes of a Hamming model can be scored asymmetrically.
+  // Kept vectors rerank all queries except codes. Codes of a Hamming model can be scored asymmetrically.
   const canRerank = model.keep_vectors ? !query.body.code : Boolean(query.body.text || query.body.vector || query.body.image);
   const body = { ...query.body, offset: (page - 1) * k, limit: k };
   if (isHamming() && radius !== null) body.radius = radius;

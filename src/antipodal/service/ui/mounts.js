@@ -22,7 +22,7 @@ async function show() {
     return;
   }
   const { mounts } = await response.json();
-  $("said").textContent = mounts.length ? "Models of this service:" : "No mounts.";
+  $("said").textContent = mounts.length ? "Collections of this service:" : "This service has no collections.";
   for (const { name, n_bits, method } of mounts) {
     const link = document.createElement("a");
     link.href = `${name}/`;
