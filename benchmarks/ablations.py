@@ -203,12 +203,7 @@ LOOKUP_GRID = [
 # All epochs of the preset, near the paper's scores.
 LOOKUP_GRID += [
     f"DeepLinf.reproduced:similar_weight={weight}:margin={margin}:noise={noise}"
-    for weight, margin, noise in (
-        (0.2, 3, 0.85),
-        (0.1, 3, 0.7),
-        (0.1, 2, 0.7),
-        (0.1, 2, 0.85),
-    )  # fmt: skip
+    for weight, margin, noise in ((0.2, 3, 0.85), (0.1, 3, 0.7), (0.1, 2, 0.7), (0.1, 2, 0.85))
 ]
 
 REGIMES = {

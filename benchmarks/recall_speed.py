@@ -99,7 +99,8 @@ def ours(rows, queries, n_bits):
     encode, codes = cpu_seconds(lambda: hasher.encode(rows))
     for name, engine in (("ours", "flat"), ("ours-ivf", "ivf")):
         before = resident_bytes()
-        index = HammingIndex(n_bits, engine=engine)
+        dictionary = hasher.dictionary_ if engine == "ivf" else None
+        index = HammingIndex(n_bits, engine=engine, dictionary=dictionary)
 
         def fill_index(index=index):
             index.add(codes)

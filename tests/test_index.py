@@ -12,8 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from antipodal import LinfHash
 from antipodal.codes import pack, unpack
-from antipodal.index import HammingIndex, SearchResult, radius_tables, scan, segments
+from antipodal.index import (
+    HammingIndex,
+    SearchResult,
+    approximate,
+    radius_tables,
+    scan,
+    segments,
+)
 from antipodal.index.radius_tables import BandTables
 from antipodal.index.segments import to_rows
 from effort import fresh_examples
@@ -558,6 +566,44 @@ def test_approximate_engines_have_measured_recall_and_exact_filters_and_radii(en
     many = index.search(queries[:2], 8_000)
     assert many.ids.shape == (2, 8_000)
     check_distances_and_order(many, queries[:2], index)
+
+
+def test_clusters_of_reconstructions_find_more_than_clusters_of_codes(tmp_path, monkeypatch):
+    """Codes are longer than rows, so that near rows differ in many bits."""
+    monkeypatch.setattr(approximate, "_n_probed", lambda index: 12)  # of 134 lists
+    X = np.random.default_rng(0).standard_normal((18_000, 16)).astype(np.float32)
+    hasher = LinfHash.asymmetric(64, random_state=0).fit(X[:4000])
+    codes, queries = hasher.encode(X), hasher.query(X[::90])
+    plain = HammingIndex(64, engine="ivf")
+    index = HammingIndex(64, engine="ivf", dictionary=hasher.dictionary_)
+    for part in (codes[:17_000], codes[17_000:]):
+        plain.add(part)
+        index.add(part)
+        recall = index.recall(vectors=queries, k=10)
+        assert recall > max(0.8, plain.recall(vectors=queries, k=10) + 0.05)
+    flat = HammingIndex(64)
+    flat.add(codes)
+    found, exact = (i.search(vectors=queries, k=10) for i in (index, flat))
+    same = found.ids == exact.ids
+    np.testing.assert_array_equal(found.scores[same], exact.scores[same])
+    index.save(tmp_path / "index")
+    again = HammingIndex.load(tmp_path / "index")
+    again.add(codes[:5])
+    assert again.recall(vectors=queries, k=10) > 0.8
+    np.testing.assert_array_equal(again.search(codes[:3], 1).distances, 0)
+
+
+@pytest.mark.parametrize(
+    ("dictionary", "engine", "message"),
+    [
+        (np.ones((3, 8)), "flat", r"dictionary.*ivf.*'flat'"),
+        (np.ones((3, 7)), "ivf", r"dictionary.*8.*7"),
+        (np.full((3, 8), np.nan), "ivf", r"dictionary.*NaN"),
+    ],
+)
+def test_an_invalid_dictionary_is_refused(dictionary, engine, message):
+    with pytest.raises(ValueError, match=message):
+        HammingIndex(8, engine=engine, dictionary=dictionary)
 
 
 def check_distances_and_order(found, queries, index):

@@ -117,9 +117,9 @@ def test_other_files_are_rejected(tmp_path):
         HammingIndex.load(path)
     make_index().save(path)
     data = bytearray(path.read_bytes())
-    data[8:12] = struct.pack("<I", 3)
+    data[8:12] = struct.pack("<I", 4)
     path.write_bytes(data)
-    with pytest.raises(IndexFileError, match=r"\b3\b.*\b1\b.*\b2\b"):
+    with pytest.raises(IndexFileError, match=r"\b4\b.*\b1\b.*\b3\b"):
         HammingIndex.load(path)
 
 
@@ -156,12 +156,15 @@ VALID_HEADER = {"n_bits": 20, "engine": "flat", "n_items": 3, "first_id": 0, "en
         {"bands": 3},
         {"bands": -1},
         {"bands": 1.0},
+        {"features": 1},
+        {"features": -1},
+        {"features": 1.0},
     ],
 )
 def test_an_invalid_header_with_a_valid_checksum_is_rejected(tmp_path, change):
     path = tmp_path / "index"
     body = bytes(16)  # three rows of 4 bytes, padded to a multiple of 8
-    for version in (1, 2):
+    for version in (1, 2, 3):
         write_file(path, json.dumps(VALID_HEADER | change).encode(), body, version)
         if not change:
             loaded = HammingIndex.load(path)
@@ -263,7 +266,7 @@ def test_the_written_layout_is_the_documented_one(tmp_path):
     index.save(tmp_path / "index")
     data = (tmp_path / "index").read_bytes()
     magic, version, length = struct.unpack("<8sII", data[:16])
-    assert (magic, version) == (b"antipidx", index_file.FORMAT_VERSION)
+    assert (magic, version) == (b"antipidx", index_file.FORMAT_VERSION - 1)
     assert data[16:48] == hashlib.sha256(data[:16] + data[48:]).digest()
     assert json.loads(data[48 : 48 + length]) == {
         "n_bits": 20, "engine": "flat", "n_items": 3, "first_id": None, "engine_bytes": 0,

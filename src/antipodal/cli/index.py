@@ -151,7 +151,12 @@ def index(
     identity, n_bits = _model_identity(model, bits)
     began = time.perf_counter()
     if store is None:
-        index = HammingIndex(n_bits or 8 * rows.shape[1], engine=engine.value, model=identity)
+        index = HammingIndex(
+            n_bits or 8 * rows.shape[1],
+            engine=engine.value,
+            model=identity,
+            dictionary=_dictionary(model) if engine is IndexEngine.ivf else None,
+        )
         if prepare is not None:
             index.prepare(prepare)
         record = _write_index(index, Path(str(out)), rows, numbers, stats)
@@ -195,6 +200,16 @@ def _model_identity(model: Path | None, bits: int | None) -> tuple[str | None, i
     if bits not in (None, n_bits):
         raise typer.BadParameter(f"{model} has codes of {n_bits} bits, not {bits}")
     return identity, n_bits
+
+
+def _dictionary(model: Path | None) -> "NDArray[Any] | None":
+    """Return the dictionary of an asymmetric model, by which an approximate index clusters."""
+    if model is None:
+        return None
+    from antipodal.hashers.registry import load
+
+    hasher = load(model)
+    return getattr(hasher, "dictionary_", None) if hasher.scoring == "asymmetric" else None
 
 
 def _fill_store(

@@ -25,6 +25,7 @@ _MIN_ROWS = 10_000  # a scan of fewer rows is as fast
 _RETRAIN_GROWTH = 4  # clusters are trained again when the number of rows has grown this much
 _MAX_NEW_SHARE = 64  # lists for float queries are packed again when they lack 1/64 of the rows
 _LINKS = 16
+_BLOCK = 16_384  # rows whose reconstructions are in memory at the same time
 
 
 class ApproximateEngine:
@@ -36,14 +37,21 @@ class ApproximateEngine:
     Parameters
     ----------
     engine : "ivf" or "hnsw"
+    dictionary : float32 (features, n_bits), optional
+        With "ivf", cluster the reconstructions D(2b - 1) of the codes b, not the codes.
     saved : uint8 array, optional
         Result of `to_bytes` for items of this `generation`; deserialised when first needed.
     """
 
     def __init__(
-        self, engine: str, saved: NDArray[np.uint8] | None = None, generation: object = None
+        self,
+        engine: str,
+        dictionary: NDArray[np.float32] | None = None,
+        saved: NDArray[np.uint8] | None = None,
+        generation: object = None,
     ) -> None:
         self.engine = engine
+        self._clusters = None if dictionary is None else _Clusters(dictionary)
         self._lock = threading.Lock()
         self._saved = saved
         self._generation = generation
@@ -83,7 +91,7 @@ class ApproximateEngine:
             index, lists = self._up_to_date(items), self._lists
             n_new = index.ntotal - (0 if lists is None else lists.index.ntotal)
             if lists is None or n_new > max(_MIN_ROWS, index.ntotal // _MAX_NEW_SHARE):
-                self._lists = lists = _SignLists.of(index)
+                self._lists = lists = _SignLists.of(index, self._clusters)
         return best_rows(z, items.rows, k, scan=lists.scan)
 
     def to_bytes(self, items: IndexedItems) -> NDArray[np.uint8]:
@@ -92,11 +100,16 @@ class ApproximateEngine:
             return np.empty(0, dtype=np.uint8)
         with self._lock:
             data: NDArray[np.uint8] = load_faiss().serialize_index_binary(self._up_to_date(items))
+        if self._clusters is not None:
+            data = np.concatenate([self._clusters.to_bytes(), data])
         return data
 
     def _up_to_date(self, items: IndexedItems) -> Any:
         if self._saved is not None:
-            self._index, self._saved = load_faiss().deserialize_index_binary(self._saved), None
+            data, self._saved = self._saved, None
+            if self._clusters is not None:
+                data = self._clusters.read(data)
+            self._index = load_faiss().deserialize_index_binary(data)
             self._n_trained = self._index.ntotal
         outgrown = len(items) > _RETRAIN_GROWTH * self._n_trained
         if self._generation is not items.generation or outgrown:
@@ -105,7 +118,10 @@ class ApproximateEngine:
         n_indexed = self._index.ntotal
         if n_indexed < len(items):
             with threads_for(len(items) - n_indexed, items.rows.nbytes):
-                self._index.add(items.rows[n_indexed:])
+                if self._clusters is None:
+                    self._index.add(items.rows[n_indexed:])
+                else:
+                    self._clusters.add(self._index, items.rows[n_indexed:])
         return self._index
 
     def _new_index(self, rows: Codes) -> Any:
@@ -119,7 +135,12 @@ class ApproximateEngine:
         n_sample = min(len(rows), 64 * n_lists)
         sample = np.random.default_rng(0).choice(len(rows), n_sample, replace=False)
         with threads_for(n_sample, rows.nbytes):
-            index.train(rows[np.sort(sample)])
+            if self._clusters is None:
+                index.train(rows[np.sort(sample)])
+            else:
+                self._clusters.fit(rows[np.sort(sample)], n_lists)
+                index.quantizer.add(np.packbits(self._clusters.in_signs(n_bits) > 0, axis=1))
+                index.is_trained = True
         return index
 
     def _set_effort(self, index: Any, k: int) -> None:
@@ -129,6 +150,72 @@ class ApproximateEngine:
             index.nprobe = max(8, index.nlist // 16)
 
 
+class _Clusters:
+    """Clusters of the directions of D(2b - 1), whose inner products with a query y are its scores.
+
+    Codes with similar reconstructions may differ in many bits, so that clusters of codes are a
+    poor choice for float queries.
+
+    Parameters
+    ----------
+    dictionary : (features, n_bits)
+        D.
+    """
+
+    def __init__(self, dictionary: NDArray[np.float32]) -> None:
+        self._D = dictionary
+        self._centroids = np.empty((0, len(dictionary)), np.float32)  # rows of length 1
+
+    def fit(self, rows: Codes, n_lists: int) -> None:
+        """Cluster these rows by spherical k-means."""
+        faiss = load_faiss()
+        vectors = np.concatenate([self._directions(rows[part]) for part in _blocks(len(rows))])
+        means = faiss.Kmeans(vectors.shape[1], n_lists, niter=10, spherical=True, seed=1)
+        means.train(vectors)
+        self._centroids = means.centroids
+
+    def add(self, binary: Any, rows: Codes) -> None:
+        """Add rows to the lists of a binary IVF, each to that of its nearest centroid."""
+        faiss = load_faiss()
+        nearest_centroid = faiss.IndexFlatIP(len(self._D))
+        nearest_centroid.add(self._centroids)
+        for part in _blocks(len(rows)):
+            codes = np.ascontiguousarray(rows[part])
+            lists = np.ascontiguousarray(nearest_centroid.search(self._directions(codes), 1)[1])
+            pointers = faiss.swig_ptr(codes), None, faiss.swig_ptr(lists)
+            binary.add_core(len(codes), *pointers)
+
+    def in_signs(self, n_bits: int) -> NDArray[np.float32]:
+        """Return m for each centroid c = Dm, so that ⟨y, c⟩ = ⟨Dᵀy, m⟩; padded with zeros."""
+        m = self._centroids @ np.linalg.pinv(self._D).T
+        return np.pad(m, ((0, 0), (0, n_bits - m.shape[1]))).astype(np.float32)
+
+    def to_bytes(self) -> NDArray[np.uint8]:
+        """Return the number of centroids, uint64, and the centroids, float32; little-endian."""
+        arrays = np.array([len(self._centroids)], "<u8"), self._centroids.astype("<f4")
+        return np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays])
+
+    def read(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Read the centroids from the start of `data`, and return the rest of it."""
+        n_lists = int.from_bytes(data[:8].tobytes(), "little")
+        end = 8 + 4 * n_lists * len(self._D)
+        if end > len(data):
+            raise ValueError(f"{len(data)} bytes are too few for {n_lists} centroids")
+        self._centroids = data[8:end].copy().view("<f4").reshape(n_lists, -1).astype(np.float32)
+        return data[end:]
+
+    def _directions(self, rows: Codes) -> NDArray[np.float32]:
+        bits = np.unpackbits(rows, axis=1, count=self._D.shape[1])
+        vectors: NDArray[np.float32] = (2 * bits.astype(np.float32) - 1) @ self._D.T
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        vectors /= np.maximum(lengths, np.finfo(np.float32).tiny)
+        return vectors
+
+
+def _blocks(n_rows: int) -> list[slice]:
+    return [slice(first, first + _BLOCK) for first in range(0, n_rows, _BLOCK)]
+
+
 class _SignLists(NamedTuple):
     """The inverted lists of a binary IVF, packed for FastScan of float queries.
 
@@ -136,20 +223,24 @@ class _SignLists(NamedTuple):
     ----------
     index : faiss.IndexIVFPQFastScan
     centroids : faiss.IndexFlatIP
-        Signs of the centroids. A query probes the lists whose centroids score highest.
+        Signs of the centroids, or m of `_Clusters`. A query probes the lists whose centroids
+        score highest.
     """
 
     index: Any
     centroids: Any
 
     @classmethod
-    def of(cls, binary: Any) -> "_SignLists":
+    def of(cls, binary: Any, clusters: _Clusters | None) -> "_SignLists":
         faiss = load_faiss()
         width = binary.code_size
-        codes = faiss.vector_to_array(faiss.downcast_IndexBinary(binary.quantizer).xb)
-        signs = np.where(np.unpackbits(codes.reshape(-1, width), axis=1), 1, -1)
+        if clusters is None:
+            codes = faiss.vector_to_array(faiss.downcast_IndexBinary(binary.quantizer).xb)
+            values = np.where(np.unpackbits(codes.reshape(-1, width), axis=1), 1, -1)
+        else:
+            values = clusters.in_signs(8 * width)
         centroids = faiss.IndexFlatIP(8 * width)
-        centroids.add(halves_swapped(signs, width))
+        centroids.add(halves_swapped(values, width))
         signed = sign_index(width)  # keeps `pq` alive: Faiss holds no reference
         lists = faiss.IndexIVFPQ(
             centroids, 8 * width, binary.nlist, 2 * width, 4, faiss.METRIC_INNER_PRODUCT

@@ -54,6 +54,10 @@ class HammingIndex:
     model : str, optional
         Identity of the model of the codes, such as the SHA-256 of its file. It is saved
         with the index, and `load` can require it.
+    dictionary : (features, n_bits), optional
+        `dictionary_` of an asymmetric model, for "ivf" with queries by vectors: the index clusters
+        the reconstructions of the codes, which gives a much higher recall than clusters of the
+        codes themselves. It is saved with the index.
 
     Notes
     -----
@@ -80,7 +84,14 @@ class HammingIndex:
     array([1, 0, 2])
     """
 
-    def __init__(self, n_bits: int, *, engine: str = "flat", model: str | None = None) -> None:
+    def __init__(
+        self,
+        n_bits: int,
+        *,
+        engine: str = "flat",
+        model: str | None = None,
+        dictionary: ArrayLike | None = None,
+    ) -> None:
         self.n_bits = operator.index(n_bits)
         if not 1 <= self.n_bits <= MAX_BITS:
             raise ValueError(f"n_bits must be from 1 to {MAX_BITS}: got {n_bits}")
@@ -91,7 +102,16 @@ class HammingIndex:
         self._tables = TableCache(self.n_bits)
         self._packed = PackedCodes()
         self._is_padded = row_width(self.n_bits) > code_width(self.n_bits)
-        self._approximate = None if engine == "flat" else ApproximateEngine(engine)
+        if dictionary is not None and engine != "ivf":
+            raise ValueError(f'dictionary is for engine="ivf": got engine={engine!r}')
+        self._dictionary = (
+            None
+            if dictionary is None
+            else check_values(dictionary, "dictionary", self.n_bits).astype(np.float32)
+        )
+        self._approximate = (
+            None if engine == "flat" else ApproximateEngine(engine, self._dictionary)
+        )
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -307,7 +327,7 @@ class HammingIndex:
         items, engine_data = self._segments.merged(), np.empty(0, dtype=np.uint8)
         if self._approximate is not None:
             engine_data = self._approximate.to_bytes(items)
-        description = IndexDescription(self.n_bits, self.engine, self.model)
+        description = IndexDescription(self.n_bits, self.engine, self.model, self._dictionary)
         write_index_file(path, description, items, engine_data, self._tables.to_save(items))
 
     @classmethod
@@ -338,15 +358,16 @@ class HammingIndex:
                 "between codes of different models are meaningless"
             )
         try:
-            index = cls(description.n_bits, engine=description.engine, model=description.model)
+            index = cls(**description._asdict())
         except (TypeError, ValueError) as error:
             raise IndexFileError(f"{path} cannot be used: {error}") from error
         index._replace_segments(Segments.of(items, index.n_bits))
         if tables is not None:
             index._tables.set(items, tables)
         if len(engine_data):
-            engine = ApproximateEngine(description.engine, engine_data, items.generation)
-            index._approximate = engine
+            index._approximate = ApproximateEngine(
+                index.engine, index._dictionary, engine_data, items.generation
+            )
         return index
 
     def _replace_segments(self, segments: Segments) -> None:

@@ -10,9 +10,12 @@
            then      radius tables of a prepared index: start of each bucket, uint32 (uint64 from
                      2³² entries), and the rows of all buckets, uint32, each padded with zeros to
                      a multiple of 8
-           then      approximate engine, if any, as serialised by Faiss
+           then      dictionary of the model, if given: float32, features × n_bits, padded likewise
+           then      approximate engine, if any, as serialised by Faiss; with a dictionary, it
+                     follows the number of centroids, uint64, and the centroids, float32
 
-Version 1 has neither radius tables nor the identity of a model; it can still be read.
+Version 1 has neither radius tables nor the identity of a model, and version 2 no dictionary. Both
+can still be read, and an index without a dictionary is written as version 2.
 
 The arrays are memory-mapped: opening a file takes one pass for the checksum, only the parts that a
 search reads take memory, and processes share them. Replacing the file does not affect processes
@@ -36,7 +39,7 @@ from antipodal.index.segments import MAX_ITEMS, IndexedItems, row_width
 from antipodal.io.atomic import replacing
 from antipodal.validation import Ids
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 Bytes = NDArray[np.uint8]
 
@@ -46,11 +49,12 @@ _DIGEST = slice(_START.size, _START.size + 32)
 
 
 class IndexDescription(NamedTuple):
-    """Properties of the codes; `model` is the identity of their model, if recorded."""
+    """Properties of the codes: their model's identity and dictionary, if recorded."""
 
     n_bits: int
     engine: str
     model: str | None
+    dictionary: NDArray[np.float32] | None = None
 
 
 class Header(NamedTuple):
@@ -63,6 +67,7 @@ class Header(NamedTuple):
     engine_bytes: int
     model: str | None = None
     bands: int = 0  # bands of the radius tables, 0 without tables
+    features: int = 0  # rows of the dictionary, 0 without one
 
 
 def write_index_file(
@@ -75,17 +80,24 @@ def write_index_file(
     """Write an index, replacing an existing file atomically."""
     ids = items.id_column
     first_id = (ids.start if len(ids) else 0) if isinstance(ids, range) else None
-    n_bits, engine, model = description
+    n_bits, engine, model, dictionary = description
     bands = 0 if tables is None else tables.n_bands
-    header = Header(n_bits, engine, len(items), first_id, len(engine_data), model, bands)
-    text = json.dumps(header._asdict(), sort_keys=True).encode()
+    header = Header(n_bits, engine, len(items), first_id, len(engine_data), model, bands)._asdict()
+    if dictionary is None:
+        version = FORMAT_VERSION - 1
+        del header["features"]
+    else:
+        version, header["features"] = FORMAT_VERSION, len(dictionary)
+    text = json.dumps(header, sort_keys=True).encode()
     text += b" " * (-(_DIGEST.stop + len(text)) % 64)
-    start = _START.pack(_MAGIC, FORMAT_VERSION, len(text))
+    start = _START.pack(_MAGIC, version, len(text))
     arrays: list[NDArray[Any]] = [np.ascontiguousarray(items.rows)]
     if first_id is None:
         arrays.append(items.ids.astype("<i8", copy=False))
     if tables is not None:
         arrays += [a.astype(a.dtype.newbyteorder("<"), copy=False) for a in tables.arrays]
+    if dictionary is not None:
+        arrays.append(np.ascontiguousarray(dictionary, "<f4"))
     parts: list[Any] = [text]
     for array in arrays:
         parts += [array.reshape(-1).view(np.uint8).data, b"\0" * (-array.nbytes % 8)]
@@ -126,19 +138,23 @@ def read_index_file(
         )
     try:
         header = Header(**json.loads(bytes(data[_DIGEST.stop : _DIGEST.stop + length])))
-        items, tables, engine_data = _contents(header, data[_DIGEST.stop + length :])
+        items, tables, dictionary, engine_data = _contents(header, data[_DIGEST.stop + length :])
     except (TypeError, ValueError, RecursionError) as error:  # not written by antipodal
         raise IndexFileError(f"{path} cannot be read: {error}") from error
-    return IndexDescription(header.n_bits, header.engine, header.model), items, engine_data, tables
+    description = IndexDescription(header.n_bits, header.engine, header.model, dictionary)
+    return description, items, engine_data, tables
 
 
-def _contents(header: Header, data: memoryview) -> tuple[IndexedItems, BandTables | None, Bytes]:
+def _contents(
+    header: Header, data: memoryview
+) -> tuple[IndexedItems, BandTables | None, NDArray[np.float32] | None, Bytes]:
     _check(header)
-    n_bits, _, n_items, first_id, engine_bytes, _, bands = header
+    n_bits, _, n_items, first_id, engine_bytes, _, bands, features = header
     width = row_width(n_bits)
     kinds: list[tuple[Any, int]] = [(np.uint8, n_items * width)]
     kinds += [(np.int64, n_items)] if first_id is None else []
     kinds += table_arrays(n_items, n_bits, bands) if bands else []
+    kinds += [(np.float32, features * n_bits)] if features else []
     whole, position = np.frombuffer(data, dtype=np.uint8), 0
     arrays = []
     for kind, n in kinds:
@@ -155,19 +171,20 @@ def _contents(header: Header, data: memoryview) -> tuple[IndexedItems, BandTable
     ids: range | Ids = arrays[1] if first_id is None else range(first_id, first_id + n_items)
     if not isinstance(ids, range) and not (ids[1:] > ids[:-1]).all():
         raise ValueError("its ids must be in increasing order")
+    dictionary = arrays.pop().reshape(features, n_bits) if features else None
     tables = BandTables(rows, n_bits, bands, *arrays[-2:]) if bands else None
-    return IndexedItems.of(rows, ids), tables, whole[position:]
+    return IndexedItems.of(rows, ids), tables, dictionary, whole[position:]
 
 
 def _check(header: Header) -> None:
     """Raise TypeError or ValueError for a header that `write_index_file` cannot have written."""
-    n_bits, _, n_items, first_id, engine_bytes, model, bands = header
-    numbers = (n_bits, n_items, first_id or 0, engine_bytes, bands)
+    n_bits, _, n_items, first_id, engine_bytes, model, bands, features = header
+    numbers = (n_bits, n_items, first_id or 0, engine_bytes, bands, features)
     if not all(type(number) is int for number in numbers):
         raise TypeError(f"numbers in its header must be integers: got {header}")
     if model is not None and type(model) is not str:
         raise TypeError(f"the model in its header must be a string: got {model!r}")
-    if n_bits < 1 or not 0 <= n_items <= MAX_ITEMS or engine_bytes < 0:
+    if n_bits < 1 or not 0 <= n_items <= MAX_ITEMS or engine_bytes < 0 or features < 0:
         raise ValueError(f"its header has invalid sizes: {n_items} items of {n_bits} bits")
     if not 0 <= bands <= min(n_bits, 64 * n_items):
         raise ValueError(
