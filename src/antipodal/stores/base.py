@@ -298,9 +298,9 @@ class Store(Reader):
             return 0
         return self._delete(given) if self.id_type == "int64" else self._delete_keyed(given)
 
+    @abstractmethod
     def read_attachment(self, name: str) -> bytes | None:
         """Return the bytes stored under a name, or None; raise StoreError if they are damaged."""
-        return None
 
     def write_attachments(self, parts: Mapping[str, bytes], *, replace: bool = True) -> None:
         """Store bytes under names, atomically in SQLite and PostgreSQL.
@@ -488,6 +488,7 @@ class Store(Reader):
         `replace`, ids in use must be passed to `_check_unused`.
         """
 
+    @abstractmethod
     def _put_keyed(
         self,
         keys: Keys,
@@ -498,7 +499,6 @@ class Store(Reader):
         vectors: Sequence[bytes] | None = None,
     ) -> int:
         """Store items under string ids, as `_put` does; `metadata` contains the ids."""
-        raise StoreError(f"{self.place} cannot have string ids")
 
     def _check_names_unused(self, names: Collection[str]) -> None:
         """Raise StoreError if names are given: they are in use."""
@@ -509,8 +509,8 @@ class Store(Reader):
     def _write_attachments(self, parts: Mapping[str, bytes], *, replace: bool) -> None:
         """Store bytes under names; names in use must be passed to `_check_names_unused`."""
 
-    def _drop(self) -> None:
-        raise StoreError(f"{self.place} cannot be deleted")
+    @abstractmethod
+    def _drop(self) -> None: ...
 
     @abstractmethod
     def _known(self, ids: Ids) -> Ids:
@@ -522,9 +522,9 @@ class Store(Reader):
     @abstractmethod
     def _delete(self, ids: Ids) -> int: ...
 
+    @abstractmethod
     def _delete_keyed(self, keys: Keys) -> int:
         """Delete the items with these string ids, as `_delete` does."""
-        raise StoreError(f"{self.place} has no string ids")
 
     @abstractmethod
     def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
