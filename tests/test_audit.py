@@ -443,6 +443,21 @@ def test_the_worst_queries_are_shown_with_true_neighbours_and_results(tmp_path):
     assert shares == sorted(shares)
 
 
+def test_a_method_looks_the_same_in_all_charts_of_a_report(tmp_path):
+    methods = ["SignHash:rotate=false", "SignHash", "LSH"]
+    found = audit(X[:500], bits=(16, 64), methods=methods, baselines="none", n_queries=50)
+    write_audit_report(tmp_path / "r.html", found)
+    page = ElementTree.fromstring((tmp_path / "r.html").read_text().partition("\n")[2])
+    looks = {}
+    for curve in page.iter("g"):
+        name, marker = curve.findtext("path/title"), curve.find("path[@transform]")
+        if name in methods:
+            looks.setdefault(name, set()).add((curve.get("class"), marker.get("d")))
+    assert {name: len(each) for name, each in looks.items()} == dict.fromkeys(methods, 1)
+    assert len(set.union(*looks.values())) == len({m for _, m in set.union(*looks.values())}) == 3
+    assert looks["SignHash"].pop()[0] == "m-SignHash"  # the plain method has its own colour
+
+
 def test_the_report_shows_its_charts_in_a_browser_and_fits_a_phone(tmp_path, browser):
     found = audit(X[:500], bits=(16, 64), methods=["LSH", "ITQ"], n_queries=50)
     write_audit_report(tmp_path / "r.html", found)

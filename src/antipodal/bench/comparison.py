@@ -264,17 +264,17 @@ Points = dict[str, list[tuple[float, float]]]
 
 def _recall_by_bytes(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, Markup]]:
     """Draw one chart per search, one curve per run and method."""
-    charts = []
-    for search, title in (("hamming", "Hamming search"), ("asymmetric", "Asymmetric search")):
-        curves: Points = {}
-        for name, run in zip(names, runs, strict=True):
-            for r in sorted(run.records, key=lambda record: record["bytes"]):
-                if r["search"] == search:
-                    curve = f"{r['method'].partition(',')[0]} · {name}"
-                    curves.setdefault(curve, []).append((r["bytes"], 100 * r["recall"]))
-        if curves:
-            charts.append((title, _by_size(curves, "bytes per vector", "recall, %")))
-    return charts
+    by_search: dict[str, Points] = {"hamming": {}, "asymmetric": {}}
+    for name, run in zip(names, runs, strict=True):
+        for r in sorted(run.records, key=lambda record: record["bytes"]):
+            curve = f"{r['method'].partition(',')[0]} · {name}"
+            point = (r["bytes"], 100 * r["recall"])
+            by_search.setdefault(r["search"], {}).setdefault(curve, []).append(point)
+    return _by_size(
+        {f"{search.capitalize()} search": curves for search, curves in by_search.items() if curves},
+        "bytes per vector",
+        "recall, %",
+    )
 
 
 def _map_by_bits(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, Markup]]:
@@ -286,14 +286,21 @@ def _map_by_bits(runs: Sequence[Run], names: Sequence[str]) -> list[tuple[str, M
                 point = (float(bits), mean(r["map"] for r in records))
                 curves = by_dataset.setdefault(dataset, {})
                 curves.setdefault(f"{method} · {name}", []).append(point)
-    return [
-        (dataset, _by_size(curves, "bits", "mAP, %"))
+    several = {
+        dataset: curves
         for dataset, curves in by_dataset.items()
         if len({x for points in curves.values() for x, _ in points}) > 1
-    ]
+    }
+    return _by_size(several, "bits", "mAP, %")
 
 
-def _by_size(curves: Points, x_axis: str, y_axis: str) -> Markup:
-    x = log2_axis(x for points in curves.values() for x, _ in points)
-    y = recall_axis(y for points in curves.values() for _, y in points)
-    return line_chart(curves, x_axis=x_axis, y_axis=y_axis, x=x, y=y, looks=method_looks(curves))
+def _by_size(charts: Mapping[str, Points], x_axis: str, y_axis: str) -> list[tuple[str, Markup]]:
+    """Draw titled charts in which a curve of the same name looks the same."""
+    looks = method_looks(sorted({name for curves in charts.values() for name in curves}))
+    drawn = []
+    for title, curves in charts.items():
+        x = log2_axis(x for points in curves.values() for x, _ in points)
+        y = recall_axis(y for points in curves.values() for _, y in points)
+        chart = line_chart(curves, x_axis=x_axis, y_axis=y_axis, x=x, y=y, looks=looks)
+        drawn.append((title, chart))
+    return drawn

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from antipodal.evaluation.advice import Advice
 from antipodal.evaluation.audit import Audit
-from antipodal.evaluation.charts import line_chart, log2_axis, method_looks, recall_axis
+from antipodal.evaluation.charts import Look, line_chart, log2_axis, method_looks, recall_axis
 from antipodal.evaluation.html import provenance, shown_item, write_page
 from antipodal.evaluation.recall import Setting
 from antipodal.evaluation.report import Describe
@@ -58,6 +58,7 @@ def write_audit_report(
     if audit.ndcg is not None:
         facts.append((f"nDCG@{audit.k} of uncompressed vectors", f"{audit.ndcg:.3f}"))
     headings, *rows = audit.table()
+    looks = method_looks(sorted({_method(setting) for setting in audit.settings}))
     write_page(
         path,
         "audit",
@@ -66,8 +67,8 @@ def write_audit_report(
         remarks=audit.remarks(),
         facts=[*facts, *provenance(Faiss=load_faiss().__version__)],
         k=audit.k,
-        recall_charts=_recall_charts(audit),
-        speed_charts=_speed_charts(audit),
+        recall_charts=_recall_charts(audit, looks),
+        speed_charts=_speed_charts(audit, looks),
         headings=headings,
         rows=rows,
         distance_charts=_distance_charts(audit),
@@ -75,19 +76,22 @@ def write_audit_report(
     )
 
 
-def _recall_charts(audit: Audit) -> list[tuple[str, Markup]]:
+def _method(setting: Setting) -> str:
+    """Return the method without the number of bits per dimension of other libraries."""
+    return setting.method.partition(",")[0]
+
+
+def _recall_charts(audit: Audit, looks: Mapping[str, Look]) -> list[tuple[str, Markup]]:
     """Draw recall by bytes: one chart for each search, one curve for each method."""
     charts: dict[str, dict[str, list[tuple[float, float]]]] = {title: {} for title in _CHARTS}
-    names: dict[str, None] = {}
     for setting in sorted(audit.settings, key=lambda setting: setting.cost.bytes):
-        name = setting.method.partition(",")[0]
-        names[name] = None
         for title, (search, oversampling) in _CHARTS.items():
             recall = setting.with_floats.get(oversampling)
             if setting.search == search and recall is not None:
-                charts[title].setdefault(name, []).append((setting.cost.bytes, 100 * recall))
+                charts[title].setdefault(_method(setting), []).append(
+                    (setting.cost.bytes, 100 * recall)
+                )
     sizes = log2_axis(setting.cost.bytes for setting in audit.settings)
-    looks = method_looks(names)
     return [
         (
             title,
@@ -102,16 +106,15 @@ def _recall_charts(audit: Audit) -> list[tuple[str, Markup]]:
     ]  # fmt: skip
 
 
-def _speed_charts(audit: Audit) -> list[tuple[str, Markup]]:
+def _speed_charts(audit: Audit, looks: Mapping[str, Look]) -> list[tuple[str, Markup]]:
     """Draw recall by speed: one chart for each search, a curve through the lengths of a method."""
     charts = []
-    looks = method_looks(dict.fromkeys(s.method.partition(",")[0] for s in audit.settings))
     for title, (search, oversampling) in _CHARTS.items():
         curves: dict[str, list[tuple[float, float]]] = {}
         for setting in sorted(audit.settings, key=lambda setting: setting.cost.bytes):
             if setting.search == search and oversampling == 1:
                 point = (setting.cost.queries_per_second, 100 * setting.recall)
-                curves.setdefault(setting.method.partition(",")[0], []).append(point)
+                curves.setdefault(_method(setting), []).append(point)
         points = [point for points in curves.values() for point in points]
         if points:
             chart = line_chart(
