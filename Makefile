@@ -10,8 +10,8 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/.library
 	$(BIN)/antipodal demo
 
-# Many tests wait for servers and browsers: three workers keep two cores busy.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() * 3 // 2)')
+# Many tests wait for servers and browsers: four workers keep two cores busy.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() * 2)')
 test: .venv/.developer
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 

@@ -128,11 +128,11 @@ def test_anchors_that_are_all_equal_can_be_reduced():
     assert np.isfinite(kernel_feature_rows(reduced, ROWS[:5, :3])).all()
 
 
-@pytest.mark.parametrize("kind", [DeepLinf, NNHash, SparseHash, OrthoHash])
+@pytest.mark.parametrize("kind", [DeepLinf, OrthoHash])
 def test_a_network_on_a_reduced_set_keeps_its_score(kind):
     scores = {}
     for n_reduced in (0, 200):
-        options = {"n_reduced": n_reduced, "n_epochs": 60, "random_state": 0}
+        options = {"n_reduced": n_reduced, "n_epochs": 30, "random_state": 0}
         hasher = network(kind, 32, feature_map="kernel", **options).fit(X[:500], Y[:500])
         assert len(hasher.anchors_) == (n_reduced or 500)
         codes = hasher.encode(X[500:])

@@ -76,7 +76,7 @@ def test_responses_conform_to_the_openapi_description(store, method, path, mode)
     operation = schemathesis.openapi.from_asgi("/openapi.json", app)[path][method]
     checks = [*CHECKS, negative_data_rejection] if mode is GenerationMode.NEGATIVE else CHECKS
 
-    @examples(8, suppress_health_check=list(HealthCheck))
+    @examples(4, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def run(case):
         case.call_and_validate(checks=checks, timeout=HANG)

@@ -100,7 +100,7 @@ def scores():
     return score
 
 
-@pytest.mark.parametrize("kind", [DeepLinf, NNHash, SparseHash])
+@pytest.mark.parametrize("kind", [DeepLinf, SparseHash])
 def test_rows_without_labels_make_codes_better(kind, scores):
     alone = scores(kind)
     assert scores(kind, unlabelled=X[UNLABELLED]) > alone + 1

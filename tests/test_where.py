@@ -236,7 +236,7 @@ def assert_engine_agrees(store, where):
     assert store.radius(np.zeros((1, 1), np.uint8), 0, where=where).ids.tolist() == expected
 
 
-@fresh_examples(120)
+@fresh_examples(60)
 @given(where=filters)
 def test_engines_match_the_reference(store, where):
     assert_engine_agrees(store, where)
