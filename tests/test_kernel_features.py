@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from sklearn.decomposition import KernelPCA
 from sklearn.metrics.pairwise import rbf_kernel
 
-from antipodal import DeepLinf, NNHash, OrthoHash, SparseHash, Training, evaluate
+from antipodal import DeepLinf, NNHash, OrthoHash, Training, evaluate
 from antipodal.hashers.kernel_features import (
     KernelFeatures,
     kernel_feature_rows,

@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits, make_multilabel_classification
 from sklearn.neighbors import NearestNeighbors
 
-from antipodal import ClassifierLSH, DeepLinf, NNHash, SparseHash, Training, evaluate, load
+from antipodal import ClassifierLSH, DeepLinf, SparseHash, Training, evaluate, load
 from antipodal.hashers import pseudo_labels as teacher
 from antipodal.hashers.preprocessing import learn_inputs, scaled
 from antipodal.hashers.pseudo_labels import _mean_of_nearest, enough_labels, pseudo_labels
