@@ -290,8 +290,9 @@ def test_micro_batched_searches_have_the_results_of_single_ones(reader, store, m
 def test_results_that_change_before_they_are_fetched_are_searched_again(store, monkeypatch):
     """In a store without snapshots, such as Milvus."""
     monkeypatch.setattr(store, "snapshot", lambda: nullcontext(store))
-    for name in ("nearest", "_radius", "_count"):
-        monkeypatch.setattr(store, name, partial(asked_anew, store, name), raising=False)
+    for name in ("_search", "_radius", "_count"):
+        search = partial(search_new_snapshot, store, name)
+        monkeypatch.setattr(store, name, search, raising=False)
     engine = engine_of(store)
     get, n_changes = store._items_of, 0
 
@@ -318,7 +319,7 @@ def test_results_that_change_before_they_are_fetched_are_searched_again(store, m
     is_problem(client.post("/v1/search", json={"code": code}), 503)
 
 
-def asked_anew(store, name, *arguments):
+def search_new_snapshot(store, name, *arguments):
     with type(store).snapshot(store) as now:
         return getattr(now, name)(*arguments)
 

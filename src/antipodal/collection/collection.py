@@ -4,6 +4,7 @@ import builtins
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -405,8 +406,18 @@ class Collection:
         self, now: Snapshot, query: Query, k: int, where: Where | None, rerank: int | None
     ) -> SearchResult:
         """Search a snapshot of the store; the result has integer ids."""
-        n_found = k if rerank is None else k * self._check_rerank(rerank)
-        found = query.candidates(now, n_found, where)
+        n_candidates = k if rerank is None else k * self._check_rerank(rerank)
+        n_found = n_candidates + (query.excluded is not None)
+        if query.values is not None:
+            found = now._asymmetric(query.values, n_found, where)
+        else:
+            assert query.codes is not None
+            found = now._search(query.codes, n_found, where)
+        if found.scores is not None and query.offsets is not None:
+            scores = found.scores + query.offsets[:, None]
+            found = SearchResult(found.ids, found.distances, scores)
+        if query.excluded is not None:
+            found = _without(found, query.excluded, n_candidates)
         return found if rerank is None else self._reranked(now, found, query.rows, k)
 
     def radius(
@@ -482,17 +493,17 @@ class Collection:
     def _query_of_rows(self, rows: NDArray[Any], scoring: str) -> Query:
         if not len(rows):
             empty = np.empty((0, self.store.n_bits))
-            return Query(None, empty, np.empty(0), rows)
+            return Query(values=empty, offsets=np.empty(0), rows=rows)
         if scoring == "hamming":
-            return Query(self.model.encode(rows), None, None, rows)
+            return Query(codes=self.model.encode(rows), rows=rows)
         values = check_values(self.model.query(rows), "queries", self.store.n_bits)
-        return Query(None, values, self.model.score_offset(rows), rows)
+        return Query(values=values, offsets=self.model.score_offset(rows), rows=rows)
 
     def _query_of_codes(self, codes: Codes, scoring: str) -> Query:
         """Search by the reconstruction of codes, if the model has one."""
         reconstruct = getattr(self.model, "reconstruct", None)
         if scoring == "hamming" or reconstruct is None or not len(codes):
-            return Query(codes, None, None, None)
+            return Query(codes=codes)
         return self._query_of_rows(reconstruct(codes), scoring)
 
     def _query_of_items(self, ids: ArrayLike, scoring: str) -> Query:
@@ -505,7 +516,7 @@ class Collection:
                 query = self._query_of_rows(self._kept(now, numbers), scoring)
             if query.codes is not None:  # the kept vectors are rounded, the codes are not
                 query.codes = items.codes
-        return query.leaving_out(numbers)
+        return replace(query, excluded=numbers)
 
     def _stored(self, now: Snapshot, ids: NDArray[Any]) -> tuple[Items, NDArray[np.int64]]:
         """Return items and their integer ids, or raise KeyError if one does not exist."""
@@ -646,6 +657,21 @@ def _check_choice(
     if recall is not None or model is not None:
         return Choice(model, None, recall)
     return Choice(None, int(bits) if bits is not None else 8 * int(n_bytes or 48), None)
+
+
+def _without(found: SearchResult, excluded: NDArray[np.int64], k: int) -> SearchResult:
+    """Return the first k results of each query, without the item that it excludes."""
+    n_found = found.ids.shape[1]
+    is_excluded = found.ids == excluded[:, None]
+    # Move the excluded item to the end. A stable sort keeps the order of the others.
+    order = np.argsort(is_excluded, axis=1, kind="stable")[:, :k]
+    if n_found <= k and is_excluded.any():
+        order = order[:, : n_found - 1]
+    return SearchResult(
+        np.take_along_axis(found.ids, order, axis=1),
+        np.take_along_axis(found.distances, order, axis=1),
+        None if found.scores is None else np.take_along_axis(found.scores, order, axis=1),
+    )
 
 
 def _described(now: Snapshot, found: SearchResult) -> SearchResult:
