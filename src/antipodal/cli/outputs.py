@@ -31,6 +31,10 @@ _HEADER_BYTES = 2**26  # of a safetensors file: longer headers are not read
 Force = Annotated[
     bool, typer.Option("--force", help="Also replace an existing file of another kind.")
 ]
+HtmlReport = Annotated[
+    Path | None,
+    typer.Option("--html", help="Also write a report with charts to this file."),
+]
 
 
 def check_output(path: str | os.PathLike[str], kind: str, force: bool = False) -> None:

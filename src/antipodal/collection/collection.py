@@ -38,7 +38,7 @@ from antipodal.stores.items import (
 )
 from antipodal.stores.url import place_address
 from antipodal.stores.vectors import VectorType, pack_vectors, unpack_vectors
-from antipodal.validation import check_finite, check_whole
+from antipodal.validation import check_vectors, check_whole
 
 if TYPE_CHECKING:
     from antipodal.client import Client
@@ -435,8 +435,9 @@ class Collection:
         chosen_scoring(self.model, "hamming")
         if (queries is None) == (codes is None):
             raise ValueError("radius needs either queries or codes")
-        packed = self.model.encode(self._rows(queries)) if codes is None else codes
-        return self.store.radius(packed, r, where=where)
+        if codes is None:
+            codes = self.model.encode(check_vectors(queries, "queries", self.n_features))
+        return self.store.radius(codes, r, where=where)
 
     def _check_rerank(self, rerank: int) -> int:
         check_whole(rerank, "rerank", 1)
@@ -446,17 +447,6 @@ class Collection:
                 "Create it with keep_vectors='int8', or search without rerank"
             )
         return int(rerank)
-
-    def _rows(self, queries: ArrayLike | None) -> NDArray[Any]:
-        """Return query vectors as a finite matrix with `n_features` columns."""
-        rows = np.asarray(queries)
-        if rows.ndim != 2 or rows.shape[1] != self.n_features:
-            raise ValueError(
-                f"queries must have shape (n, {self.n_features}), like the vectors of the model: "
-                f"got {rows.shape}"
-            )
-        check_finite(rows, "queries")
-        return rows
 
     def query(
         self,
@@ -479,7 +469,9 @@ class Collection:
             return self._query_of_codes(packed, scoring)
         if ids is not None:
             return self._query_of_items(ids, scoring)
-        rows = self._embedded(texts) if texts is not None else self._rows(queries)
+        if texts is not None:
+            return self._query_of_rows(self._embedded(texts), scoring)
+        rows = check_vectors(queries, "queries", self.n_features)
         return self._query_of_rows(rows, scoring)
 
     def _embedded(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -577,7 +569,7 @@ class Collection:
             `has_drifted` is the verdict. The text form has the measured values and the
             recommended action.
         """
-        rows = self._rows(new_vectors)
+        rows = check_vectors(new_vectors, "new_vectors", self.n_features)
         before = self._settings.quality
         if before is None:
             raise AntipodalError(

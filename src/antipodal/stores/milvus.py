@@ -79,9 +79,8 @@ class MilvusStore(Store, Snapshot):
         if not self._is_server and not address.target.endswith(".db"):
             raise ValueError(f"a file of Milvus Lite must end in .db: got {address.target!r}")
         if not self._is_server and not Path(address.target).exists():
-            StoreHeader.new(
-                self.place, n_bits, model, id_type
-            )  # before the client creates the file
+            # Raises an error before the client creates the file.
+            StoreHeader.new(self.place, n_bits, model, id_type)
         self._address = address
         self._client: MilvusClient | None = None
         with self._errors():
