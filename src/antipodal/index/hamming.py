@@ -58,6 +58,10 @@ class HammingIndex:
         `dictionary_` of an asymmetric model, for "ivf" with queries by vectors: the index clusters
         the reconstructions of the codes, which gives a much higher recall than clusters of the
         codes themselves. It is saved with the index.
+    n_probe : int, optional
+        Number of lists that "ivf" scans for a query. There are √n lists for n items. By default, a
+        query by codes scans one in 16 and at least 8, and a query by vectors one in 32 and at least
+        32. It may be changed at any time and is not saved.
 
     Notes
     -----
@@ -91,6 +95,7 @@ class HammingIndex:
         engine: str = "flat",
         model: str | None = None,
         dictionary: ArrayLike | None = None,
+        n_probe: int | None = None,
     ) -> None:
         self.n_bits = operator.index(n_bits)
         if not 1 <= self.n_bits <= MAX_BITS:
@@ -112,12 +117,27 @@ class HammingIndex:
         self._approximate = (
             None if engine == "flat" else ApproximateEngine(engine, self._dictionary)
         )
+        if n_probe is not None:
+            self.n_probe = n_probe
 
     def __len__(self) -> int:
         return len(self._segments)
 
     def __repr__(self) -> str:
         return f"HammingIndex(n_bits={self.n_bits}, engine={self.engine!r}): {len(self)} items"
+
+    @property
+    def n_probe(self) -> int | None:
+        """Number of lists that "ivf" scans for a query; None for the default."""
+        return None if self._approximate is None else self._approximate.n_probe
+
+    @n_probe.setter
+    def n_probe(self, n_probe: int | None) -> None:
+        if self._approximate is None or self.engine != "ivf":
+            raise ValueError(f'n_probe is for engine="ivf": got engine={self.engine!r}')
+        if n_probe is not None:
+            check_whole(n_probe, "n_probe", 1)
+        self._approximate.n_probe = n_probe
 
     @property
     def ids(self) -> Ids:
@@ -366,7 +386,7 @@ class HammingIndex:
             index._tables.set(items, tables)
         if len(engine_data):
             index._approximate = ApproximateEngine(
-                index.engine, index._dictionary, engine_data, items.generation
+                index.engine, index._dictionary, saved=engine_data, generation=items.generation
             )
         return index
 
