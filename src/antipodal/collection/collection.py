@@ -270,6 +270,15 @@ class Collection:
     ) -> NDArray[Any]:
         """Encode and store new vectors, and return their ids.
 
+        Parameters
+        ----------
+        vectors : array, memory map, `antipodal.open_vectors` or path
+            Vectors, one per row, from the same embedding model as the items.
+        ids : integers or strings (n,), optional
+            Unique ids. By default, integer ids continue after the largest.
+        metadata : iterable of mappings, optional
+            One JSON object per row.
+
         Raises
         ------
         IdsTakenError
@@ -290,7 +299,7 @@ class Collection:
     def upsert(self, vectors: Any, ids: ArrayLike, metadata: Metadata | None = None) -> int:
         """Encode and store vectors, and return the number of replaced items with the same ids.
 
-        A repeated call changes nothing.
+        The parameters are those of `add`, but ids are required. A repeated call changes nothing.
         """
         if ids is None:
             raise ValueError("ids are required to replace items: got none")
@@ -431,6 +440,22 @@ class Collection:
         """Return all items within Hamming distance r of each query.
 
         With a model whose scoring is asymmetric, a warning is issued.
+
+        Parameters
+        ----------
+        queries : (n_queries, n_features)
+            Query vectors.
+        r : int
+            Largest Hamming distance.
+        codes : uint8 (n_queries, ⌈n_bits / 8⌉), in place of queries
+            Packed codes.
+        where : mapping, optional
+            Metadata filter.
+
+        Returns
+        -------
+        SearchResult
+            The items of query i are at ``offsets[i]:offsets[i + 1]`` of `ids` and `distances`.
         """
         chosen_scoring(self.model, "hamming")
         if (queries is None) == (codes is None):

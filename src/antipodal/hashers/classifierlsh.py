@@ -123,6 +123,13 @@ class ClassifierLSH(ClassifierHasher):
         grows with the square of their number.
     random_state : int, RandomState or None
         Seed of the sample, of the calibration folds and of the projections.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> ClassifierLSH(n_bits=32, random_state=0).fit(X[:200], y[:200]).encode(X).shape
+    (1797, 4)
     """
 
     mean_probabilities_: NDArray[np.float32]

@@ -136,6 +136,14 @@ def create_app(
         Accepted Host headers. By default, all are accepted.
     page : Path
         Folder of the files of the web page.
+
+    Examples
+    --------
+    ::
+
+        from antipodal.service import Engine
+
+        app = antipodal.create_app(Engine.open("docs.db"))  # for uvicorn or another ASGI server
     """
     pools, metrics = Pools(engine.limits), Metrics()
 
