@@ -65,7 +65,7 @@ def audit(
         typer.Option(help=f"Relevance judgements: query row, vector row, grade: {TABLE}."),
     ] = None,
     id_column: Annotated[
-        str | None, typer.Option(help="Column with the row names shown in the report.")
+        str | None, typer.Option(help="Id column of the vector file. The report shows the ids.")
     ] = None,
     metadata: Annotated[
         Path | None,

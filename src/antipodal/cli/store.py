@@ -39,7 +39,7 @@ def backup(
 ) -> None:
     """Back up a store to one file while it is in use, and verify the copy.
 
-    The file is a SQLite store, whatever the engine of the items.
+    The backup is a SQLite store, whatever the engine of the store.
     """
     from antipodal.stores.transfer import back_up
     from antipodal.stores.url import shown_url
@@ -172,7 +172,7 @@ def copy(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a store to another of any engine, and verify the copy by count and checksum.
+    """Copy a store to another one, of any engine, and compare counts and checksums.
 
     Without --replace, the target must be new or contain only items of the source: an interrupted
     copy resumes.

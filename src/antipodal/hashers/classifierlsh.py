@@ -81,7 +81,7 @@ class ClassifierHasher(SupervisedHasher):
     def class_probabilities(self, X: ArrayLike) -> NDArray[np.float32]:
         """Return the probability of each class or concept, (m, c), classes in sorted order.
 
-        Ranking by their inner products is the upper bound for codes of them;
+        The ranking by their inner products is an upper bound for codes computed from them:
         `antipodal.evaluation.float_ranking.evaluate_floats` computes its metrics.
         """
         rows = self._check_rows(X)

@@ -64,12 +64,12 @@ class LinfHash(BaseHasher):
     better than from random projections. (With n_bits = features the frame is a rotation, and
     x = clip(Dᵀy) has the signs of Dᵀy for any λ.)
 
-    These codes are made for Hamming distance. With `descent`, codes are made for asymmetric
+    These codes are compared by Hamming distance. With `descent`, codes are optimised for asymmetric
     search instead; `LinfHash.asymmetric` has the recommended settings. `bit_descent` starts from
-    the signs of x and flips bits, D is fitted to the codes of the sample, and codes reconstruct
-    directions, v = μ + D·(2b - 1) ≈ row / ‖row‖, so that the scores of `query` estimate cosines.
-    The last `correction_bits` bits correct them for the error of v (`Correction`). Ranked
-    by Hamming distance, such codes have lower recall.
+    the signs of x and flips bits, and D is fitted to the codes of the sample. Codes then
+    reconstruct directions, v = μ + D·(2b - 1) ≈ row / ‖row‖, and the scores of `query` estimate
+    cosines. The last `correction_bits` bits correct the scores for the error of v (`Correction`).
+    Ranked by Hamming distance, such codes have lower recall.
 
     Parameters
     ----------

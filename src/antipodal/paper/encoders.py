@@ -154,8 +154,8 @@ class LinfEncoder(Encoder):
 
         W = (DᵀD + βI)⁻¹Dᵀ,  S_k = β(DᵀD + βI)⁻¹,  b_k = [(DᵀD + βI)⁻¹ - I/β] p_k
 
-        With the multipliers p₁ … p_K (K, N) that `admm_iterations` recorded for one sample the
-        encoder maps that sample to the result of iteration K + 1: its first layer, z⁰, is the
+        With the multipliers p₁ … p_K (K, N) that `admm_iterations` recorded for one sample, the
+        encoder maps that sample to the result of iteration K + 1. Its first layer, z⁰, is the
         first iteration, which starts from zero. Without multipliers the biases are zero.
 
         Parameters

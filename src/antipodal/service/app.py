@@ -156,7 +156,7 @@ def create_app(
     app = base_app(engine.limits, lifespan, outer_layers(metrics, engine.limits, hosts))
     add_model(app, engine, pools, keys, page)
     add_metrics(app, metrics, pools, keys, lambda: {"": engine})
-    add_mount_list(app, keys, dict)
+    add_mount_list(app, keys, lambda: {})
     return app
 
 

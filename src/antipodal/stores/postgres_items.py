@@ -2,8 +2,8 @@
 
 Triggers record the ids that each statement changes, so that the in-memory index of every process
 follows all writers, psql included. A writer holds an advisory lock from its first statement until
-it commits: versions are in the order of commits, and a snapshot that sees a version sees all
-earlier ones.
+it commits. Versions are therefore in the order of commits, and a snapshot that contains a version
+contains all earlier ones.
 """
 
 from collections.abc import Iterator, Sequence
