@@ -147,8 +147,9 @@ def evaluate(
         Divisor of average precision at k: min(k, number of relevant items), or the number of
         relevant items among the first k, as some repositories use.
     balls : {"macro", "nonempty", "micro"}
-        Averaging of precision and recall within a radius: over all queries, where a query without
-        results has precision 0; over the queries with results; or over pooled results.
+        Averaging of precision and recall within a radius. "macro": over all queries, where a query
+        without results has precision 0. "nonempty": over the queries with results. "micro": over
+        pooled results.
     projections : array (n_database, n_bits), optional
         Values whose signs are the database codes, for the quantisation error.
     block_bytes : int
