@@ -83,7 +83,7 @@ def test_an_endpoint_embeds_texts_in_batches_and_by_index(order):
         ("/proxy?model=m#m", "/proxy/v1/embeddings", "m"),
     ],
 )
-def test_addresses_and_models(suffix, path, model):
+def test_an_address_names_the_path_and_the_model(suffix, path, model):
     with endpoint(embeddings) as (url, requests):
         embedder = load_embedder(url + suffix)
         assert embedder(["a text"]).tolist() == [vector("a text")]
