@@ -49,15 +49,15 @@ class HammingIndex:
         "flat" compares a query with every code. The others are approximate and meant for tens of
         millions of codes: an unfiltered `search` may miss items (see `recall`). "ivf" clusters
         the codes and scans the nearest clusters, for queries by codes or vectors. "hnsw" follows a
-        graph, which takes long to build, for queries by codes. All other methods are exact with
-        every engine.
+        graph, which takes long to build, for queries by codes only. Filtered searches and radius
+        searches are exact with every engine, and so are searches by vectors with "hnsw".
     model : str, optional
         Identity of the model of the codes, such as the SHA-256 of its file. It is saved
         with the index, and `load` can require it.
     dictionary : (features, n_bits), optional
-        `dictionary_` of an asymmetric model, for "ivf" with queries by vectors: the index clusters
-        the reconstructions of the codes, which gives a much higher recall than clusters of the
-        codes themselves. It is saved with the index.
+        `dictionary_` of an asymmetric model, for "ivf" with queries by vectors. The index then
+        clusters the reconstructions of the codes, with a much higher recall than clusters of the
+        codes. It is saved with the index.
     n_probe : int, optional
         Number of lists that "ivf" scans for a query. There are √n lists for n items. By default, a
         query by codes scans one in 16 and at least 8, and a query by vectors one in 32 and at least
@@ -319,8 +319,8 @@ class HammingIndex:
     ) -> float:
         """Return the recall@k of `search` by codes or by vectors, compared with an exact scan.
 
-        Any item as near as the k-th nearest one, or with a score as high, counts as found, so that
-        the choice among ties does not matter.
+        Any result as near as the k-th nearest item, or with a score as high, is correct: the
+        choice among ties does not matter.
         """
         segments = self._segments
         check_codes_or_vectors(codes, vectors)
