@@ -247,6 +247,13 @@ def test_info_describes_a_collection(folder):
     assert "asymmetric" in run("info", "docs.db").stdout
 
 
+def test_info_shows_a_collection_without_kept_vectors_as_such(folder):
+    run("build", "x.npy", "--bytes", 8, "--out", "plain.db")
+    (line,) = (line for line in run("info", "plain.db").stdout.splitlines() if "kept" in line)
+    assert line.split()[-1] == "none"
+    assert lines("info", "plain.db")[0]["keep_vectors"] is None
+
+
 def test_attached_model_makes_a_store_a_collection(folder):
     hasher = LinfHash.asymmetric(64, random_state=0).fit(X)
     hasher.save("m")

@@ -201,6 +201,22 @@ def test_the_map_and_the_comparison_work_without_hamming_distances(page, address
     expect(page.locator("#way-b option:checked")).to_contain_text("reranked")
 
 
+def test_only_mounts_of_like_items_are_compared(page, address):
+    like = {"n_bits": 8, "method": "LSH", "n_features": X.shape[1], "id_type": "string"}
+    mounts = [
+        {"name": "like", **like},
+        {"name": "wide", **like, "n_features": X.shape[1] + 1},
+        {"name": "numbered", **like, "id_type": "int64"},
+    ]
+    page.route("**/v1/mounts", lambda route: route.fulfill(json={"mounts": mounts}))
+    page.goto(f"{address}#text=3")
+    expect(page.locator("#results li")).to_have_count(24)
+    page.goto(f"{address}#view=compare&text=3&b=reranked")
+    expect(page.locator("#side-b li")).to_have_count(12)
+    offered = page.locator("#way-b option").evaluate_all("all => all.map(one => one.value)")
+    assert offered == ["", "like", "reranked"]
+
+
 def test_a_vector_file_is_searched_by(page, address, docs):
     page.goto(address)
     choose(page, "by", "vector").click()

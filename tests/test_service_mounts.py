@@ -90,9 +90,10 @@ def owners(client, name, headers=None):
 def test_each_mount_has_its_model_page_and_description(mounts, file):
     write_mounts(file, mounts)
     with serving(file) as client:
+        like = {"n_features": 6, "id_type": "int64"}
         named = [
-            {"name": "articles", "n_bits": 16, "method": "LSH"},
-            {"name": "pictures", "n_bits": 24, "method": "LSH"},
+            {"name": "articles", "n_bits": 16, "method": "LSH", **like},
+            {"name": "pictures", "n_bits": 24, "method": "LSH", **like},
         ]
         assert client.get("/v1/mounts").json() == {"mounts": named}
         for name, n_bits in (("articles", 16), ("pictures", 24)):

@@ -94,7 +94,7 @@ def _show_texts(out: Path, only_build: bool, as_json: bool) -> None:
         )
     vectors = (f"{texts}:embedding", *_COLUMNS)
     if not only_build:
-        few = ("--methods", "ITQ,LinfHash.asymmetric", "--baselines", "rabitq")
+        few = ("--methods", "ITQ,LinfHash.asymmetric", "--baselines", "rabitq,pq")
         _run(
             "audit",
             *vectors,
@@ -105,6 +105,12 @@ def _show_texts(out: Path, only_build: bool, as_json: bool) -> None:
             "300",
             as_json=as_json,
         )
+        if not as_json:
+            typer.echo(
+                "\nThese vectors are a latent semantic analysis of short texts, not of a neural "
+                "network.\nMethods rank otherwise on embeddings of networks (docs/guide/audit.md): "
+                "audit your own."
+            )
     for suffix in ("", "-wal", "-shm"):  # of an earlier demonstration
         Path(f"{collection}{suffix}").unlink(missing_ok=True)
     build = ("--bytes", "48", "--keep-vectors", "int8", "--out", collection)

@@ -294,6 +294,8 @@ def info(
     name, kind = facts.pop("file"), facts.pop("kind")
     typer.echo(f"{name}: {kind}")
     parameters = facts.pop("parameters", {})
+    if "keep_vectors" in facts:  # recorded, so None is not unknown
+        facts["keep_vectors"] = facts["keep_vectors"] or "none"
     lines = {_LABELS.get(key, key.replace("_", " ")): _shown(value) for key, value in facts.items()}
     lines |= {f"parameter {key}": json.dumps(value) for key, value in parameters.items()}
     width = max(map(len, lines))

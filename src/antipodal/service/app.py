@@ -488,7 +488,13 @@ def add_mount_list(app: FastAPI, keys: Keys | None, engines: Engines) -> None:
     async def mounts() -> Response:
         """List the mounts of the service."""
         found = [
-            {"name": name, "n_bits": one.store.n_bits, "method": type(one.hasher).__name__}
+            {
+                "name": name,
+                "n_bits": one.store.n_bits,
+                "method": type(one.hasher).__name__,
+                "n_features": one.hasher.n_features_in_,
+                "id_type": one.store.id_type,
+            }
             for name, one in engines().items()
         ]
         return json_response({"mounts": found})

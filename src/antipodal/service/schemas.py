@@ -374,6 +374,8 @@ class MountedModel(BaseModel):
     name: str
     n_bits: int
     method: str
+    n_features: int
+    id_type: Annotated[str, Field(description="int64 or string.")]
 
 
 class MountList(BaseModel):

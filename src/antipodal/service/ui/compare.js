@@ -10,11 +10,12 @@ const NEIGHBOURS = 12;
 let alternatives = null; // keyed by their name in the URL: {label, base, options, n_bits}
 let shownFor = "";
 
-/** Return all alternatives: the whole code, other mounts, reranking, and prefixes of the code. */
+/** Return all alternatives: the whole code, mounts of like items, reranking, and code prefixes. */
 export async function findAlternatives(model) {
   if (alternatives) return alternatives;
   const found = new Map([["", { label: `all ${count(model.n_bits, "bit")}`, base: "", n_bits: model.n_bits }]]);
-  for (const { name, base, method, n_bits } of await otherMounts()) {
+  for (const { name, base, method, n_bits, n_features, id_type } of await otherMounts()) {
+    if (n_features !== model.n_features || id_type !== model.id_type) continue; // of other items
     found.set(name, { label: `${name}: ${method}, ${count(n_bits, "bit")}`, base, n_bits });
   }
   if (model.keep_vectors) found.set("reranked", { label: "reranked by the kept vectors", base: "", options: { rerank: 4 }, n_bits: model.n_bits });
