@@ -147,9 +147,12 @@ class UnbiasedSparseHash(SparseHash):
 DEFAULT_REGIME = [
     "DeepLinf",
     "Ablated:neuron=tanh",
-    "Ablated:neuron=SHeLU",
+    *(f"Ablated:neuron={name}" for name in ("SHeLU", "HELU", "ReLU")),
     *(f"DeepLinf:n_stages={k}" for k in (0, 1, 3, 4)),
     "DeepLinf:init=ksvd",
+    # The regression alone: one epoch at a rate that changes nothing.
+    "Ablated:n_epochs=1:learning_rate=1e-9:init=ksvd:regression=true",
+    "Ablated:init=ksvd:regression=true",
     "Ablated:learn_bound=false",
     "DeepLinf:margin=5",
     "DeepLinf:similar_weight=1",
@@ -185,7 +188,7 @@ PAPER_REGIME = [
     "UnbiasedNNHash.reproduced:n_epochs=250",
     "UnbiasedSparseHash.reproduced:n_epochs=250",
     "SparseHash.reproduced:n_epochs=250:nonnegative=true",
-    # The regression alone: one epoch at a rate that changes nothing.
+    # The regression alone, as above.
     "Ablated.reproduced:n_epochs=1:learning_rate=1e-9:init=ksvd:regression=true",
     f"{ABLATED}:init=ksvd:regression=true",
     f"{QUICK}:noise=0",
@@ -216,14 +219,16 @@ REGIMES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="CIFAR-10 directory")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="number of splits")
+    parser.add_argument("--first-seed", type=int, default=0, help="first of these splits")
     parser.add_argument("--regime", choices=REGIMES, default="default")
     parser.add_argument("--processes", type=int, default=available_cores())
     parser.add_argument("--methods", nargs="*", help="instead of those of the regime")
     options = parser.parse_args()
     name, methods = REGIMES[options.regime]
     benchmark = Benchmark(load_dataset("cifar10", options.data))
-    cells = grid(options.methods or methods, [64], range(options.seeds))
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    cells = grid(options.methods or methods, [64], seeds)
     with appending(RESULTS / f"{name}.jsonl") as file, bar("ablations") as show:
         done = benchmark.matching(cells, file.found)
         waiting = [cell for cell in cells if cell not in done]
