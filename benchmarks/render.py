@@ -358,7 +358,10 @@ def regime() -> list[Record]:
 
 def standard_error(gaps: list[float]) -> str:
     """Format the standard error of a mean difference; nothing for a single difference."""
-    return f" ± {stdev(gaps) / math.sqrt(len(gaps)):.1f}" if len(gaps) > 1 else ""
+    if len(gaps) < 2:
+        return ""
+    error = stdev(gaps) / math.sqrt(len(gaps))
+    return f" ± {error:.1f}" if error >= 0.05 else f" ± {error:.2f}"
 
 
 def against_the_paper() -> str:
