@@ -165,7 +165,7 @@ def measure_ivf(n_codes, repeats):
     lists = index._approximate._lists.index
     default, records = lists.nprobe, []
     for n_probed in (default // 2, default, 2 * default):
-        lists.nprobe = n_probed
+        index.n_probe = n_probed
         runs = {}
         for n in (1, N_MANY):
             runs[f"ivf, {n}"] = (lambda n=n: index.search(vectors=z[:n], k=K), n)
@@ -198,7 +198,8 @@ def measure_ivf_data(path):
     queries, rows = X[:1000], X[1000:]
     hasher = LinfHash.asymmetric(384, random_state=0).fit(rows)
     codes, z = hasher.encode(rows), hasher.query(queries)
-    exhaustive, index = HammingIndex(384), HammingIndex(384, engine="ivf")
+    exhaustive = HammingIndex(384)
+    index = HammingIndex(384, engine="ivf", dictionary=hasher.dictionary_)
     for made in (exhaustive, index):
         made.add(codes)
         made.search(vectors=z[:1], k=K)
@@ -209,15 +210,15 @@ def measure_ivf_data(path):
     shared = [np.isin(*pair).mean() for pair in zip(exact.ids, ids, strict=True)]
     records = [{"data": Path(path).stem, "to_faiss_agreement": round(float(np.mean(shared)), 4)}]
     print(json.dumps(records[0]), flush=True)
-    lists = index._approximate._lists.index
+    n_lists = index._approximate._lists.index.nlist
     for n_probed in (4, 8, 16, 24, 32, 48, 64):
-        lists.nprobe = n_probed
+        index.n_probe = n_probed
         found = index.search(vectors=z, k=K)
         records.append(
             {
                 "data": Path(path).stem,
                 "codes": len(codes),
-                "lists": lists.nlist,
+                "lists": n_lists,
                 "probed": n_probed,
                 "recall": round(float(np.mean(found.scores >= exact.scores[:, -1:])), 4),
             }

@@ -110,8 +110,11 @@ def ours(rows, queries, n_bits):
         memory = resident_bytes() - before
         n_lists, set_probes = 0, None
         if engine == "ivf":
-            lists = index._approximate._lists.index
-            n_lists, set_probes = lists.nlist, lambda n, lists=lists: setattr(lists, "nprobe", n)
+            n_lists = index._approximate._lists.index.nlist
+
+            def set_probes(n, index=index):
+                index.n_probe = n
+
         yield Method(
             name, n_bits // 8,
             lambda Q, index=index: index.search(vectors=hasher.query(Q), k=K).ids,

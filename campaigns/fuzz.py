@@ -20,7 +20,7 @@ from typing import Any
 
 from campaign import Part, main
 from fuzz_antipodal_files import Checkpoint, Index, Model, StoreFile
-from fuzz_data_files import Codes, JsonLines, Parquet, Records
+from fuzz_data_files import ArrowBody, Codes, JsonLines, Parquet, Records
 from fuzz_targets import Target
 from fuzz_text_inputs import Filters, KeyFile, Urls
 
@@ -28,10 +28,11 @@ SECONDS = 5.0
 BYTES = 10**9
 MOST_FAILURES = 200  # stop after this number of failures
 SIZES = {
-    "where": 300_000,
+    "where": 200_000,
     "urls": 230_000,
     "keys": 100_000,
     "jsonlines": 100_000,
+    "arrow": 100_000,
     "records": 70_000,
     "codes": 60_000,
     "index": 50_000,
@@ -45,6 +46,7 @@ TARGETS: dict[str, type[Target]] = {
     "urls": Urls,
     "keys": KeyFile,
     "jsonlines": JsonLines,
+    "arrow": ArrowBody,
     "records": Records,
     "codes": Codes,
     "index": Index,

@@ -1,14 +1,18 @@
-"""Fuzz targets that users write: benchmark records, codes, JSON Lines, Parquet."""
+"""Fuzz targets that users write: benchmark records, codes, JSON Lines, Parquet, Arrow bodies."""
 
+import io
 import random
 import struct
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from antipodal.bench.records import read_records
 from antipodal.codes import check_codes
 from antipodal.io.vectors import open_vectors
+from antipodal.service.bodies import ARROW, read_rows
+from antipodal.service.limits import Limits
 from antipodal.validation import check_ids
 from fuzz_targets import Target
 from mutations import changed_bytes, changed_json, json_text
@@ -148,3 +152,29 @@ class Parquet(Target):
         if draw.random() < 0.5:
             path.write_bytes(changed_bytes(draw, path.read_bytes()))
         return _read_all(path)
+
+
+class ArrowBody(Target):
+    """Vectors in the body of a request, an Arrow stream."""
+
+    arguments = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        table = pa.table({"vector": pa.array([[1.0, 2.0]] * 5, pa.list_(pa.float32()))})
+        sink = io.BytesIO()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=3)
+        self.body = sink.getvalue()
+
+    def case(self, draw: random.Random) -> bool:
+        """Change bytes, mostly to small numbers: types and offsets."""
+        body = self.body
+        for _ in range(draw.choice((1, 1, 2, 4))):
+            if draw.random() < 0.3:
+                body = changed_bytes(draw, body)
+            elif body:
+                place = draw.randrange(len(body))
+                body = body[:place] + bytes([draw.randrange(16)]) + body[place + 1 :]
+        assert read_rows(ARROW, body, 2, Limits()).shape[1] == 2
+        return True

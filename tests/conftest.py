@@ -107,3 +107,11 @@ def browser():
     """Yield a browser that the tests of a module share."""
     with chromium() as browser:
         yield browser
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """Record the pauses between the retries of HTTP requests instead of waiting."""
+    recorded = []
+    monkeypatch.setattr("antipodal.http_transport.time.sleep", recorded.append)
+    return recorded

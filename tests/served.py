@@ -16,6 +16,7 @@ from antipodal import LSH, Collection, stores
 from antipodal.collection.drift import code_quality
 from antipodal.collection.settings import Settings
 from antipodal.service import Engine, Limits, create_app, limits
+from antipodal.service.micro_batching import MicroBatcher
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "Using `httpx` with `starlette.testclient`")
@@ -143,6 +144,50 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def search_at_once(engine, requests, monkeypatch):
+    """Hold the only thread of a service until all searches are waiting.
+
+    Returns the responses, and the requests of the engine.
+    """
+    held, release, arrived, calls = threading.Event(), threading.Event(), threading.Semaphore(0), []
+    search, batched = engine.search, MicroBatcher.search
+
+    def record(request):
+        calls.append(request)
+        return search(request)
+
+    def hold(_):
+        held.set()
+        assert release.wait(HANG)
+        return {"count": 0}
+
+    async def arrive(self, request):
+        asyncio.get_running_loop().call_soon(arrived.release)  # after it has joined a batch
+        return await batched(self, request)
+
+    monkeypatch.setattr(engine, "search", record)
+    monkeypatch.setattr(engine, "count", hold)
+    monkeypatch.setattr(MicroBatcher, "search", arrive)
+    responses = [None] * len(requests)
+    with TestClient(create_app(engine)) as client:
+
+        def send(place):
+            responses[place] = client.post("/v1/search", json=requests[place])
+
+        holder = threading.Thread(target=client.post, args=("/v1/count",), kwargs={"json": {}})
+        holder.start()
+        assert held.wait(HANG)
+        threads = [threading.Thread(target=send, args=(i,)) for i in range(len(requests))]
+        for thread in threads:
+            thread.start()
+        for _ in requests:
+            assert arrived.acquire(timeout=HANG)
+        release.set()
+        for thread in [holder, *threads]:
+            thread.join()
+    return responses, calls
 
 
 # ------------------------------------------------------------------------------------ servers

@@ -368,13 +368,12 @@ def clustered(rng, n_items, n_bits, n_clusters=40):
 @pytest.mark.parametrize("n_bits", [64, 100, 1100])
 def test_ivf_is_exact_if_all_lists_are_probed(n_bits, monkeypatch, tmp_path):
     monkeypatch.setattr(approximate, "_MIN_ROWS", 100)
-    monkeypatch.setattr(approximate, "_n_probed", lambda index: index.nlist)
     rng = np.random.default_rng(n_bits)
     bits = clustered(rng, 4000, n_bits)
     z = 2.0 * bits[:20] - 1 + rng.standard_normal((20, n_bits))
     z[3] = 0
     scores = z @ (2.0 * bits - 1).T
-    index = HammingIndex(n_bits, engine="ivf")
+    index = HammingIndex(n_bits, engine="ivf", n_probe=4000)
     snapshots = []
     for stop in (2000, 2050, 4000):  # the second addition is not packed, the third one is
         index.add(pack(bits[len(index) : stop]))
@@ -385,17 +384,17 @@ def test_ivf_is_exact_if_all_lists_are_probed(n_bits, monkeypatch, tmp_path):
         np.testing.assert_array_equal(snapshot.search(vectors=z).ids, found)
     index.save(tmp_path / "ivf.index")
     loaded = HammingIndex.load(tmp_path / "ivf.index")
+    loaded.n_probe = 4000
     np.testing.assert_array_equal(loaded.search(vectors=z).ids, expected)
     assert loaded.recall(vectors=z, k=10) == 1
 
 
 def test_recall_measures_the_best_scores_that_ivf_misses(monkeypatch):
     monkeypatch.setattr(approximate, "_MIN_ROWS", 100)
-    monkeypatch.setattr(approximate, "_n_probed", lambda index: 2)
     rng = np.random.default_rng(9)
     bits = clustered(rng, 5000, 96)
     z = 2.0 * bits[:50] - 1 + rng.standard_normal((50, 96))
-    flat, index = HammingIndex(96), HammingIndex(96, engine="ivf")
+    flat, index = HammingIndex(96), HammingIndex(96, engine="ivf", n_probe=2)
     for one in (flat, index):
         one.add(pack(bits))
     found, best = index.search(vectors=z, k=20), flat.search(vectors=z, k=20)

@@ -80,7 +80,7 @@ def test_rounded_vectors_are_off_by_half_a_step():
     assert (np.abs(rounded - rows) <= rows.max(axis=1, keepdims=True) / 254 + 1e-6).all()
 
 
-def test_results_without_the_query():
+def test_the_query_row_is_dropped_from_its_results():
     found = np.array([[4, 2, 9, 1]])
     np.testing.assert_array_equal(drop_query_rows(found, np.array([2]), 3), [[4, 9, 1]])
     np.testing.assert_array_equal(drop_query_rows(found, np.array([7]), 3), [[4, 2, 9]])
@@ -100,7 +100,7 @@ def test_ndcg_equals_that_of_scikit_learn():
     np.testing.assert_allclose(judged.recall(queries, order[queries]), hits)
 
 
-def test_judged_results_of_the_vectors_and_of_codes():
+def test_judgements_score_the_vectors_and_the_codes():
     queries, documents = X[:40], X[40:400]
     truth = true_neighbours(documents, queries, 1, "cosine").ids
     relevance = np.stack([np.arange(40), truth[:, 0]], axis=1)

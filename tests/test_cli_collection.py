@@ -131,7 +131,7 @@ def test_reranking_reads_kept_vectors(folder):
     assert isinstance(refused.exception, ValueError)
 
 
-def test_filters_and_metadata(folder):
+def test_filters_restrict_results_and_metadata_are_printed(folder):
     found = lines(
         "search", "docs.db", "q.npy", "-k", 3, "--where", '{"year": {"lt": 50}}', "--metadata"
     )
@@ -151,7 +151,7 @@ def test_search_by_item_leaves_the_item_out(folder):
     assert "nothing" in str(unknown.exception)
 
 
-def test_typed_queries(folder, monkeypatch):
+def test_typed_queries_are_embedded(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
     texts = ("--text", "four", "--text", "seventeen letters")
     found = lines("search", "docs.db", *texts, "--embed", "embedder:embed", "-k", 4)
@@ -162,7 +162,7 @@ def test_typed_queries(folder, monkeypatch):
     assert "--embed" in run("search", "docs.db", "--text", "a", code=2).stderr
 
 
-def test_radius_search_of_a_hamming_model(folder):
+def test_radius_search_prints_all_items_within_the_distance(folder):
     run("build", "x.npy", "--method", "ITQ", "--bytes", 2, "--out", "itq.db")
     with Collection.open("itq.db") as docs:
         expected = docs.radius(Q, 2).by_query()
@@ -199,7 +199,7 @@ def test_items_without_ids_are_appended(folder):
     assert "--id-column" in run("add", "docs.db", "q.npy", code=2).stderr
 
 
-def test_the_same_commands_with_a_service(folder):
+def test_the_same_commands_work_with_a_service(folder):
     engine = Engine.open("docs.db")
     write_rows("more.parquet", ["new/0"], Q[:1])
     with listening(create_app(engine)) as port:
@@ -219,7 +219,7 @@ def test_the_same_commands_with_a_service(folder):
     engine.close()
 
 
-def test_exports(folder):
+def test_exported_files_contain_all_items(folder):
     run("export", "docs.db", "--parquet", "out.parquet", "--metadata-columns", "year")
     table = parquet.read_table("out.parquet")
     assert table["id"].to_pylist() == KEYS

@@ -2,9 +2,7 @@
 
 import json
 import socket
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 from antipodal import LSH, Client, Collection
 from antipodal.errors import IdsTakenError, StoreError
 from antipodal.service import Engine, Limits, create_app
+from http_server import http_server
 from served import listening
 
 KEY = "wr1te-k3y-of-the-import"
@@ -40,55 +39,19 @@ def scripted(*responses):
     """
     left, requests = list(responses), []
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def respond(request):
+        if request.path.endswith("/v1/store"):
+            return 200, ABOUT, {}
+        is_json = request.headers["Content-Type"] == "application/json"
+        sent = json.loads(request.body) if is_json else request.body or None
+        requests.append((request.method, request.path, sent, request.headers["Authorization"]))
+        return left.pop(0)
 
-        def respond(self):
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            if self.path.endswith("/v1/store"):
-                status, value, headers = 200, ABOUT, {}
-            else:
-                is_json = self.headers["Content-Type"] == "application/json"
-                sent = json.loads(body) if is_json else body or None
-                requests.append((self.command, self.path, sent, self.headers["Authorization"]))
-                response = left.pop(0)
-                if response is None:
-                    self.close_connection = True
-                    self.connection.shutdown(socket.SHUT_RDWR)
-                    return
-                status, value, headers = response
-            text = value if isinstance(value, bytes) else json.dumps(value).encode()
-            self.send_response(status)
-            for name, header in {"Content-Length": str(len(text)), **headers}.items():
-                self.send_header(name, header)
-            self.end_headers()
-            self.wfile.write(text)
-
-        do_GET = do_POST = do_PUT = do_DELETE = respond  # noqa: N815
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        with Client(f"http://127.0.0.1:{server.server_port}/at/", KEY, retries=2) as client:
-            yield client, requests
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with http_server(respond) as url, Client(f"{url}/at/", KEY, retries=2) as client:
+        yield client, requests
 
 
-@pytest.fixture(autouse=True)
-def pauses(monkeypatch):
-    """Record the pauses between retries instead of waiting."""
-    recorded = []
-    monkeypatch.setattr("antipodal.http_transport.time.sleep", recorded.append)
-    return recorded
-
-
+pytestmark = pytest.mark.usefixtures("pauses")
 OK = {
     "count": (200, {"count": 7}, {}),
     "upsert": (200, {"upserted": 1, "replaced": 0}, {}),

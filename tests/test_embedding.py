@@ -5,13 +5,13 @@ import socket
 import sys
 import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 
 from antipodal.embedding import load_embedder
 from antipodal.errors import AntipodalError, EmbeddingError
+from http_server import http_server
 
 KEY = "s3cret-of-the-endpoint"
 TEXTS = [f"text number {i}" for i in range(70)]
@@ -45,48 +45,17 @@ def endpoint(*responses):
     """
     left, requests = list(responses), []
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def respond(request):
+        body = json.loads(request.body)
+        requests.append((request.path, body, request.headers["Authorization"]))
+        response = left.pop(0) if len(left) > 1 else left[0]
+        return response(body) if callable(response) else response
 
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            requests.append((self.path, body, self.headers["Authorization"]))
-            response = left.pop(0) if len(left) > 1 else left[0]
-            if callable(response):
-                response = response(body)
-            if response is None:
-                self.close_connection = True
-                self.connection.shutdown(socket.SHUT_RDWR)
-                return
-            status, value, headers = response
-            text = value if isinstance(value, bytes) else json.dumps(value).encode()
-            self.send_response(status)
-            for name, header in {"Content-Length": str(len(text)), **headers}.items():
-                self.send_header(name, header)
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", requests
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with http_server(respond) as url:
+        yield url, requests
 
 
-@pytest.fixture(autouse=True)
-def pauses(monkeypatch):
-    """Record the pauses between retries instead of waiting."""
-    recorded = []
-    monkeypatch.setattr("antipodal.http_transport.time.sleep", recorded.append)
-    monkeypatch.delenv("ANTIPODAL_EMBED_KEY", raising=False)
-    return recorded
+pytestmark = pytest.mark.usefixtures("pauses")
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -114,7 +83,7 @@ def test_an_endpoint_embeds_texts_in_batches_and_by_index(order):
         ("/proxy?model=m#m", "/proxy/v1/embeddings", "m"),
     ],
 )
-def test_addresses_and_models(suffix, path, model):
+def test_an_address_names_the_path_and_the_model(suffix, path, model):
     with endpoint(embeddings) as (url, requests):
         embedder = load_embedder(url + suffix)
         assert embedder(["a text"]).tolist() == [vector("a text")]

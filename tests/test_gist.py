@@ -189,7 +189,7 @@ def test_a_corner_has_its_response_in_its_own_cell():
     assert answers.argmax() == 3
 
 
-def test_the_usual_widths():
+def test_the_usual_settings_have_the_usual_widths():
     images = photographs(1, 32, 32)
     assert gist(images).shape == (1, 384)
     assert gist(images, orientations=(8, 8, 8, 8)).shape == (1, 512)

@@ -17,7 +17,6 @@ from antipodal.codes import pack, unpack
 from antipodal.index import (
     HammingIndex,
     SearchResult,
-    approximate,
     radius_tables,
     scan,
     segments,
@@ -568,14 +567,13 @@ def test_approximate_engines_have_measured_recall_and_exact_filters_and_radii(en
     check_distances_and_order(many, queries[:2], index)
 
 
-def test_clusters_of_reconstructions_find_more_than_clusters_of_codes(tmp_path, monkeypatch):
+def test_clusters_of_reconstructions_find_more_than_clusters_of_codes(tmp_path):
     """Codes are longer than rows, so that near rows differ in many bits."""
-    monkeypatch.setattr(approximate, "_n_probed", lambda index: 12)  # of 134 lists
     X = np.random.default_rng(0).standard_normal((18_000, 16)).astype(np.float32)
     hasher = LinfHash.asymmetric(64, random_state=0).fit(X[:4000])
     codes, queries = hasher.encode(X), hasher.query(X[::90])
-    plain = HammingIndex(64, engine="ivf")
-    index = HammingIndex(64, engine="ivf", dictionary=hasher.dictionary_)
+    plain = HammingIndex(64, engine="ivf", n_probe=12)  # of 134 lists
+    index = HammingIndex(64, engine="ivf", dictionary=hasher.dictionary_, n_probe=12)
     for part in (codes[:17_000], codes[17_000:]):
         plain.add(part)
         index.add(part)
@@ -586,6 +584,8 @@ def test_clusters_of_reconstructions_find_more_than_clusters_of_codes(tmp_path, 
     found, exact = (i.search(vectors=queries, k=10) for i in (index, flat))
     same = found.ids == exact.ids
     np.testing.assert_array_equal(found.scores[same], exact.scores[same])
+    index.n_probe = 134
+    assert index.recall(vectors=queries, k=10) > 0.999
     index.save(tmp_path / "index")
     again = HammingIndex.load(tmp_path / "index")
     again.add(codes[:5])
@@ -604,6 +604,31 @@ def test_clusters_of_reconstructions_find_more_than_clusters_of_codes(tmp_path, 
 def test_an_invalid_dictionary_is_refused(dictionary, engine, message):
     with pytest.raises(ValueError, match=message):
         HammingIndex(8, engine=engine, dictionary=dictionary)
+
+
+def test_more_probed_lists_find_more_codes(many_codes):
+    index = HammingIndex(64, engine="ivf", n_probe=1)
+    index.add(many_codes)
+    recalls = []
+    for index.n_probe in (1, 4, 110):
+        recalls.append(index.recall(many_codes[::100], 10))
+    assert recalls[0] < recalls[1] < recalls[2] == 1
+    index.n_probe = None
+    assert recalls[0] < index.recall(many_codes[::100], 10)
+
+
+@pytest.mark.parametrize(
+    ("n_probe", "engine", "error"),
+    [
+        (8, "flat", ValueError),
+        (8, "hnsw", ValueError),
+        (0, "ivf", ValueError),
+        (2.5, "ivf", TypeError),
+    ],
+)
+def test_an_invalid_number_of_probed_lists_is_refused(n_probe, engine, error):
+    with pytest.raises(error, match=r"\bn_probe\b"):
+        HammingIndex(8, engine=engine, n_probe=n_probe)
 
 
 def check_distances_and_order(found, queries, index):

@@ -198,7 +198,7 @@ CHECKED = [*pages(), *scripts(), *commands()]
         for name in CHECKED
     ],
 )
-def test_established_terms_and_wrapped_lines(name):
+def test_pages_use_established_terms_and_wrapped_lines(name):
     assert not findings(name), "\n".join(findings(name))
 
 

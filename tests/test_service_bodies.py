@@ -272,6 +272,16 @@ def test_invalid_binary_vectors_are_refused(client, headers, body, words):
     assert words in response.json()["detail"]
 
 
+def test_an_arrow_stream_that_does_not_start_with_a_schema_is_refused(client):
+    """Parsed as a schema, another message may crash the process (`fuzz.py arrow`)."""
+    body = arrow_stream(vector=lists(ROWS[:9]))
+    schema = pa.ipc.MessageReader.open_stream(body).read_next_message()
+    batches = body[schema.serialize().size :]
+    response = client.post("/v1/encode", content=batches, headers=ARROW)
+    assert response.status_code == 422
+    assert "start with a schema" in response.json()["detail"]
+
+
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
 def test_compressed_arrow_is_refused_before_it_is_unpacked(client, compression):
     zeros = lists(np.zeros((2_000_000, N_FEATURES), np.float32))

@@ -1,9 +1,7 @@
 """Collections over HTTP: asymmetric models, reranking, string ids, texts and drift."""
 
-import asyncio
 import http.client
 import json
-import threading
 from dataclasses import replace
 from urllib.parse import quote
 
@@ -13,9 +11,8 @@ import pytest
 from antipodal import LSH, Collection
 from antipodal.embedding import FunctionEmbedder
 from antipodal.service import Engine, Limits, create_app
-from antipodal.service.micro_batching import MicroBatcher
 from engines import ENGINES, engines  # noqa: F401
-from served import HANG, TestClient, is_problem, listening
+from served import HANG, TestClient, is_problem, listening, search_at_once
 
 RNG = np.random.default_rng(0)
 N, WIDTH, BITS = 600, 16, 32
@@ -286,49 +283,13 @@ def test_no_binary_queries_have_no_results(client):
 
 
 def test_asymmetric_searches_are_micro_batched(docs, client, monkeypatch):
-    """The only thread is held until all searches are waiting."""
     requests = [{"vector": row.tolist(), "k": 7} for row in Q]
     requests += [{"vector": row.tolist(), "k": 7, "rerank": 3} for row in Q]
     requests += [{"text": str(i)} for i in range(3)] + [{"text": "seven"}]
     expected = [client.post("/v1/search", json=request) for request in requests]
     engine = Engine(docs, limits=replace(LIMITS, threads=1))
-    held, release, arrived, calls = threading.Event(), threading.Event(), threading.Semaphore(0), []
-    search_alone, batched = engine.search, MicroBatcher.search
-
-    def record(request):
-        calls.append(request)
-        return search_alone(request)
-
-    def hold(_):
-        held.set()
-        assert release.wait(HANG)
-        return {"count": 0}
-
-    async def arrive(self, request):
-        asyncio.get_running_loop().call_soon(arrived.release)  # after it has joined a batch
-        return await batched(self, request)
-
-    monkeypatch.setattr(engine, "search", record)
-    monkeypatch.setattr(engine, "count", hold)
     monkeypatch.setattr(engine, "close", lambda: None)  # the collection is used by other tests
-    monkeypatch.setattr(MicroBatcher, "search", arrive)
-    answers = [None] * len(requests)
-    with TestClient(create_app(engine)) as waiting:
-
-        def ask(place):
-            answers[place] = waiting.post("/v1/search", json=requests[place])
-
-        holder = threading.Thread(target=waiting.post, args=("/v1/count",), kwargs={"json": {}})
-        holder.start()
-        assert held.wait(HANG)
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(requests))]
-        for thread in threads:
-            thread.start()
-        for _ in requests:
-            assert arrived.acquire(timeout=HANG)
-        release.set()
-        for thread in [holder, *threads]:
-            thread.join()
+    answers, calls = search_at_once(engine, requests, monkeypatch)
     assert [answer.status_code for answer in answers] == [one.status_code for one in expected]
     for answer, one in zip(answers, expected, strict=True):
         if answer.status_code == 200:

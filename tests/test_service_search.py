@@ -1,9 +1,7 @@
 """Search over HTTP: results, many queries, micro-batches, offsets and prefixes."""
 # ruff: noqa: F811 (imported fixtures)
 
-import asyncio
 import itertools
-import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,7 +12,6 @@ import pytest
 from antipodal import open_store, unpack
 from antipodal.codes import from_hex, to_hex
 from antipodal.service import Limits, create_app
-from antipodal.service.micro_batching import MicroBatcher
 from antipodal.service.schemas import SearchRequest
 from antipodal.service.search import Search
 from engines import ENGINES, engines  # noqa: F401
@@ -36,6 +33,7 @@ from served import (  # noqa: F401
     kept_store,
     label,
     reader,
+    search_at_once,
     store,
 )
 
@@ -234,7 +232,6 @@ def test_searches_with_too_many_queries_or_wrong_options_are_refused(reader, req
 
 
 def test_micro_batched_searches_have_the_results_of_single_ones(reader, store, monkeypatch):
-    """The only thread is held until all searches are waiting."""
     alike = [{"vector": row.tolist(), "k": 7} for row in ROWS[:40]]
     others = [
         {"code": to_hex(CODES[i : i + 1], N_BITS)[0], "where": {"label": 2}} for i in range(9)
@@ -242,43 +239,8 @@ def test_micro_batched_searches_have_the_results_of_single_ones(reader, store, m
     wrong = [{"vector": [1.0], "k": 7}, {"vector": [3e38] * N_FEATURES, "k": 7}]
     requests = alike + others + wrong + [{"id": 3}, {"id": -3}, {"code": "000000", "radius": 5}]
     expected = [reader.post("/v1/search", json=request) for request in requests]
-    held, release, calls, arrived = threading.Event(), threading.Event(), [], threading.Semaphore(0)
     engine = engine_of(store, limits=replace(LIMITS, threads=1))
-    search, batched = engine.search, MicroBatcher.search
-
-    def search_and_record(request):
-        calls.append(request)
-        return search(request)
-
-    def hold(_):
-        held.set()
-        assert release.wait(HANG)
-        return {"count": 0}
-
-    async def arrive(self, request):
-        asyncio.get_running_loop().call_soon(arrived.release)  # after it has joined a batch
-        return await batched(self, request)
-
-    monkeypatch.setattr(engine, "search", search_and_record)
-    monkeypatch.setattr(engine, "count", hold)
-    monkeypatch.setattr(MicroBatcher, "search", arrive)
-    with TestClient(create_app(engine)) as waiting:
-        holder = threading.Thread(target=waiting.post, args=("/v1/count",), kwargs={"json": {}})
-        holder.start()
-        assert held.wait(HANG)
-        answers = [None] * len(requests)
-
-        def ask(place):
-            answers[place] = waiting.post("/v1/search", json=requests[place])
-
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(requests))]
-        for thread in threads:
-            thread.start()
-        for _ in requests:
-            assert arrived.acquire(timeout=HANG)
-        release.set()
-        for thread in [holder, *threads]:
-            thread.join()
+    answers, calls = search_at_once(engine, requests, monkeypatch)
     assert [answer.status_code for answer in answers] == [one.status_code for one in expected]
     assert [answer.json() for answer in answers] == [one.json() for one in expected]
     # 42 similar searches are two batches; a batch with an invalid search is answered one by one.
@@ -290,8 +252,9 @@ def test_micro_batched_searches_have_the_results_of_single_ones(reader, store, m
 def test_results_that_change_before_they_are_fetched_are_searched_again(store, monkeypatch):
     """In a store without snapshots, such as Milvus."""
     monkeypatch.setattr(store, "snapshot", lambda: nullcontext(store))
-    for name in ("nearest", "_radius", "_count"):
-        monkeypatch.setattr(store, name, partial(asked_anew, store, name), raising=False)
+    for name in ("_search", "_radius", "_count"):
+        search = partial(search_new_snapshot, store, name)
+        monkeypatch.setattr(store, name, search, raising=False)
     engine = engine_of(store)
     get, n_changes = store._items_of, 0
 
@@ -318,7 +281,7 @@ def test_results_that_change_before_they_are_fetched_are_searched_again(store, m
     is_problem(client.post("/v1/search", json={"code": code}), 503)
 
 
-def asked_anew(store, name, *arguments):
+def search_new_snapshot(store, name, *arguments):
     with type(store).snapshot(store) as now:
         return getattr(now, name)(*arguments)
 

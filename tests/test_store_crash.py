@@ -31,8 +31,8 @@ def codes_of(batch, n):
 def test_kill_9_loses_no_acknowledged_write_and_leaves_no_partial_one(kill, n_kills):
     found = kill(n_kills, seed=0)
     assert not found["failures"]
-    # Most writers are killed only after an acknowledgement, however slow they are.
-    assert found["kills after an acknowledgement"] > n_kills / 3
+    # Some kills interrupt a creation. The first store is killed after some acknowledgements.
+    assert found["kills after an acknowledgement"] >= max(1, n_kills // 3)
 
 
 # ------------------------------------------------------------------------ other processes

@@ -95,7 +95,7 @@ assert audit(rng.standard_normal((300, 16)), bits=(16,), k=3)
 """
 
 
-def test_without_pytorch(tmp_path):
+def test_programs_run_without_pytorch(tmp_path):
     """Run all programs in one process: each imports the library without PyTorch."""
     command = [sys.executable, "-c", BLOCKED + RUN, json.dumps(PROGRAMS), tmp_path / "errors"]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=600)

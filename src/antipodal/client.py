@@ -18,7 +18,7 @@ from antipodal.http_transport import JSON, HttpTransport
 from antipodal.index import SearchResult
 from antipodal.stores.items import Metadata, as_keys, check_unique_ids, clean, metadata_texts
 from antipodal.stores.snapshot import Items
-from antipodal.validation import check_finite, check_whole
+from antipodal.validation import check_vectors, check_whole
 
 _INVALID = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 _ENVELOPE = 1_000  # bytes of a request in addition to its items or queries
@@ -96,7 +96,7 @@ class Client:
 
     def upsert(self, vectors: ArrayLike, ids: ArrayLike, metadata: Metadata | None = None) -> int:
         """Encode and store vectors, and return the number of replaced items with the same ids."""
-        rows = self._rows(vectors, "vectors")
+        rows = check_vectors(vectors, "vectors", self.n_features)
         return self._put(rows, self._ids_for(rows, ids), metadata, replace=True)
 
     def add(
@@ -109,7 +109,7 @@ class Client:
         IdsTakenError
             A ValueError: some ids are in use, and nothing was stored.
         """
-        rows = self._rows(vectors, "vectors")
+        rows = check_vectors(vectors, "vectors", self.n_features)
         if ids is not None or self.id_type == "string":
             given = self._ids_for(rows, ids)
             if len(self.get(given).ids):
@@ -274,7 +274,7 @@ class Client:
         size = max(1, self._limits["found"] // n_results)
         encoded = quote(json.dumps(options))
         if queries is not None and len(encoded) <= _MAX_OPTIONS:
-            rows = self._rows(queries, "queries")
+            rows = check_vectors(queries, "queries", self.n_features)
             for part in self._float_parts(rows, size):
                 path = f"v1/search?options={encoded}"
                 yield from self._request("POST", path, part, media_type=_FLOATS)["searches"]
@@ -285,7 +285,7 @@ class Client:
             hexes = to_hex(check_codes(codes, self.n_bits), self.n_bits)
             name, values = "codes", (json.dumps(code).encode() for code in hexes)
         else:
-            rows = self._rows(queries, "queries")
+            rows = check_vectors(queries, "queries", self.n_features)
             name, values = "vectors", (_numbers(row).encode() for row in rows)
         start = json.dumps(options)[:-1].encode()
         for _, part in self._parts(values, size):
@@ -305,7 +305,7 @@ class Client:
 
         If there are more than the service accepts in one request, evenly spaced ones are sent.
         """
-        rows = self._rows(new_vectors, "new_vectors")
+        rows = check_vectors(new_vectors, "new_vectors", self.n_features)
         size = min(len(rows), SAMPLE, self._limits["batch"])
         size = min(size, self._limits["binary_body"] // (4 * self.n_features))
         some = rows[np.linspace(0, max(len(rows) - 1, 0), size).astype(np.intp)]
@@ -355,16 +355,6 @@ class Client:
         )
 
     # ----------------------------------------------------------------------------- requests
-
-    def _rows(self, vectors: ArrayLike | None, name: str) -> NDArray[Any]:
-        rows = np.asarray(vectors)
-        if rows.ndim != 2 or rows.shape[1] != self.n_features:
-            raise ValueError(
-                f"{name} must have shape (n, {self.n_features}), like the vectors of the model: "
-                f"got {rows.shape}"
-            )
-        check_finite(rows, name)
-        return rows
 
     def _id_array(self, ids: Any) -> NDArray[Any]:
         return as_keys(ids) if self.id_type == "string" else np.array(list(ids), np.int64)

@@ -24,6 +24,16 @@ Codes = NDArray[np.uint8]
 def pack(bits: ArrayLike) -> Codes:
     """Pack 0/1 bits (n, n_bits) into codes (n, ⌈n_bits / 8⌉).
 
+    Parameters
+    ----------
+    bits : (n, n_bits)
+        Integers 0 and 1, or booleans.
+
+    Returns
+    -------
+    uint8 array (n, ⌈n_bits / 8⌉)
+        Most significant bit first, padded with zero bits to whole bytes.
+
     Examples
     --------
     >>> pack([[1, 0, 0, 0, 0, 0, 0, 1, 1]])
@@ -51,6 +61,13 @@ def pack(bits: ArrayLike) -> Codes:
 
 def unpack(codes: ArrayLike, n_bits: int) -> Bits:
     """Unpack codes (n, ⌈n_bits / 8⌉) into 0/1 bits (n, n_bits), the inverse of `pack`.
+
+    Parameters
+    ----------
+    codes : uint8 (n, ⌈n_bits / 8⌉)
+        Packed codes.
+    n_bits : int
+        Code length, without the padding.
 
     Examples
     --------

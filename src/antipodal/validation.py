@@ -1,6 +1,7 @@
 """Checks of arguments shared by several packages: arrays, ids, labels and pairs."""
 
 import numbers
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, TypeAlias, get_args, get_origin
 
@@ -54,6 +55,28 @@ def check_type(value: object, name: str, kind: object) -> None:
                 or_none = ", or None" if type(None) in kinds else ""
                 raise TypeError(f"{name} must be {description}{or_none}: got {value!r}")
             return
+
+
+def check_nested(nested: Sequence[int], n_bits: int) -> None:
+    """Raise TypeError or ValueError unless `nested` are ascending code lengths below n_bits."""
+    check_type(nested, "nested", tuple[int, ...])
+    if list(nested) != sorted(set(nested)) or not all(1 <= n < n_bits for n in nested):
+        raise ValueError(
+            "nested must be distinct code lengths in ascending order, at least 1 and below "
+            f"{n_bits}, the value of n_bits: got {nested}"
+        )
+
+
+def check_vectors(vectors: ArrayLike | None, name: str, n_features: int) -> NDArray[Any]:
+    """Return vectors as a finite matrix with n_features columns."""
+    rows = np.asarray(vectors)
+    if rows.ndim != 2 or rows.shape[1] != n_features:
+        raise ValueError(
+            f"{name} must have shape (n, {n_features}), like the vectors of the model: got "
+            f"{rows.shape}"
+        )
+    check_finite(rows, name)
+    return rows
 
 
 def check_ids(ids: ArrayLike, name: str = "ids") -> Ids:

@@ -58,6 +58,13 @@ class KSH(SupervisedHasher):
         the spectral relaxation.
     random_state : int, RandomState or None
         Seed of the samples.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> KSH(n_bits=16, n_anchors=50, random_state=0).fit(X[:200], y[:200]).encode(X).shape
+    (1797, 2)
     """
 
     mean_: Float32Array

@@ -117,6 +117,10 @@ def _options(
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 Bits = Annotated[int, typer.Option("--bits", min=1, help="Code length in bits.")]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+Neighbours = Annotated[int, typer.Option("-k", min=1, help="Number of neighbours per query.")]
+Metric = Annotated[
+    str, typer.Option(help="Metric of the true neighbours: cosine, dot or euclidean.")
+]
 
 
 def limit_threads(context: typer.Context, n_threads: int | None) -> int | None:
@@ -201,18 +205,25 @@ def chosen_store(
     return store
 
 
+@contextmanager
+def _must_exist(kind: str) -> Iterator[None]:
+    """Raise StoreError with a hint for a store or collection that does not exist."""
+    try:
+        yield
+    except NoStoreError as error:
+        raise StoreError(
+            f"no {kind} exists at {error.place}. Is the name right? "
+            "`antipodal build VECTORS --out COLLECTION` creates one"
+        ) from None
+
+
 def open_existing_store(place: str) -> "Store":
     """Open the store at a URL or path, or raise StoreError if it does not exist."""
     from antipodal.stores.engines import open_address
     from antipodal.stores.url import place_address
 
-    try:
+    with _must_exist("store"):
         return open_address(place_address(place))
-    except NoStoreError as error:
-        raise StoreError(
-            f"no store exists at {error.place}. Is the name right? "
-            "`antipodal build VECTORS --out COLLECTION` creates one"
-        ) from None
 
 
 def is_service(place: str | None) -> bool:
@@ -224,13 +235,8 @@ def open_collection(place: str, key: str | None = None) -> "Collection | Client"
     """Open a collection, or raise StoreError if it does not exist."""
     from antipodal.collection import Collection
 
-    try:
+    with _must_exist("collection"):
         return Collection.open(place, key=key)
-    except NoStoreError as error:
-        raise StoreError(
-            f"no collection exists at {error.place}. Is the name right? `antipodal build VECTORS "
-            "--out COLLECTION` creates one"
-        ) from None
 
 
 def parse_ids(texts: Sequence[str], id_type: str) -> list[Any]:

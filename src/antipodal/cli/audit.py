@@ -11,6 +11,8 @@ from antipodal.cli.app import (
     TABLE,
     TABLES,
     AsJson,
+    Metric,
+    Neighbours,
     Seed,
     Threads,
     app,
@@ -22,7 +24,7 @@ from antipodal.cli.app import (
     print_table,
     split_commas,
 )
-from antipodal.cli.outputs import HTML, Force, check_output
+from antipodal.cli.outputs import HTML, Force, HtmlReport, check_output
 
 if TYPE_CHECKING:
     from antipodal.evaluation.recall import Setting
@@ -39,10 +41,8 @@ def audit(
         str | None, typer.Option(help=f"Query vectors: {TABLE}. Default: random rows.")
     ] = None,
     n_queries: Annotated[int, typer.Option(min=1, help="Number of random queries.")] = 1000,
-    k: Annotated[int, typer.Option("-k", min=1, help="Number of neighbours per query.")] = 10,
-    metric: Annotated[
-        str, typer.Option(help="Metric of the true neighbours: cosine, dot or euclidean.")
-    ] = "cosine",
+    k: Neighbours = 10,
+    metric: Metric = "cosine",
     methods: Annotated[
         str | None,
         typer.Option(
@@ -65,7 +65,7 @@ def audit(
         typer.Option(help=f"Relevance judgements: query row, vector row, grade: {TABLE}."),
     ] = None,
     id_column: Annotated[
-        str | None, typer.Option(help="Column with the row names shown in the report.")
+        str | None, typer.Option(help="Id column of the vector file. The report shows the ids.")
     ] = None,
     metadata: Annotated[
         Path | None,
@@ -98,9 +98,7 @@ def audit(
             help="Read a random sample of N rows, and extrapolate recall to all rows.",
         ),
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Also write a report with charts to this file.")
-    ] = None,
+    html: HtmlReport = None,
     seed: Seed = 0,
     force: Force = False,
     threads: Threads = None,

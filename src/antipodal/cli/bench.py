@@ -85,7 +85,7 @@ def bench(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="FILE or FILE:COLUMN with features and labels, for multilabel, arrays."
+            help="FILE or FILE:COLUMN of features and labels, for multilabel and arrays."
         ),
     ] = None,
     labels_column: Annotated[
@@ -110,7 +110,8 @@ def bench(
         Protocol, typer.Option(help="Split protocol. unseen: query classes have no training rows.")
     ] = Protocol.paper,
     split: Annotated[
-        Path | None, typer.Option(help="Saved split to use instead of the protocol's.")
+        Path | None,
+        typer.Option(help="File written by Split.save: use this split, not the protocol's."),
     ] = None,
     train: Annotated[
         int | None,

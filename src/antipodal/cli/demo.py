@@ -110,9 +110,9 @@ def _show_texts(out: Path, only_build: bool, as_json: bool) -> None:
     build = ("--bytes", "48", "--keep-vectors", "int8", "--out", collection)
     _run("build", *vectors, *build, as_json=as_json)
     if not only_build:
-        asked = [word for query in QUERIES for word in ("--text", query)]
+        queries = [word for query in QUERIES for word in ("--text", query)]
         options = ("--embed", EMBED, "-k", "3", "--rerank", "4", "--metadata")
-        _run("search", collection, *asked, *options, as_json=as_json)
+        _run("search", collection, *queries, *options, as_json=as_json)
 
 
 def _run(*words: str, as_json: bool) -> None:
@@ -173,7 +173,7 @@ def _open_page(digits: "Demo", out: Path, host: str, port: int, as_json: bool) -
     digits.save(out)
     digits.write_queries(out)
     write_mounts(out / "mounts.json", mounts)
-    # Other machines are refused by the names in the Host header, and nobody can write.
+    # Requests with the Host header of another machine are refused, and so are writes.
     served = application(Settings(mounts_file=out / "mounts.json", host=host, read_only=True))
     with socket.create_server((host, port)) as listening, suppress(KeyboardInterrupt):
         port = listening.getsockname()[1]

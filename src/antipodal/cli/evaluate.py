@@ -11,6 +11,7 @@ from antipodal.cli.app import (
     TABLES,
     AsJson,
     Bits,
+    Metric,
     Threads,
     app,
     command_line,
@@ -20,7 +21,7 @@ from antipodal.cli.app import (
     print_table,
     split_commas,
 )
-from antipodal.cli.outputs import HTML, Force, check_output
+from antipodal.cli.outputs import HTML, Force, HtmlReport, check_output
 
 
 @app.command(
@@ -46,10 +47,7 @@ def evaluate(
     k: Annotated[
         int, typer.Option("-k", min=1, help="Number of true neighbours, for --neighbours.")
     ] = 10,
-    metric: Annotated[
-        str,
-        typer.Option(help="Metric of the true neighbours: cosine, dot or euclidean."),
-    ] = "cosine",
+    metric: Metric = "cosine",
     radius: Annotated[
         list[int] | None,
         typer.Option(min=0, help="Hamming radius of precision and recall [0, 2]. Repeatable."),
@@ -57,9 +55,7 @@ def evaluate(
     top: Annotated[
         list[int] | None, typer.Option(min=1, help="Also report mAP@k and MP@k. Repeatable.")
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Also write a report with charts to this file.")
-    ] = None,
+    html: HtmlReport = None,
     examples: Annotated[
         int, typer.Option(min=0, help="Number of example queries in the report.")
     ] = 5,
@@ -190,9 +186,7 @@ def report(
             "bench."
         ),
     ],
-    html: Annotated[
-        Path | None, typer.Option(help="Also write a report with charts to this file.")
-    ] = None,
+    html: HtmlReport = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:

@@ -49,7 +49,7 @@ def export(
 ) -> None:
     """Export a snapshot of a collection to parquet or Faiss, or its model to ONNX.
 
-    Equal items produce the same parquet file, whatever their engine.
+    The same items produce the same parquet file from every engine.
     """
     if sum(path is not None for path in (parquet, faiss, onnx)) != 1:
         raise typer.BadParameter("pass one of --parquet, --faiss and --onnx")

@@ -31,6 +31,10 @@ _HEADER_BYTES = 2**26  # of a safetensors file: longer headers are not read
 Force = Annotated[
     bool, typer.Option("--force", help="Also replace an existing file of another kind.")
 ]
+HtmlReport = Annotated[
+    Path | None,
+    typer.Option("--html", help="Also write a report with charts to this file."),
+]
 
 
 def check_output(path: str | os.PathLike[str], kind: str, force: bool = False) -> None:
@@ -58,8 +62,8 @@ def check_output(path: str | os.PathLike[str], kind: str, force: bool = False) -
 def file_kind(path: str | os.PathLike[str]) -> str | None:
     """Return the kind of a file by its first bytes, or None if it may be replaced without loss.
 
-    Missing and empty files, devices and pipes may be replaced, except the side files of a SQLite
-    database, which can be missing or empty while the database is in use.
+    Missing and empty files, devices and pipes may be replaced. The side files of a SQLite database
+    may not: they can be missing or empty while the database is in use.
     """
     real = os.path.realpath(path)
     for ending in _SIDE_FILES:

@@ -14,6 +14,7 @@ from antipodal.cli.app import (
     TABLES,
     AsJson,
     Key,
+    Neighbours,
     StoreUrl,
     Threads,
     app,
@@ -79,7 +80,7 @@ def search(
             "endpoint, http://host/v1#MODEL. A service may have its own."
         ),
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Number of neighbours per query.")] = 10,
+    k: Neighbours = 10,
     rerank: Annotated[
         int | None,
         typer.Option(

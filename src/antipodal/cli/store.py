@@ -37,9 +37,9 @@ def backup(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Back up a store to one file while it is in use, and verify the copy.
+    """Back up a store to one file and verify it.
 
-    The file is a SQLite store, whatever the engine of the items.
+    The store may be in use. The backup is a SQLite store, whatever the engine of the store.
     """
     from antipodal.stores.transfer import back_up
     from antipodal.stores.url import shown_url
@@ -74,9 +74,10 @@ def restore(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replace all items of a store with those of a backup. The store is created if missing.
+    """Restore all items of a store from a backup.
 
-    The store may be in use: other processes see either all old or all new items.
+    The store is created if missing. It may be in use: other processes see either all old or all
+    new items.
     """
     from antipodal.stores.transfer import restore as restore_store
     from antipodal.stores.url import shown_url
@@ -102,7 +103,10 @@ def list_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the stores in a folder, a PostgreSQL database or a Milvus server."""
+    """List stores in a folder, database or server.
+
+    A database of PostgreSQL or a server of Milvus is given by a store URL.
+    """
     from antipodal.stores.engines import list_stores
     from antipodal.stores.url import shown_url
 
@@ -141,7 +145,10 @@ def attach(
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn a store of codes into a collection by adding the model."""
+    """Add the model to a store of codes.
+
+    The store is then a collection, which accepts vectors.
+    """
     from antipodal.collection import Collection
     from antipodal.stores.url import shown_url
 
@@ -172,10 +179,10 @@ def copy(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a store to another of any engine, and verify the copy by count and checksum.
+    """Copy a store to another store of any engine.
 
-    Without --replace, the target must be new or contain only items of the source: an interrupted
-    copy resumes.
+    Counts and checksums are then compared. Without --replace, the target must be new or contain
+    only items of the source: an interrupted copy resumes.
     """
     from antipodal.stores.transfer import copy_store
     from antipodal.stores.url import shown_url
@@ -196,7 +203,7 @@ def copy(
 
 @commands.command(epilog="Example: antipodal store vacuum --store sqlite:///items.db")
 def vacuum(store: StoreUrl = None, as_json: AsJson = False) -> None:
-    """Reclaim the disk space of deleted and replaced items."""
+    """Reclaim the disk space of deleted items."""
     with open_existing_store(_required(store)) as opened:
         before, after = opened.vacuum()
         place = opened.place

@@ -4,6 +4,7 @@ import builtins
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -37,7 +38,7 @@ from antipodal.stores.items import (
 )
 from antipodal.stores.url import place_address
 from antipodal.stores.vectors import VectorType, pack_vectors, unpack_vectors
-from antipodal.validation import check_finite, check_whole
+from antipodal.validation import check_vectors, check_whole
 
 if TYPE_CHECKING:
     from antipodal.client import Client
@@ -269,6 +270,15 @@ class Collection:
     ) -> NDArray[Any]:
         """Encode and store new vectors, and return their ids.
 
+        Parameters
+        ----------
+        vectors : array, memory map, `antipodal.open_vectors` or path
+            Vectors, one per row, from the same embedding model as the items.
+        ids : integers or strings (n,), optional
+            Unique ids. By default, integer ids continue after the largest.
+        metadata : iterable of mappings, optional
+            One JSON object per row.
+
         Raises
         ------
         IdsTakenError
@@ -289,7 +299,7 @@ class Collection:
     def upsert(self, vectors: Any, ids: ArrayLike, metadata: Metadata | None = None) -> int:
         """Encode and store vectors, and return the number of replaced items with the same ids.
 
-        A repeated call changes nothing.
+        The parameters are those of `add`, but ids are required. A repeated call changes nothing.
         """
         if ids is None:
             raise ValueError("ids are required to replace items: got none")
@@ -405,8 +415,18 @@ class Collection:
         self, now: Snapshot, query: Query, k: int, where: Where | None, rerank: int | None
     ) -> SearchResult:
         """Search a snapshot of the store; the result has integer ids."""
-        n_found = k if rerank is None else k * self._check_rerank(rerank)
-        found = query.candidates(now, n_found, where)
+        n_candidates = k if rerank is None else k * self._check_rerank(rerank)
+        n_found = n_candidates + (query.excluded is not None)
+        if query.values is not None:
+            found = now._asymmetric(query.values, n_found, where)
+        else:
+            assert query.codes is not None
+            found = now._search(query.codes, n_found, where)
+        if found.scores is not None and query.offsets is not None:
+            scores = found.scores + query.offsets[:, None]
+            found = SearchResult(found.ids, found.distances, scores)
+        if query.excluded is not None:
+            found = _without(found, query.excluded, n_candidates)
         return found if rerank is None else self._reranked(now, found, query.rows, k)
 
     def radius(
@@ -420,12 +440,29 @@ class Collection:
         """Return all items within Hamming distance r of each query.
 
         With a model whose scoring is asymmetric, a warning is issued.
+
+        Parameters
+        ----------
+        queries : (n_queries, n_features)
+            Query vectors.
+        r : int
+            Largest Hamming distance.
+        codes : uint8 (n_queries, ⌈n_bits / 8⌉), in place of queries
+            Packed codes.
+        where : mapping, optional
+            Metadata filter.
+
+        Returns
+        -------
+        SearchResult
+            The items of query i are at ``offsets[i]:offsets[i + 1]`` of `ids` and `distances`.
         """
         chosen_scoring(self.model, "hamming")
         if (queries is None) == (codes is None):
             raise ValueError("radius needs either queries or codes")
-        packed = self.model.encode(self._rows(queries)) if codes is None else codes
-        return self.store.radius(packed, r, where=where)
+        if codes is None:
+            codes = self.model.encode(check_vectors(queries, "queries", self.n_features))
+        return self.store.radius(codes, r, where=where)
 
     def _check_rerank(self, rerank: int) -> int:
         check_whole(rerank, "rerank", 1)
@@ -435,17 +472,6 @@ class Collection:
                 "Create it with keep_vectors='int8', or search without rerank"
             )
         return int(rerank)
-
-    def _rows(self, queries: ArrayLike | None) -> NDArray[Any]:
-        """Return query vectors as a finite matrix with `n_features` columns."""
-        rows = np.asarray(queries)
-        if rows.ndim != 2 or rows.shape[1] != self.n_features:
-            raise ValueError(
-                f"queries must have shape (n, {self.n_features}), like the vectors of the model: "
-                f"got {rows.shape}"
-            )
-        check_finite(rows, "queries")
-        return rows
 
     def query(
         self,
@@ -468,7 +494,9 @@ class Collection:
             return self._query_of_codes(packed, scoring)
         if ids is not None:
             return self._query_of_items(ids, scoring)
-        rows = self._embedded(texts) if texts is not None else self._rows(queries)
+        if texts is not None:
+            return self._query_of_rows(self._embedded(texts), scoring)
+        rows = check_vectors(queries, "queries", self.n_features)
         return self._query_of_rows(rows, scoring)
 
     def _embedded(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -482,17 +510,17 @@ class Collection:
     def _query_of_rows(self, rows: NDArray[Any], scoring: str) -> Query:
         if not len(rows):
             empty = np.empty((0, self.store.n_bits))
-            return Query(None, empty, np.empty(0), rows)
+            return Query(values=empty, offsets=np.empty(0), rows=rows)
         if scoring == "hamming":
-            return Query(self.model.encode(rows), None, None, rows)
+            return Query(codes=self.model.encode(rows), rows=rows)
         values = check_values(self.model.query(rows), "queries", self.store.n_bits)
-        return Query(None, values, self.model.score_offset(rows), rows)
+        return Query(values=values, offsets=self.model.score_offset(rows), rows=rows)
 
     def _query_of_codes(self, codes: Codes, scoring: str) -> Query:
         """Search by the reconstruction of codes, if the model has one."""
         reconstruct = getattr(self.model, "reconstruct", None)
         if scoring == "hamming" or reconstruct is None or not len(codes):
-            return Query(codes, None, None, None)
+            return Query(codes=codes)
         return self._query_of_rows(reconstruct(codes), scoring)
 
     def _query_of_items(self, ids: ArrayLike, scoring: str) -> Query:
@@ -505,7 +533,7 @@ class Collection:
                 query = self._query_of_rows(self._kept(now, numbers), scoring)
             if query.codes is not None:  # the kept vectors are rounded, the codes are not
                 query.codes = items.codes
-        return query.leaving_out(numbers)
+        return replace(query, excluded=numbers)
 
     def _stored(self, now: Snapshot, ids: NDArray[Any]) -> tuple[Items, NDArray[np.int64]]:
         """Return items and their integer ids, or raise KeyError if one does not exist."""
@@ -566,7 +594,7 @@ class Collection:
             `has_drifted` is the verdict. The text form has the measured values and the
             recommended action.
         """
-        rows = self._rows(new_vectors)
+        rows = check_vectors(new_vectors, "new_vectors", self.n_features)
         before = self._settings.quality
         if before is None:
             raise AntipodalError(
@@ -646,6 +674,21 @@ def _check_choice(
     if recall is not None or model is not None:
         return Choice(model, None, recall)
     return Choice(None, int(bits) if bits is not None else 8 * int(n_bytes or 48), None)
+
+
+def _without(found: SearchResult, excluded: NDArray[np.int64], k: int) -> SearchResult:
+    """Return the first k results of each query, without the item that it excludes."""
+    n_found = found.ids.shape[1]
+    is_excluded = found.ids == excluded[:, None]
+    # Move the excluded item to the end. A stable sort keeps the order of the others.
+    order = np.argsort(is_excluded, axis=1, kind="stable")[:, :k]
+    if n_found <= k and is_excluded.any():
+        order = order[:, : n_found - 1]
+    return SearchResult(
+        np.take_along_axis(found.ids, order, axis=1),
+        np.take_along_axis(found.distances, order, axis=1),
+        None if found.scores is None else np.take_along_axis(found.scores, order, axis=1),
+    )
 
 
 def _described(now: Snapshot, found: SearchResult) -> SearchResult:

@@ -95,9 +95,9 @@ class Drift:
         )
         if not self.has_drifted:
             return f"No drift: {'; '.join(parts)}."
-        cure = (
+        action = (
             "Collection.refit writes a new collection with a model fitted to the kept vectors"
             if self.can_refit
             else "create a new collection from the original and the new vectors"
         )
-        return f"The vectors have drifted: {'; '.join(parts)}. To restore recall, {cure}."
+        return f"The vectors have drifted: {'; '.join(parts)}. To restore recall, {action}."

@@ -30,9 +30,14 @@ Batch = tuple[NDArray[np.uint8], NDArray[Any]]  # pixels (b, 3072), labels (b,)
 def cifar10(dir: str | os.PathLike[str] | None = None) -> Dataset:
     """Read the 60,000 images: the five training batches, then the test batch.
 
-    `dir` is ``cifar-10-batches-bin`` or ``cifar-10-batches-py``, or a folder that contains one of
-    them. By default it is the environment variable ANTIPODAL_DATA, or else the folder of
-    `download`. The features are None: compute them from the images.
+    The features are None: compute them from the images.
+
+    Parameters
+    ----------
+    dir : path, optional
+        The folder ``cifar-10-batches-bin`` or ``cifar-10-batches-py``, or a folder that contains
+        one of them. By default the environment variable ANTIPODAL_DATA, or else the folder of
+        `download`.
     """
     folder, suffix = _find(find_directory(dir, _HELP))
     read = _read_binary if suffix else _read_pickle

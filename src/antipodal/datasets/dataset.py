@@ -318,7 +318,13 @@ def _as_labels(y: NDArray[Any]) -> NDArray[Any]:
 
 
 def digits() -> Dataset:
-    """Return 1,797 handwritten digits: pixels 0 to 16 as features, images scaled to 0 to 255."""
+    """Return 1,797 handwritten digits: pixels 0 to 16 as features, images scaled to 0 to 255.
+
+    Examples
+    --------
+    >>> digits().features.shape, digits().images.shape
+    ((1797, 64), (1797, 8, 8))
+    """
     from sklearn.datasets import load_digits  # not at the top: it is slow to import
 
     data = load_digits()

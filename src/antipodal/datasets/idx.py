@@ -28,8 +28,13 @@ _HELP = (
 def idx(dir: str | os.PathLike[str] | None = None) -> Dataset:
     """Read the four IDX files in a directory: the training rows, then the test rows.
 
-    The features are the pixels, uint8; the dataset is named after the directory. The default
-    directory is the environment variable ANTIPODAL_DATA, or else the user's cache directory.
+    The features are the pixels, uint8; the dataset is named after the directory.
+
+    Parameters
+    ----------
+    dir : path, optional
+        The directory of the files. By default the environment variable ANTIPODAL_DATA, or else the
+        user's cache directory.
     """
     directory = find_directory(dir, _HELP)
     images, labels = [], []

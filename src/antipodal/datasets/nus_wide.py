@@ -24,10 +24,14 @@ _DIGITS_AND_BLANKS = b"0123456789 \t\r\n"
 def nus_wide(dir: str | os.PathLike[str] | None = None) -> Dataset:
     """Read the bag-of-words features (uint16 counts) and the concepts of every image.
 
-    `dir`, by default the environment variable ANTIPODAL_DATA, contains
-    ``Low_Level_Features/BoW_int.dat``, ``ConceptsList/Concepts81.txt`` and
-    ``Groundtruth/AllLabels/Labels_<concept>.txt``. The columns of the labels are in the order of
-    the list of concepts.
+    The columns of the labels are in the order of the list of concepts.
+
+    Parameters
+    ----------
+    dir : path, optional
+        A directory with ``Low_Level_Features/BoW_int.dat``, ``ConceptsList/Concepts81.txt`` and
+        ``Groundtruth/AllLabels/Labels_<concept>.txt``. By default the environment variable
+        ANTIPODAL_DATA.
     """
     directory = find_directory(dir, _HELP)
     labels = _read_labels(directory)

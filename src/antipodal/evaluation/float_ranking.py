@@ -34,8 +34,8 @@ def evaluate_floats(
 ) -> FloatEvaluation:
     """Score the rankings of a database by inner product with each query, largest first.
 
-    Equal products are ties, as equal distances are in `antipodal.evaluate`: mAP is the mean over
-    the orders of ties, next to the worst and the best order.
+    Equal products are ties, as equal distances are in `antipodal.evaluate`. mAP is the mean over
+    the orders of ties; the worst and the best order are also returned.
 
     Parameters
     ----------

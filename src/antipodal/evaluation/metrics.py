@@ -72,7 +72,23 @@ class BitHealth:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of `evaluate`: percentages and counts."""
+    """Result of `evaluate`: percentages and counts.
+
+    Attributes
+    ----------
+    queries, queries_without_relevant, database : int
+        Number of queries, of queries without a relevant item, and of items.
+    chance : float
+        Mean share of relevant items: the expected precision of a random ranking.
+    map, map_worst, map_best : float
+        Mean average precision: its expectation over tie orders, and the worst and best order.
+    at : dict of AtK
+        Scores of the first k items, by k.
+    radius : dict of RadiusScores
+        Scores of the items within a Hamming radius, by radius.
+    health : BitHealth
+        Statistics of the bits of the database.
+    """
 
     queries: int
     queries_without_relevant: int
@@ -131,8 +147,9 @@ def evaluate(
         Divisor of average precision at k: min(k, number of relevant items), or the number of
         relevant items among the first k, as some repositories use.
     balls : {"macro", "nonempty", "micro"}
-        Averaging of precision and recall within a radius: over all queries, where a query without
-        results has precision 0; over the queries with results; or over pooled results.
+        Averaging of precision and recall within a radius. "macro": over all queries, where a query
+        without results has precision 0. "nonempty": over the queries with results. "micro": over
+        pooled results.
     projections : array (n_database, n_bits), optional
         Values whose signs are the database codes, for the quantisation error.
     block_bytes : int

@@ -216,8 +216,11 @@ class Judgements:
             if wrong.any() or (pairs[:, column] != rows[:, column]).any():
                 odd = rows[np.flatnonzero(wrong | (pairs[:, column] != rows[:, column]))[0], column]
                 raise ValueError(f"relevance must have {name} rows from 0 to {n - 1}: got {odd}")
-        if not (np.isfinite(grades) & (grades >= 0)).all():
-            raise ValueError("grades of relevance must be finite and at least 0: some are not")
+        valid = np.isfinite(grades) & (grades >= 0)
+        if not valid.all():
+            raise ValueError(
+                f"relevance must have finite grades, none negative: got {grades[~valid][0]}"
+            )
         if not (grades > 0).any():
             raise ValueError(
                 "relevance must have a judgement with a grade above 0: all grades are 0"

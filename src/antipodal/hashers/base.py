@@ -63,7 +63,7 @@ class BaseHasher(Transformer):
     def pipeline(self) -> Sequence[Step]:
         """Return the steps from rows (m, n) to the values (m, n_bits) whose signs are the bits.
 
-        A step is one of `antipodal.hashers.operations`, or a function of float32 rows, which
+        A step is one of `antipodal.hashers.operations`, or a function of float32 rows. A function
         receives a few rows at a time and returns the same number of rows. This is the only
         description of the encoding: `encode` runs it, and `to_onnx` writes it unless a step is a
         function.

@@ -48,9 +48,9 @@ class BitFlips:
         -2⟨y, v⟩ by aⱼ = 4bⱼ(Dᵀy)ⱼ,    ‖v‖² by cⱼ = 4(Gⱼⱼ - bⱼ(Dᵀv)ⱼ)
         f(b) by aⱼ + cⱼ(γcⱼ + κ),      κ = 1 + 2γ(‖v‖² - 1)
 
-    After a flip of bⱼ, aⱼ and cⱼ change their signs, all other cᵢ change by 8bᵢbⱼGᵢⱼ, and κ by
-    2γcⱼ, so that a flip takes a few operations per bit and no product with D. If γ > 0, the
-    tables of a and c are multiplied by γ, which saves another operation.
+    After a flip of bⱼ, aⱼ and cⱼ change their signs, all other cᵢ change by 8bᵢbⱼGᵢⱼ, and κ
+    changes by 2γcⱼ. A flip therefore takes a few operations per bit and no product with D. If
+    γ > 0, the tables of a and c are multiplied by γ, which saves another operation.
 
     A descent flips the bit that lowers f most, until no flip lowers it. A tabu search makes a
     given number of flips, including flips that increase f, and so leaves local minima. For some
@@ -255,10 +255,10 @@ class Correction(NamedTuple):
     def fit(cls, Y: Array, V: Array, n_bits: int) -> Self:
         """Fit the correction to rows y and their reconstructions v.
 
-        Rows also serve as queries, each with its nearest other rows as neighbours. κ is the
-        coefficient of ⟨v, e⟩ in a linear regression that predicts the error ⟨q, e⟩ of a
-        neighbour's score from ⟨v, e⟩ and the score itself, both relative to their means over the
-        neighbours of the query. α and β are fitted to neighbours and to random rows.
+        Rows also serve as queries, each with its nearest other rows as neighbours. A linear
+        regression predicts the error ⟨q, e⟩ of a neighbour's score from ⟨v, e⟩ and the score,
+        both relative to their means over the neighbours of the query. κ is its coefficient of
+        ⟨v, e⟩. α and β are fitted to neighbours and to random rows.
         """
         n = min(_NEIGHBOURS, len(Y) - 2)
         if n < 2:

@@ -81,7 +81,7 @@ class ClassifierHasher(SupervisedHasher):
     def class_probabilities(self, X: ArrayLike) -> NDArray[np.float32]:
         """Return the probability of each class or concept, (m, c), classes in sorted order.
 
-        Ranking by their inner products is the upper bound for codes of them;
+        The ranking by their inner products is an upper bound for codes computed from them:
         `antipodal.evaluation.float_ranking.evaluate_floats` computes its metrics.
         """
         rows = self._check_rows(X)
@@ -123,6 +123,13 @@ class ClassifierLSH(ClassifierHasher):
         grows with the square of their number.
     random_state : int, RandomState or None
         Seed of the sample, of the calibration folds and of the projections.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> ClassifierLSH(n_bits=32, random_state=0).fit(X[:200], y[:200]).encode(X).shape
+    (1797, 4)
     """
 
     mean_probabilities_: NDArray[np.float32]

@@ -21,10 +21,10 @@ class CosineReduction:
 
         x' = [x, √(L² - ‖x‖²)] / L,    q' = [q, 0]       L = max ‖x‖
 
-    For the Euclidean distance, -‖q - x‖² / 2 is, up to a constant of the query, the inner product
-    of [q, 1] with [x, (1 - ‖x‖²) / 2], for vectors shifted and scaled to a mean square of 1. It
-    is then reduced in the same way. The order is exact. Codes of the extended vectors
-    have lower recall than codes for cosines, since they must also approximate the new dimensions.
+    For the Euclidean distance, vectors are shifted and scaled to a mean square of 1. Up to a
+    constant of the query, -‖q - x‖² / 2 is the inner product of [q, 1] with [x, (1 - ‖x‖²) / 2],
+    which is then reduced in the same way. The order is exact. Codes of the extended vectors have
+    lower recall than codes for cosines, since they must also approximate the new dimensions.
 
     Parameters
     ----------

@@ -55,9 +55,9 @@ class DeepLinf(NetworkHasher):
     penalty : float
         β of Eq. 7, for init="ksvd".
     loss : "contrastive", "triplet" or callable
-        Eq. 12, `antipodal.paper.losses.triplet_loss`, or a function loss(codes, targets) of the
-        codes of a batch (m, N) and a table (m, m) with 1 for similar pairs, -1 for dissimilar
-        pairs and 0 elsewhere. A model file stores only the name of a function.
+        Eq. 12, `antipodal.paper.losses.triplet_loss`, or a function loss(codes, targets). Its
+        arguments are the codes of a batch (m, N), and a table (m, m) with 1 for similar pairs, -1
+        for dissimilar pairs and 0 elsewhere. A model file stores only the name of a function.
     training : Training, optional
         Number of epochs, optimiser, margin, sample sizes, device and other training options; by
         default `Training()`.
@@ -88,11 +88,14 @@ class DeepLinf(NetworkHasher):
         Stated in the paper: initialisation by K-SVD and ADMM, K = 2, β = 0.6, margin 5, SGD
         without momentum at a constant rate of 0.01, batches of 128.
 
-        Not stated in the paper, with the values chosen here: scaling of the features
-        (standardised), initial λ (1), sparsity of K-SVD (8), rows for K-SVD (the training rows),
-        number of pairs on CIFAR-10 and share of similar pairs (100,000, as on NUS-WIDE, half of
-        them similar), unit of the batch size (pairs), number of epochs (10), weight decay and
-        dropout (none).
+        Not stated in the paper, and chosen here:
+
+        - features: standardised;
+        - initial λ: 1;
+        - K-SVD: sparsity 8, on the training rows;
+        - pairs on CIFAR-10: 100,000, as on NUS-WIDE, half of them similar;
+        - batch size: a number of pairs;
+        - epochs: 10; weight decay and dropout: none.
         """
         return cls(
             n_bits,
@@ -108,10 +111,10 @@ class DeepLinf(NetworkHasher):
         """Return the network of the paper with training that reaches its scores on CIFAR-10.
 
         The network is that of `paper`: W, S_k, b_k and λ on the features, from labels alone.
-        Training differs: all pairs of batches of 256 rows with a weight of 0.2 for similar ones,
-        a margin in proportion to the root of the code length, AdamW with a decaying learning
-        rate, weight decay 2, and input noise of one standard deviation. `NNHash.reproduced` and
-        `SparseHash.reproduced` are trained in the same way.
+        Training uses all pairs of batches of 256 rows, with a weight of 0.2 for similar ones and
+        a margin in proportion to the root of the code length. The optimiser is AdamW with a
+        decaying learning rate and weight decay 2, and the input has noise of one standard
+        deviation. `NNHash.reproduced` and `SparseHash.reproduced` are trained in the same way.
         """
         return cls(
             n_bits,

@@ -34,6 +34,13 @@ class ITQ(BaseHasher):
         Largest number of rows to learn from; more rows are sampled.
     random_state : int, RandomState or None
         Seed of the rotation and of the sample.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X = load_digits().data
+    >>> ITQ(n_bits=32, random_state=0).fit(X).encode(X).shape
+    (1797, 4)
     """
 
     mean_: NDArray[np.float32]

@@ -124,12 +124,12 @@ def reduced_set(
     """Replace the anchors by fewer points, chosen so that Wφ changes little. [Burges1996]
 
     The products are functions f(y) = Σ_i k(y, aᵢ) αᵢ, with coefficients αᵢ = WLᵢ for the rows Lᵢ of
-    `weight`, and W (N, p). The points c minimise the distance to functions of the same kind on c,
-    in the norm of the space that the kernel reproduces. With the best coefficients it is
+    `weight`, and W (N, p). The points c minimise the distance from f to functions f̂ of the same
+    form on c, in the reproducing kernel Hilbert space. With the best coefficients it is
 
         ‖f - f̂‖² = ‖f‖² - tr(AᵀK_ac K_cc⁻¹ K_ca A)
 
-    The start are random anchors; the steps are those of L-BFGS. φ is replaced by its projection,
+    It is minimised by L-BFGS from random anchors. φ is replaced by its projection,
     L ← K_cc⁻¹ K_ca L, so that W is unchanged.
     """
     if n_points >= len(features.anchors):

@@ -40,7 +40,7 @@ from antipodal.hashers.registry import built_in
 from antipodal.paper.admm import RELAXATION, relaxed_weight, unfolded_weights
 from antipodal.paper.dictionary import ksvd
 from antipodal.threads import one_thread
-from antipodal.validation import check_random_state, check_type, check_whole
+from antipodal.validation import check_nested, check_random_state, check_type, check_whole
 
 _MIN_STEP = 64  # bits per level with `descent`, if there are fewer features
 # In shorter levels or with fewer bits per feature a correction would lower the recall.
@@ -64,12 +64,12 @@ class LinfHash(BaseHasher):
     better than from random projections. (With n_bits = features the frame is a rotation, and
     x = clip(Dᵀy) has the signs of Dᵀy for any λ.)
 
-    These codes are made for Hamming distance. With `descent`, codes are made for asymmetric
+    These codes are compared by Hamming distance. With `descent`, codes are optimised for asymmetric
     search instead; `LinfHash.asymmetric` has the recommended settings. `bit_descent` starts from
-    the signs of x and flips bits, D is fitted to the codes of the sample, and codes reconstruct
-    directions, v = μ + D·(2b - 1) ≈ row / ‖row‖, so that the scores of `query` estimate cosines.
-    The last `correction_bits` bits correct them for the error of v (`Correction`). Ranked
-    by Hamming distance, such codes have lower recall.
+    the signs of x and flips bits, and D is fitted to the codes of the sample. Codes then
+    reconstruct directions, v = μ + D·(2b - 1) ≈ row / ‖row‖, and the scores of `query` estimate
+    cosines. The last `correction_bits` bits correct the scores for the error of v (`Correction`).
+    Ranked by Hamming distance, such codes have lower recall.
 
     Parameters
     ----------
@@ -381,9 +381,8 @@ class LinfHash(BaseHasher):
             expected = len(self.levels_), len(Correction._fields)
             if self.corrections_.shape != expected or not np.isfinite(self.corrections_).all():
                 raise ValueError(f"corrections_ must have the shape {expected} and finite values")
-            if [n for n in self.n_corrections_ if n not in (0, self.correction_bits)] or len(
-                self.n_corrections_
-            ) != len(self.levels_):
+            is_valid = all(n in (0, self.correction_bits) for n in self.n_corrections_)
+            if not is_valid or len(self.n_corrections_) != len(self.levels_):
                 raise ValueError(
                     f"n_corrections_ must be 0 or {self.correction_bits} for each of "
                     f"{len(self.levels_)} levels: got {self.n_corrections_}"
@@ -400,14 +399,8 @@ class LinfHash(BaseHasher):
                 f"correction_bits must be at most {_MAX_CORRECTION}: got {self.correction_bits}"
             )
         check_type(self.descent, "descent", bool)
-        check_type(self.nested, "nested", tuple[int, ...])
-        lengths = list(self.nested)
-        if lengths != sorted(set(lengths)) or not all(1 <= n < self.n_bits for n in lengths):
-            raise ValueError(
-                "nested must be distinct lengths in ascending order, from 1 to below n_bits = "
-                f"{self.n_bits}: got {self.nested}"
-            )
-        if lengths and not self.descent:
+        check_nested(self.nested, self.n_bits)
+        if self.nested and not self.descent:
             raise ValueError(f"nested lengths need descent=True: got {self.nested}")
         for name in ("effort", "length_weight"):
             if not 0 <= getattr(self, name) <= _MAX_EFFORT:

@@ -25,6 +25,13 @@ class LSH(BaseHasher):
         Code length.
     random_state : int, RandomState or None
         Seed of the hyperplanes.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X = load_digits().data
+    >>> LSH(n_bits=128, random_state=0).fit(X).encode(X).shape
+    (1797, 16)
     """
 
     hyperplanes_: NDArray[np.float32]

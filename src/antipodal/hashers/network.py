@@ -5,7 +5,7 @@ import inspect
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, ParamSpec, Self, TypeVar
@@ -52,6 +52,7 @@ from antipodal.paper.pairs import sample_pairs
 from antipodal.threads import one_thread
 from antipodal.validation import (
     check_finite,
+    check_nested,
     check_pairs,
     check_random_state,
     check_type,
@@ -106,6 +107,10 @@ class Layers(NamedTuple):
     threshold: NDArray[np.float32] | None = None
     feeds_input: bool = True
     readout: Elementwise | None = None
+
+    def thresholds(self, n_units: int) -> NDArray[np.float32]:
+        """Return θ (n_units,), ones for a neuron without thresholds."""
+        return np.ones(n_units, np.float32) if self.threshold is None else self.threshold
 
 
 @dataclass(eq=False, repr=False)
@@ -468,7 +473,7 @@ class NetworkHasher(SupervisedHasher):
         n_points = self._options.n_reduced
         if "anchors_" not in vars(self) or layers is None or not n_points:
             return
-        theta = np.float32(1) if layers.threshold is None else layers.threshold[:, None]
+        theta = layers.thresholds(len(encoder["W"]))[:, None]
         learned = KernelFeatures(self.anchors_, self.gamma_, self.lift_, self.lift_offset_)
         reduced = reduced_set(learned, encoder["W"] / theta, n_points, seed)
         self.anchors_, self.gamma_, self.lift_, self.lift_offset_ = reduced
@@ -516,15 +521,14 @@ class NetworkHasher(SupervisedHasher):
             elif hidden:
                 features.append(Function.of_torch(self.hidden_))
             return [*features, Function.of_torch(self.encoder_)]
-        theta = np.float32(1) if layers.threshold is None else layers.threshold[:, None]
-        W = encoder["W"] / theta
+        W = encoder["W"] / layers.thresholds(len(encoder["W"]))[:, None]
         if kernel is not None:
             # W(Lᵀk - c) as one product
             product = Affine(kernel.weight @ W.T, (W @ -kernel.offset).astype(np.float32))
             first: list[Operation] = [scale, GaussianKernel(kernel.anchors, kernel.gamma), product]
         elif hidden:
-            first, theta = self._hidden_steps(inputs, hidden)
-            first.append(Affine(W.T * theta[:, None]))
+            first, factor = self._hidden_steps(inputs, hidden)
+            first.append(Affine(W.T * factor[:, None]))
         else:
             first = linear_steps(inputs, W, np.zeros(len(W), np.float32))
         return [*first, _unfolding(layers, encoder, self.n_stages)]
@@ -536,8 +540,7 @@ class NetworkHasher(SupervisedHasher):
         layers = self.layers(weights)
         if layers is None:
             raise ValueError(f"{type(self).__name__}.layers must also describe the hidden layer")
-        theta = np.ones(len(weights["W"]), np.float32)
-        theta = theta if layers.threshold is None else layers.threshold
+        theta = layers.thresholds(len(weights["W"]))
         first = linear_steps(inputs, weights["W"] / theta[:, None], weights["c"] / theta)
         output = layers._replace(threshold=None)
         factor = theta if layers.readout is None else np.ones_like(theta)
@@ -602,7 +605,7 @@ class NetworkHasher(SupervisedHasher):
                 check_type(getattr(self, parameter.name), parameter.name, parameter.type)
         check_whole(self.n_stages, "n_stages", 0)
         check_whole(self.n_hidden, "n_hidden", 1)
-        _check_nested(self.nested, self.n_bits)
+        check_nested(self.nested, self.n_bits)
         check_scaling(self.scaling)
         if self.feature_map not in _FEATURE_MAPS:
             raise ValueError(
@@ -643,7 +646,7 @@ class NetworkHasher(SupervisedHasher):
         expected = vars(self).get("full_bits_", self.n_bits)
         if n_bits != expected:  # checked before memory of that size is allocated
             raise ValueError(f"the encoder computes codes of {n_bits} bits, not {expected}")
-        _check_nested(self.nested, self.n_bits)
+        check_nested(self.nested, self.n_bits)
         for name in ("encoder_.S", "encoder_.b"):
             if len(weights[name]) == 1 and self.n_stages > 1:  # tied=True of 0.6 and earlier
                 weights[name] = np.repeat(weights[name], self.n_stages, axis=0)
@@ -679,8 +682,7 @@ class NetworkHasher(SupervisedHasher):
 
 def _unfolding(layers: Layers, weights: Weights, n_stages: int) -> Unfolding:
     """Return the layers of an encoder, with weights divided by the thresholds of its neurons."""
-    theta = np.ones(len(weights["W"]), np.float32)
-    theta = theta if layers.threshold is None else layers.threshold
+    theta = layers.thresholds(len(weights["W"]))
     S, b = weights["S"], weights["b"]
     if not len(S) == len(b) == n_stages:
         raise ValueError(f"the encoder has {len(S)} stages, not {n_stages}")
@@ -691,16 +693,6 @@ def _unfolding(layers: Layers, weights: Weights, n_stages: int) -> Unfolding:
         feeds_input=layers.feeds_input,
         readout=layers.readout,
     )
-
-
-def _check_nested(nested: Sequence[int], n_bits: int) -> None:
-    """Require ascending prefix lengths below n_bits."""
-    lengths = list(nested)
-    if lengths != sorted(set(lengths)) or not all(1 <= n < n_bits for n in lengths):
-        raise ValueError(
-            f"nested must be ascending code lengths of at least 1 and below {n_bits}, the value of "
-            f"n_bits: got {nested}"
-        )
 
 
 def _some(rows: NDArray[Any], chosen: NDArray[np.int64]) -> NDArray[Any]:

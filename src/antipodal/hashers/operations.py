@@ -93,8 +93,8 @@ def product(X: Array, weight: Array, out: Array) -> Array:
 def run_columns(operations: Sequence[Operation], X: Array, memory: Workspace) -> Array:
     """Apply operations that run on columns to a block of rows, a chunk at a time.
 
-    As in `product`, rows are columns. The output of an operation is the input of the next one and
-    stays in the processor cache; only the first input and the last output are transposed.
+    As in `product`, rows become columns. Only the first input and the last output are transposed;
+    the values in between stay in the processor cache.
     """
     out = None
     for part in chunks(len(X)):

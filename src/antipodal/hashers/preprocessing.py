@@ -132,8 +132,8 @@ def choose_scaling(
 ) -> Scaling:
     """Return the scaling with the least leave-one-out error, on up to 1,000 rows.
 
-    `targets` has one column per class or concept. If errors are equal, as
-    with and without roots of features that are all 0 or 1, the first of `_CHOICES` is returned.
+    `targets` has one column per class or concept. If errors are equal, as with and without roots
+    of features that are all 0 or 1, the first of `_CHOICES` is returned.
     """
     if len(rows) > _MAX_ROWS:
         chosen = np.sort(rng.permutation(len(rows))[:_MAX_ROWS])
@@ -156,8 +156,8 @@ def draw_rows(
     """Return the numbers of up to n_samples random rows, ascending, for sequential file access.
 
     Given classes (n,), the same number of rows is drawn from each class, or all of a smaller
-    class: no class is lost unless there are more classes than samples. Otherwise all rows are
-    equally likely.
+    class. No class is lost unless there are more classes than samples. Without classes, all rows
+    are equally likely.
     """
     order = rng.permutation(n_rows)
     if n_rows <= n_samples:

@@ -1,7 +1,8 @@
 """Class probabilities of a kernel SVM, and pseudo-labels for unlabelled rows.
 
-One SVM per class or concept, with the Gaussian kernel k(x, s) = exp(-γ‖x - s‖²) on support
-vectors s, and probabilities calibrated with one slope t and one offset o per class (Platt scaling):
+Each class or concept has an SVM with the Gaussian kernel k(x, s) = exp(-γ‖x - s‖²) on support
+vectors s. Probabilities are calibrated with a common slope t and one offset o per class (Platt
+scaling):
 
     f(x) = Σ_s a_s k(x, s) + b
     p(x) = softmax(t·f(x) + o)             classes

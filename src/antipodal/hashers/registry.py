@@ -80,7 +80,16 @@ def register(kind: Hasher) -> Hasher:
 
     Returns
     -------
-    The same class, so that `register` can be used as a decorator.
+    type
+        The same class, so that `register` can be used as a decorator.
+
+    Examples
+    --------
+    ::
+
+        @antipodal.register
+        class MedianHash(antipodal.BaseHasher):
+            ...
     """
     if not (isinstance(kind, type) and issubclass(kind, BaseHasher)):
         raise TypeError(f"register expects a subclass of antipodal.BaseHasher: got {kind!r}")
@@ -223,9 +232,35 @@ _INVALID = (
 
 
 def load(path: str | os.PathLike[str]) -> BaseHasher:
-    """Load a hasher written by `save`. Raise `AntipodalError` if it is damaged or not a model.
+    """Load a hasher written by `save`.
 
-    The class of a custom hasher must be registered or installed as a plug-in.
+    Loading runs no code from the file.
+
+    Parameters
+    ----------
+    path : path
+        A model file.
+
+    Returns
+    -------
+    BaseHasher
+        The fitted hasher, which computes the same codes as the saved one. The class of a custom
+        hasher must be registered or installed as a plug-in.
+
+    Raises
+    ------
+    AntipodalError
+        The file is damaged or not a model, or its class is unknown.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from antipodal import LSH
+    >>> X = np.random.default_rng(0).standard_normal((100, 16))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     LSH(32, random_state=0).fit(X).save(f"{folder}/model.antipodal")
+    ...     load(f"{folder}/model.antipodal")
+    LSH(n_bits=32, random_state=0)
     """
     return load_with_identity(path)[0]
 

@@ -75,9 +75,9 @@ class Training(Estimator):
         Exponent applied to the class probabilities of unlabelled rows. Above 1 they become more
         confident, which maps the rows to fewer codes.
     centres : bool, optional
-        With unlabelled rows, add the loss of `OrthoHash`, which draws the rows of a class to a
-        fixed code, to the loss of the pairs. By default only if a row has fewer than 12 similar
-        rows in a batch, as with very many classes.
+        With unlabelled rows, also minimise the loss of `OrthoHash`, which assigns a fixed code to
+        each class. By default only if a row has fewer than 12 similar rows in a batch, as with
+        very many classes.
     pairs : {"batch", "sampled"}
         Train on all pairs within each batch, or on `n_pairs` pairs sampled before training, half
         of them similar.

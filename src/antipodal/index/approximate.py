@@ -39,6 +39,8 @@ class ApproximateEngine:
     engine : "ivf" or "hnsw"
     dictionary : float32 (features, n_bits), optional
         With "ivf", cluster the reconstructions D(2b - 1) of the codes b, not the codes.
+    n_probe : int, optional
+        With "ivf", number of lists that are scanned for a query.
     saved : uint8 array, optional
         Result of `to_bytes` for items of this `generation`; deserialised when first needed.
     """
@@ -47,10 +49,11 @@ class ApproximateEngine:
         self,
         engine: str,
         dictionary: NDArray[np.float32] | None = None,
+        n_probe: int | None = None,
         saved: NDArray[np.uint8] | None = None,
         generation: object = None,
     ) -> None:
-        self.engine = engine
+        self.engine, self.n_probe = engine, n_probe
         self._clusters = None if dictionary is None else _Clusters(dictionary)
         self._lock = threading.Lock()
         self._saved = saved
@@ -92,6 +95,8 @@ class ApproximateEngine:
             n_new = index.ntotal - (0 if lists is None else lists.index.ntotal)
             if lists is None or n_new > max(_MIN_ROWS, index.ntotal // _MAX_NEW_SHARE):
                 self._lists = lists = _SignLists.of(index, self._clusters)
+            # Fewer lists than for a code.
+            lists.index.nprobe = self.n_probe or max(32, index.nlist // 32)
         return best_rows(z, items.rows, k, scan=lists.scan)
 
     def to_bytes(self, items: IndexedItems) -> NDArray[np.uint8]:
@@ -147,7 +152,7 @@ class ApproximateEngine:
         if self.engine == "hnsw":
             index.hnsw.efSearch = max(128, 2 * k)
         else:
-            index.nprobe = max(8, index.nlist // 16)
+            index.nprobe = self.n_probe or max(8, index.nlist // 16)
 
 
 class _Clusters:
@@ -252,7 +257,6 @@ class _SignLists(NamedTuple):
         lists.own_invlists = True  # FastScan creates lists only for an index that owns its own
         packed = faiss.IndexIVFPQFastScan(lists)
         lists.own_invlists, packed.orig_invlists = False, None
-        packed.nprobe = _n_probed(binary)
         return cls(packed, centroids)
 
     def scan(self, z: Floats, rows: Codes, n: int) -> tuple[RowNumbers, Floats, Floats, Floats]:
@@ -267,8 +271,3 @@ class _SignLists(NamedTuple):
             parts.append((new + n_listed, values))
         near, rough = (np.concatenate(tables, axis=1) for tables in zip(*parts, strict=True))
         return near, rough, np.full(len(z), -np.inf), np.full(len(z), np.finfo(np.float64).max)
-
-
-def _n_probed(index: Any) -> int:
-    """Return the number of lists to scan for a float query: fewer than for a code."""
-    return max(32, int(index.nlist) // 32)

@@ -151,9 +151,9 @@ def best_rows(
 
 
 # A function of float queries (with largest absolute value 1), codes, and n, at most their number.
-# It returns, for each query: the rows of at least n candidates, -1 for none; their approximate
-# scores; an upper bound of the approximate scores of all other rows; and a bound of the error of
-# the approximate scores.
+# It returns four values for each query: the rows of at least n candidates, -1 for none, and their
+# approximate scores; an upper bound of the approximate scores of all other rows; and a bound of
+# the error of approximate scores.
 Scan: TypeAlias = Callable[[Floats, Codes, int], tuple[RowNumbers, Floats, Floats, Floats]]
 
 

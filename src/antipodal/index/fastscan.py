@@ -49,8 +49,8 @@ class PackedCodes:
 
     Rows are packed when searches have taken about as long as packing would. Appended rows are
     scanned with byte tables until there are enough of them to pack. The runs of packed rows are
-    immutable and belong to one generation of items, so that any number of threads and copies of
-    an index may share them.
+    immutable and belong to one generation of items. Any number of threads and copies of an index
+    may therefore share them.
     """
 
     def __init__(self) -> None:

@@ -49,15 +49,19 @@ class HammingIndex:
         "flat" compares a query with every code. The others are approximate and meant for tens of
         millions of codes: an unfiltered `search` may miss items (see `recall`). "ivf" clusters
         the codes and scans the nearest clusters, for queries by codes or vectors. "hnsw" follows a
-        graph, which takes long to build, for queries by codes. All other methods are exact with
-        every engine.
+        graph, which takes long to build, for queries by codes only. Filtered searches and radius
+        searches are exact with every engine, and so are searches by vectors with "hnsw".
     model : str, optional
         Identity of the model of the codes, such as the SHA-256 of its file. It is saved
         with the index, and `load` can require it.
     dictionary : (features, n_bits), optional
-        `dictionary_` of an asymmetric model, for "ivf" with queries by vectors: the index clusters
-        the reconstructions of the codes, which gives a much higher recall than clusters of the
-        codes themselves. It is saved with the index.
+        `dictionary_` of an asymmetric model, for "ivf" with queries by vectors. The index then
+        clusters the reconstructions of the codes, with a much higher recall than clusters of the
+        codes. It is saved with the index.
+    n_probe : int, optional
+        Number of lists that "ivf" scans for a query. There are √n lists for n items. By default, a
+        query by codes scans one in 16 and at least 8, and a query by vectors one in 32 and at least
+        32. It may be changed at any time and is not saved.
 
     Notes
     -----
@@ -91,6 +95,7 @@ class HammingIndex:
         engine: str = "flat",
         model: str | None = None,
         dictionary: ArrayLike | None = None,
+        n_probe: int | None = None,
     ) -> None:
         self.n_bits = operator.index(n_bits)
         if not 1 <= self.n_bits <= MAX_BITS:
@@ -112,12 +117,27 @@ class HammingIndex:
         self._approximate = (
             None if engine == "flat" else ApproximateEngine(engine, self._dictionary)
         )
+        if n_probe is not None:
+            self.n_probe = n_probe
 
     def __len__(self) -> int:
         return len(self._segments)
 
     def __repr__(self) -> str:
         return f"HammingIndex(n_bits={self.n_bits}, engine={self.engine!r}): {len(self)} items"
+
+    @property
+    def n_probe(self) -> int | None:
+        """Number of lists that "ivf" scans for a query; None for the default."""
+        return None if self._approximate is None else self._approximate.n_probe
+
+    @n_probe.setter
+    def n_probe(self, n_probe: int | None) -> None:
+        if self._approximate is None or self.engine != "ivf":
+            raise ValueError(f'n_probe is for engine="ivf": got engine={self.engine!r}')
+        if n_probe is not None:
+            check_whole(n_probe, "n_probe", 1)
+        self._approximate.n_probe = n_probe
 
     @property
     def ids(self) -> Ids:
@@ -299,8 +319,8 @@ class HammingIndex:
     ) -> float:
         """Return the recall@k of `search` by codes or by vectors, compared with an exact scan.
 
-        Any item as near as the k-th nearest one, or with a score as high, counts as found, so that
-        the choice among ties does not matter.
+        Any result as near as the k-th nearest item, or with a score as high, is correct: the
+        choice among ties does not matter.
         """
         segments = self._segments
         check_codes_or_vectors(codes, vectors)
@@ -366,7 +386,7 @@ class HammingIndex:
             index._tables.set(items, tables)
         if len(engine_data):
             index._approximate = ApproximateEngine(
-                index.engine, index._dictionary, engine_data, items.generation
+                index.engine, index._dictionary, saved=engine_data, generation=items.generation
             )
         return index
 

@@ -1,7 +1,8 @@
 """Radius search without a scan: multi-index hashing. [Norouzi2012]
 
-Codes are cut into bands. Two codes at distance ≤ r agree in at least one of r + 1 bands, so a query
-is compared only with the rows that share a bucket with it in one of the bands.
+Codes are divided into bands. Two codes at distance ≤ r agree in at least one of r + 1 bands. In
+each band, rows are in buckets by its bits, and a query is compared only with the rows in its
+buckets.
 """
 
 import sys

@@ -30,6 +30,16 @@ class Vectors:
         vectors (m, n_features).
     metric : "cosine" or "euclidean"
         The score is the cosine similarity (0 for a zero vector), or the negative distance.
+
+    Examples
+    --------
+    >>> from antipodal import LSH, HammingIndex
+    >>> X = np.random.default_rng(0).standard_normal((100, 16))
+    >>> hasher, index = LSH(n_bits=64, random_state=0).fit(X), HammingIndex(64)
+    >>> index.add(hasher.encode(X))
+    >>> index.search(hasher.encode(X[:2]), k=1, rescore=Vectors(X[:2], X)).ids
+    array([[0],
+           [1]])
     """
 
     queries: ArrayLike

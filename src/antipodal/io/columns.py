@@ -101,8 +101,8 @@ def choose_columns(
     columns : mapping
         All columns of the file.
     requested : str, sequence of str or None
-        A name; names and patterns (`f*`), as a list or separated by commas; or None for the only
-        vector column or, if all columns are numbers, for all of them.
+        A name, or names and patterns (`f*`) as a list or separated by commas. None is the only
+        vector column or, if all columns are numbers, all of them.
     leave_out : collection of str
         Columns that are not part of the vector, such as labels.
     """

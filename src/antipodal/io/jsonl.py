@@ -1,7 +1,7 @@
 """JSON Lines files: one object per line.
 
-Lines are parsed with the standard library rather than with pyarrow, which requires the values of a
-field to have one type, does not report line numbers, and is an optional dependency.
+Lines are parsed with the standard library. pyarrow is an optional dependency, requires the values
+of a field to have one type, and does not report line numbers.
 """
 
 import json

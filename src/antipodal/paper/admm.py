@@ -2,8 +2,8 @@
 
     min_x ‖Dx - y‖²  subject to  ‖x‖∞ ≤ λ                                    [Wang2016, Eq. 1]
 
-`admm_step` is one iteration. `admm_iterations` repeats it as printed and records the multipliers,
-`encoders` unfolds K of these steps with learned weights, and `solver` runs the over-relaxed form,
+`admm_step` is one iteration. `admm_iterations` repeats it as printed and records the multipliers.
+`encoders` unfolds K of these steps with learned weights. `solver` runs the over-relaxed form,
 `relaxed_step`, until it converges.
 """
 

@@ -24,9 +24,9 @@ def class_centres(n_classes: int, n_bits: int, rng: np.random.Generator) -> Cent
     """Return a code of ±1 per class, (c, N), with large distances between them. [Yuan2020]
 
     The codes are rows of a Hadamard matrix in random order and with random signs, which differ in
-    exactly N/2 bits; beyond N classes, their negatives follow. If N is not a power of two, or there
-    are more than 2N classes, the codes are random and differ in N/2 bits on average. Up to 16 bits
-    they are distinct if 2ᴺ codes are enough.
+    exactly N/2 bits. With more than N classes, the negated rows follow. If N is not a power of two,
+    or if there are more than 2N classes, the codes are random and differ in N/2 bits on average. Up
+    to 16 bits they are distinct if 2ᴺ codes are enough.
     """
     if n_bits & (n_bits - 1) or n_classes > 2 * n_bits:
         if n_bits <= _SHORT and n_classes <= 2**n_bits:

@@ -138,8 +138,8 @@ _MAX_STEPS = 50  # Newton steps
 def kkt_violation(z: Array, gradient: Array, box: Array) -> Array:
     """Return the violation of the optimality conditions of each entry.
 
-    It is |gradient|, except that an entry at its upper bound may have a negative gradient and one
-    at its lower bound a positive gradient: there the violation is 0.
+    It is |gradient|, and 0 for an entry at its upper bound with a negative gradient or at its lower
+    bound with a positive gradient.
     """
     xp = array_namespace(z)
     optimal = (xp.abs(z) >= box) & (z * gradient < 0)

@@ -108,6 +108,20 @@ class LinfEncoder(Encoder):
     """Deep l∞ Encoder: unfolded ADMM for Eq. 1, with one learned bound per bit. [Wang2016]
 
     f = B_λ, the bounded linear unit.                                        [Wang2016, Eq. 10]
+
+    Parameters
+    ----------
+    n_features, n_bits, n_stages, generator
+        As for `Encoder`.
+    bound : float
+        Initial λ of every bit.
+
+    Examples
+    --------
+    >>> encoder = LinfEncoder(16, 32, generator=torch.Generator().manual_seed(0))
+    >>> codes = encoder(torch.ones(2, 16))
+    >>> tuple(codes.shape), bool((codes.abs() <= 1).all())
+    ((2, 32), True)
     """
 
     def __init__(
@@ -140,9 +154,28 @@ class LinfEncoder(Encoder):
 
         W = (DᵀD + βI)⁻¹Dᵀ,  S_k = β(DᵀD + βI)⁻¹,  b_k = [(DᵀD + βI)⁻¹ - I/β] p_k
 
-        With the multipliers p₁ … p_K (K, N) that `admm_iterations` recorded for one sample the
-        encoder maps that sample to the result of iteration K + 1: its first layer, z⁰, is the
+        With the multipliers p₁ … p_K (K, N) that `admm_iterations` recorded for one sample, the
+        encoder maps that sample to the result of iteration K + 1. Its first layer, z⁰, is the
         first iteration, which starts from zero. Without multipliers the biases are zero.
+
+        Parameters
+        ----------
+        D : (n, N)
+            Dictionary, one atom per column. The encoder has its dtype and device.
+        bound : float
+            λ, the initial bound of every bit.
+        penalty : float
+            β.
+        n_stages : int
+            K.
+        multipliers : (K, N), optional
+            Those of one sample, or their mean over samples.
+
+        Examples
+        --------
+        >>> D = torch.eye(4)
+        >>> LinfEncoder.from_dictionary(D, bound=1.0, n_stages=0)(5 * torch.ones(1, 4)).tolist()
+        [[1.0, 1.0, 1.0, 1.0]]
         """
         D = torch.as_tensor(D)
         if D.ndim != 2 or not D.is_floating_point():
@@ -171,7 +204,15 @@ class LinfEncoder(Encoder):
 
 
 class ListaEncoder(Encoder):
-    """Learned ISTA: the unfolded iteration of sparse coding, with soft thresholds. [Gregor2010]"""
+    """Learned ISTA: the unfolded iteration of sparse coding, with soft thresholds. [Gregor2010]
+
+    Parameters
+    ----------
+    n_features, n_bits, n_stages, generator
+        As for `Encoder`.
+    threshold : float
+        Initial θ of every bit.
+    """
 
     def __init__(
         self,
@@ -220,7 +261,10 @@ class SparseBitEncoder(ListaEncoder):
 
 
 class PlainEncoder(Encoder):
-    """Feed-forward network with tanh: only the first layer receives the input. [Masci2014b]"""
+    """Feed-forward network with tanh: only the first layer receives the input. [Masci2014b]
+
+    Its parameters are those of `Encoder`.
+    """
 
     feeds_input_to_every_stage = False
     initial_gain = nn.init.calculate_gain("tanh")  # keeps the variance from layer to layer

@@ -22,7 +22,15 @@ def rectify(u: Tensor, threshold: float | Tensor) -> Tensor:
 
 
 class ScaledNeuron(nn.Module, ABC):
-    """θᵢ·f(uᵢ/θᵢ) for a neuron f with threshold 1 and learned θᵢ > 0."""
+    """θᵢ·f(uᵢ/θᵢ) for a neuron f with threshold 1 and learned θᵢ > 0.
+
+    Parameters
+    ----------
+    n_units : int
+        Number of units, each with its own threshold.
+    threshold : float
+        Initial value of all θᵢ.
+    """
 
     def __init__(self, n_units: int, threshold: float = 1.0) -> None:
         super().__init__()
@@ -47,7 +55,20 @@ class ScaledNeuron(nn.Module, ABC):
 
 
 class BLU(ScaledNeuron):
-    """Bounded linear unit, B_λ(u) with one learned λᵢ per unit. [Wang2016, Eq. 10]"""
+    """Bounded linear unit, B_λ(u) with one learned λᵢ per unit. [Wang2016, Eq. 10]
+
+    Parameters
+    ----------
+    n_units : int
+        Number of units, each with its own bound.
+    threshold : float
+        Initial value of all λᵢ.
+
+    Examples
+    --------
+    >>> BLU(3)(torch.tensor([-2.0, 0.5, 3.0])).tolist()
+    [-1.0, 0.5, 1.0]
+    """
 
     @staticmethod
     def unit(v: Tensor) -> Tensor:
@@ -56,7 +77,20 @@ class BLU(ScaledNeuron):
 
 
 class SHeLU(ScaledNeuron):
-    """Soft-thresholding linear unit, sign(u)·max(|u| - θ, 0)."""
+    """Soft-thresholding linear unit, sign(u)·max(|u| - θ, 0).
+
+    Parameters
+    ----------
+    n_units : int
+        Number of units, each with its own threshold.
+    threshold : float
+        Initial value of all θᵢ.
+
+    Examples
+    --------
+    >>> SHeLU(3)(torch.tensor([-2.0, 0.5, 3.0])).tolist()
+    [-1.0, 0.0, 2.0]
+    """
 
     @staticmethod
     def unit(v: Tensor) -> Tensor:
@@ -65,7 +99,20 @@ class SHeLU(ScaledNeuron):
 
 
 class HELU(ScaledNeuron):
-    """Hard-thresholding linear unit, u where |u| > θ and 0 elsewhere."""
+    """Hard-thresholding linear unit, u where |u| > θ and 0 elsewhere.
+
+    Parameters
+    ----------
+    n_units : int
+        Number of units, each with its own threshold.
+    threshold : float
+        Initial value of all θᵢ.
+
+    Examples
+    --------
+    >>> HELU(3)(torch.tensor([-2.0, 0.5, 3.0])).tolist()
+    [-2.0, 0.0, 3.0]
+    """
 
     @staticmethod
     def unit(v: Tensor) -> Tensor:

@@ -194,7 +194,7 @@ class ExpectedPairs:
     """All pairs within random batches of rows with class probabilities instead of labels.
 
     The probabilities (l, c) are those of c classes, of which a row has one (`exclusive`), or of c
-    concepts, of which it may have several; a known label has probability 1.
+    concepts, of which it may have several. A known label has probability 1.
     """
 
     def __init__(self, probabilities: Tensor, *, exclusive: bool) -> None:

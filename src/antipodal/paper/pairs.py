@@ -18,9 +18,8 @@ class Pairs(NamedTuple):
 def sample_pairs(labels: NDArray[Any], n_pairs: int, rng: np.random.Generator) -> Pairs:
     """Draw pairs of rows, half of them similar, as in the paper.
 
-    A similar pair is a random row with one of its labels and another row with that label; a
-    dissimilar pair is any two rows without a shared label. Labels are class numbers (m,) or
-    multi-hot concepts (m, c).
+    A similar pair is a random row and another row that has one of its labels. A dissimilar pair is
+    any two rows without a shared label. Labels are class numbers (m,) or multi-hot concepts (m, c).
     """
     member, label = _memberships(labels)
     counts = np.bincount(label)

@@ -52,8 +52,8 @@ class LinfSolution(Generic[Array]):
     n_iter : int
         Number of iterations of the slowest row.
     residual : float
-        Largest violation of the optimality conditions over all rows and entries, for atoms of
-        unit length and relative to ‖y‖: the slope of the objective along an entry that may move.
+        Largest violation of the optimality conditions over all rows and entries: the slope of the
+        objective along an entry that may move, for atoms of unit length and relative to ‖y‖.
     converged : bool
         Whether the residual is at most the tolerance. It bounds slopes, not the distance from
         the optimum: see the notes of `solve_linf`.
@@ -104,8 +104,8 @@ def solve_linf(
     -------
     LinfSolution
         Codes and convergence. If `max_iter` iterations do not suffice, or the codes underflow in
-        their dtype, `converged` is False and a ConvergenceWarning is issued. No gradients pass
-        through the solution; unfold the iteration for those (`LinfEncoder.from_dictionary`).
+        their dtype, `converged` is False and a ConvergenceWarning is issued. The solution is not
+        differentiable by autograd; the unfolded iteration is (`LinfEncoder.from_dictionary`).
 
     Notes
     -----

@@ -136,6 +136,14 @@ def create_app(
         Accepted Host headers. By default, all are accepted.
     page : Path
         Folder of the files of the web page.
+
+    Examples
+    --------
+    ::
+
+        from antipodal.service import Engine
+
+        app = antipodal.create_app(Engine.open("docs.db"))  # for uvicorn or another ASGI server
     """
     pools, metrics = Pools(engine.limits), Metrics()
 
@@ -148,7 +156,7 @@ def create_app(
     app = base_app(engine.limits, lifespan, outer_layers(metrics, engine.limits, hosts))
     add_model(app, engine, pools, keys, page)
     add_metrics(app, metrics, pools, keys, lambda: {"": engine})
-    add_mount_list(app, keys, dict)
+    add_mount_list(app, keys, lambda: {})
     return app
 
 

@@ -135,7 +135,10 @@ def _read_column(body: bytes, limits: Limits) -> Any:
     """Read the only column of a stream; uncompressed buffers stay within the body, not copied."""
     arrow = import_module("pyarrow")
     messages = arrow.ipc.MessageReader.open_stream(body)
-    schema = arrow.ipc.read_schema(messages.read_next_message())
+    first = messages.read_next_message()
+    if first.type != "schema":  # `read_schema` does not check it and reads outside the message
+        raise ValueError(f"the Arrow stream must start with a schema: got {first.type}")
+    schema = arrow.ipc.read_schema(first)
     if len(schema) != 1:
         raise ValueError(
             f"the Arrow stream must have one column of lists of numbers: got {len(schema)} "

@@ -107,9 +107,8 @@ def wait_for_workers(path: Path, name: str, seconds: float) -> int:
         errors = [errors[name] for seen, errors in reports if seen == version and name in errors]
         n_late = sum(seen != version for seen, _ in reports)
         if errors or (n_late and time.monotonic() > deadline):
-            reason = [*errors, f"{n_late} of {len(reports)} did not confirm within {seconds:g} s"][
-                0
-            ]
+            late = f"{n_late} of {len(reports)} did not confirm within {seconds:g} s"
+            reason = errors[0] if errors else late
             raise AntipodalError(f"{path} was written, but not all workers serve {name}: {reason}")
         if not n_late:
             return len(reports)

@@ -419,12 +419,17 @@ class FoundItems(BaseModel):
     total: Annotated[int, Field(description="Number of items in the store.")]
 
 
-class Point(BaseModel):
-    """An item on the map."""
+class Place(BaseModel):
+    """The position of an item on the map."""
 
     id: int | str
     x: float
     y: float
+
+
+class Point(Place):
+    """An item on the map, with its name and the value of a field."""
+
     name: str | None
     value: Annotated[
         str | int | float | bool | None, Field(description="Value of the requested field.")
@@ -437,14 +442,6 @@ class ItemMap(BaseModel):
     points: list[Point]
     distinct: Annotated[int, Field(description="Number of distinct codes in the sample.")]
     total: Annotated[int, Field(description="Number of items in the store.")]
-
-
-class Place(BaseModel):
-    """The position of an item on the map."""
-
-    id: int | str
-    x: float
-    y: float
 
 
 class Places(BaseModel):

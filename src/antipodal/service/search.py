@@ -163,7 +163,7 @@ class Search:
             return ResultPage(near.flatten().page(first, size), totals, None)
         # A histogram needs all distances, which also contain the results.
         reach = store.n_bits if request.histogram else request.radius or 0
-        near = query.within(store, min(reach, store.n_bits), self._where)
+        near = _within(store, query, min(reach, store.n_bits), self._where)
         if request.histogram:
             histogram = np.bincount(near.distances, minlength=store.n_bits + 1).tolist()
         n_found = totals = near.counts
@@ -228,6 +228,15 @@ class Search:
             same &= np.bitwise_count(differing).sum(axis=1) == found.distances
         is_valid[query[~same]] = False
         return is_valid
+
+
+def _within(store: Snapshot, query: Query, r: int, where: Where | None) -> SearchResult:
+    """Return the items at Hamming distance ≤ r of each query, without those it excludes."""
+    assert query.codes is not None
+    found = store._radius(query.codes, r, where)
+    if query.excluded is None:
+        return found
+    return found.select(found.ids != np.repeat(query.excluded, found.counts))
 
 
 def named_items(items: Items, id_type: str) -> Items:

@@ -2,10 +2,10 @@
 
 Milvus breaks ties at the k-th place arbitrarily, returns at most 16,384 hits per query, and its
 filters treat missing fields and types differently from `where`. The store therefore sends further
-requests: for all items at the distance of the k-th, for halves of an id range with too many hits,
-and for the metadata of items that may match a filter. Milvus has no snapshots, so writes between
-two requests may be visible. It cannot score float queries: asymmetric search scores the items
-nearest to the signs of a query, and may miss others.
+requests: for all items at the distance of the k-th, and for the metadata of items that may match a
+filter. An id range with too many hits is divided. Milvus has no snapshots, so writes between two
+requests may be visible. It cannot score float queries: asymmetric search scores the items nearest
+to the signs of a query, and may miss others.
 """
 
 import hashlib
@@ -79,9 +79,8 @@ class MilvusStore(Store, Snapshot):
         if not self._is_server and not address.target.endswith(".db"):
             raise ValueError(f"a file of Milvus Lite must end in .db: got {address.target!r}")
         if not self._is_server and not Path(address.target).exists():
-            StoreHeader.new(
-                self.place, n_bits, model, id_type
-            )  # before the client creates the file
+            # Raises an error before the client creates the file.
+            StoreHeader.new(self.place, n_bits, model, id_type)
         self._address = address
         self._client: MilvusClient | None = None
         with self._errors():

@@ -1,8 +1,8 @@
 """Attachments of a Milvus store: bytes under names, in a side collection.
 
 Milvus has neither binary fields nor transactions. Bytes are stored as parts of base64 text, under
-keys that contain their checksum. Then a row under the name itself, with the checksum and the number
-of parts, replaces the earlier one: a reader sees the old bytes or the new ones.
+keys that contain their checksum. Finally, a row under the name itself is replaced, which has the
+checksum and the number of parts: a reader gets the old bytes or the new ones.
 """
 
 import base64

@@ -35,8 +35,8 @@ from antipodal.stores.postgres_items import (
     Cursor,
     PostgresItems,
     StoreTables,
-    create_later,
-    drop_later,
+    create_newer_tables,
+    drop_newer_tables,
 )
 from antipodal.stores.snapshot import ItemBatch, Snapshot
 from antipodal.stores.url import Address
@@ -365,10 +365,10 @@ class PostgresStore(Store):
     def _put_vectors(self, cursor: Cursor, ids: Ids, vectors: Sequence[bytes] | None) -> None:
         """Write the vectors of stored items; a trigger has deleted those of replaced items."""
         if vectors is not None:
-            self._check_later(cursor, "vectors")
+            self._check_newer_table(cursor, "vectors")
             self._tables.put_vectors(cursor, ids, vectors)
 
-    def _check_later(self, cursor: Cursor, suffix: str) -> None:
+    def _check_newer_table(self, cursor: Cursor, suffix: str) -> None:
         if not self._tables.has(cursor, suffix):
             raise StoreError(
                 f"{self.place} has no table of {suffix}: it was created by version 0.7 or older. "
@@ -391,7 +391,7 @@ class PostgresStore(Store):
     def _write_attachments(self, parts: Mapping[str, bytes], *, replace: bool) -> None:
         select: LiteralString = "SELECT name FROM {attachments} WHERE name = ANY (%s::text[])"
         with self._transaction() as cursor:
-            self._check_later(cursor, "attachments")
+            self._check_newer_table(cursor, "attachments")
             self._tables.lock(cursor)
             if not replace:
                 rows = cursor.execute(self._tables.sql(select), [[*parts]]).fetchall()
@@ -414,7 +414,7 @@ class PostgresStore(Store):
     def _drop(self) -> None:
         with self._transaction() as cursor:
             cursor.execute(self._tables.sql("DROP TABLE {items}, {about}"))
-            drop_later(self._tables, cursor)
+            drop_newer_tables(self._tables, cursor)
 
     def vacuum(self) -> tuple[int, int]:
         """Make the space of deleted items reusable; return the bytes of the table before and after.
@@ -507,11 +507,11 @@ class PostgresStore(Store):
             if header.id_type == "string":
                 for statement in _CREATE_KEYS:
                     cursor.execute(self._tables.sql(statement))
-            create_later(self._tables, cursor)
+            create_newer_tables(self._tables, cursor)
         elif not all(found):
             raise StoreError(f"{self.place} exists, but was not created by antipodal")
         else:
-            self._add_later(cursor)
+            self._add_newer_tables(cursor)
         select: LiteralString = "SELECT to_jsonb(header) FROM {about} AS header"  # any columns
         row = cursor.execute(self._tables.sql(select)).fetchone()
         if row is None:
@@ -521,7 +521,7 @@ class PostgresStore(Store):
         except ValueError as error:
             raise StoreError(f"{self.place}: {error}") from None
 
-    def _add_later(self, cursor: Cursor) -> None:
+    def _add_newer_tables(self, cursor: Cursor) -> None:
         """Add the tables and triggers that stores of version 0.7 lack, if permitted."""
         not_now = (
             psycopg.errors.ReadOnlySqlTransaction,
@@ -530,7 +530,7 @@ class PostgresStore(Store):
         )
         with suppress(*not_now), cursor.connection.transaction():
             cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_MILLISECONDS}")
-            create_later(self._tables, cursor)
+            create_newer_tables(self._tables, cursor)
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         try:

@@ -2,8 +2,8 @@
 
 Triggers record the ids that each statement changes, so that the in-memory index of every process
 follows all writers, psql included. A writer holds an advisory lock from its first statement until
-it commits: versions are in the order of commits, and a snapshot that sees a version sees all
-earlier ones.
+it commits. Versions are therefore in the order of commits, and a snapshot that contains a version
+contains all earlier ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -126,7 +126,7 @@ class StoreTables(NamedTuple):
         return dict(cursor.execute(select, [ids.tolist()]).fetchall())
 
 
-_CREATE_LATER: tuple[LiteralString, ...] = (
+_CREATE_NEWER_TABLES: tuple[LiteralString, ...] = (
     "CREATE TABLE IF NOT EXISTS {vectors} (id bigint PRIMARY KEY, vector bytea NOT NULL)",
     "CREATE TABLE IF NOT EXISTS {attachments} "
     "(name text PRIMARY KEY, data bytea NOT NULL, sha256 text NOT NULL)",
@@ -211,7 +211,7 @@ SELECT FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgname = 'antipodal_t
 _KEPT_VERSIONS, _KEPT_IDS = 1_000, 1_000_000  # length of the log
 
 
-def create_later(tables: StoreTables, cursor: Cursor) -> None:
+def create_newer_tables(tables: StoreTables, cursor: Cursor) -> None:
     """Create the tables that stores of version 0.7 or older do not have, and the triggers."""
     if cursor.execute(_HAS_TRIGGERS, [tables.items.as_string(cursor)]).fetchone() is not None:
         return
@@ -229,7 +229,7 @@ def create_later(tables: StoreTables, cursor: Cursor) -> None:
         "kept_versions": sql.Literal(_KEPT_VERSIONS),
     }
     body = sql.Literal(sql.SQL(_RECORD).format(**names).as_string(cursor))
-    statements = (*_CREATE_LATER, _CREATE_LOG, _CREATE_VERSIONS, _START_LOG, _CREATE_RECORD)
+    statements = (*_CREATE_NEWER_TABLES, _CREATE_LOG, _CREATE_VERSIONS, _START_LOG, _CREATE_RECORD)
     for statement in statements:
         cursor.execute(sql.SQL(statement).format(**names, body=body))
     for trigger in _TRIGGERS:
@@ -239,8 +239,8 @@ def create_later(tables: StoreTables, cursor: Cursor) -> None:
         cursor.execute(sql.SQL(text).format(**names))
 
 
-def drop_later(tables: StoreTables, cursor: Cursor) -> None:
-    """Drop the objects of `create_later`, except the triggers, which are dropped with the items."""
+def drop_newer_tables(tables: StoreTables, cursor: Cursor) -> None:
+    """Drop the objects of `create_newer_tables`; the triggers are dropped with the items."""
     names = (tables.named(suffix) for suffix in ("changes", "vectors", "attachments"))
     drop: LiteralString = "DROP TABLE IF EXISTS {names}"
     cursor.execute(sql.SQL(drop).format(names=sql.SQL(", ").join(names)))

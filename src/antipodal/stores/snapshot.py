@@ -142,7 +142,12 @@ class Reader(ABC):
         queries = None if codes is None else check_codes(codes, self.n_bits)
         values = None if vectors is None else check_values(vectors, "vectors", self.n_bits)
         with self.snapshot() as now:
-            found = now.nearest(queries, values, n_candidates, tree, exact=exact)
+            if values is not None:
+                found = now._asymmetric(values, n_candidates, tree)
+            else:
+                assert queries is not None
+                search = now._search if exact else now._search_approximate
+                found = search(queries, n_candidates, tree)
             if rescore is not None:
                 found = rerank(
                     found, int(k), rescore, self.n_bits, lambda: now._codes_of(found.ids)
@@ -218,21 +223,6 @@ class Snapshot(Reader):
         order = np.argsort(ids)
         return ids[order], codes[order]
 
-    def nearest(
-        self,
-        codes: Codes | None,
-        values: Floats | None,
-        k: int,
-        where: Where | None,
-        *,
-        exact: bool = True,
-    ) -> SearchResult:
-        """Return the k nearest items of codes or of float queries, with integer ids."""
-        if codes is None:
-            assert values is not None
-            return self._asymmetric(values, k, where)
-        return self._search(codes, k, where) if exact else self._search_approximate(codes, k, where)
-
     def named(self, found: SearchResult) -> SearchResult:
         """Return a result with the ids of the store in the place of integer ids."""
         if self.id_type == "int64":
@@ -253,7 +243,8 @@ class Snapshot(Reader):
         raise StoreError(f"{self.place} cannot keep vectors: use SQLite or PostgreSQL")
 
     @abstractmethod
-    def _search(self, codes: Codes, k: int, where: Where | None) -> SearchResult: ...
+    def _search(self, codes: Codes, k: int, where: Where | None) -> SearchResult:
+        """Return the k nearest items of each code, with integer ids."""
 
     def _search_approximate(self, codes: Codes, k: int, where: Where | None) -> SearchResult:
         """Search the approximate index, in an engine that has one."""
@@ -266,7 +257,7 @@ class Snapshot(Reader):
     def _count(self, where: Where | None) -> int: ...
 
     def _asymmetric(self, values: Floats, k: int, where: Where | None) -> SearchResult:
-        """Score items with float queries, in an engine that can."""
+        """Return the k items with the highest scores for each float query, with integer ids."""
         raise StoreError(f"{self.place} cannot be searched by vectors: pass codes")
 
     def _codes_of(self, ids: Ids) -> Codes:

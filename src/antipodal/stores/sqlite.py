@@ -159,8 +159,8 @@ class SqliteStore(Store):
     ) -> None:
         self._items.put(connection, ids, to_bytes(codes, self.n_bits), texts)
         if vectors is not None:
-            self._tables.create_later(connection)
-        if vectors is not None or self._tables.has_later(connection):
+            self._tables.create_newer_tables(connection)
+        if vectors is not None or self._tables.has_newer_tables(connection):
             self._items.put_vectors(connection, ids, vectors)
         self._tables.record_change(connection, ids)
 
@@ -182,7 +182,7 @@ class SqliteStore(Store):
 
     def _delete_items(self, connection: Connection, ids: Ids) -> int:
         n_deleted = self._items.delete(connection, ids)
-        if self._tables.has_later(connection):
+        if self._tables.has_newer_tables(connection):
             self._items.put_vectors(connection, ids, None)
         self._tables.record_change(connection, ids)
         return n_deleted
@@ -261,14 +261,14 @@ class SqliteStore(Store):
     def _replace_all(self, batches: Iterator[ItemBatch]) -> None:
         with self._write_transaction() as connection:
             connection.execute("DELETE FROM items")
-            if self._tables.has_later(connection):
+            if self._tables.has_newer_tables(connection):
                 connection.execute("DELETE FROM vectors")
                 connection.execute("DELETE FROM keys")
             for batch in batches:
                 codes = to_bytes(batch.codes, self.n_bits)
                 self._items.put(connection, batch.ids, codes, batch.texts)
                 if batch.vectors:
-                    self._tables.create_later(connection)
+                    self._tables.create_newer_tables(connection)
                     self._items.put_vectors(connection, *batch.kept())
             self._tables.record_replacement(connection)
 
@@ -298,7 +298,7 @@ class SqliteStore(Store):
         """Return a function that iterates over all items by id, without building an index."""
         with self._read() as connection:
             self._file.check_pages(connection)
-            if vectors and self._tables.has_later(connection):
+            if vectors and self._tables.has_newer_tables(connection):
                 kept_vectors = partial(self._items.vectors, connection)
                 yield lambda: with_vectors(self._batches(connection), kept_vectors)
             else:
@@ -450,7 +450,7 @@ class _SqliteSnapshot(Snapshot):
 
     def kept_vectors(self, ids: Ids) -> dict[int, bytes]:
         """Return the stored vectors of items by integer id, without items that have none."""
-        if not self._store._tables.has_later(self._connection):
+        if not self._store._tables.has_newer_tables(self._connection):
             return {}
         return self._store._items.vectors(self._connection, ids)
 

@@ -36,7 +36,7 @@ _SCHEMA: dict[str, LiteralString] = {
     "ids BLOB NOT NULL)",
 }
 # Tables that stores of versions before 0.8 do not have.
-_LATER: dict[str, LiteralString] = {
+_NEWER_TABLES: dict[str, LiteralString] = {
     "attachments": "CREATE TABLE attachments (name TEXT PRIMARY KEY, data BLOB NOT NULL, "
     "sha256 TEXT NOT NULL)",
     "vectors": "CREATE TABLE vectors (id INTEGER PRIMARY KEY, vector BLOB NOT NULL, "
@@ -77,7 +77,7 @@ class SqliteTables:
             return False
         if application != APPLICATION_ID:
             raise StoreError(f"{self.place} is a SQLite file, but was not created by antipodal")
-        if not _SCHEMA.items() <= tables.items() <= (_SCHEMA | _LATER).items():
+        if not _SCHEMA.items() <= tables.items() <= (_SCHEMA | _NEWER_TABLES).items():
             raise damaged(self.place, "its tables differ from those of a store")
         return True
 
@@ -86,7 +86,7 @@ class SqliteTables:
         connection.execute("BEGIN IMMEDIATE")
         if not self.exist(connection):
             text = json.dumps({"format": _FORMAT, **header._asdict()})
-            for statement in (_SCHEMA | _LATER).values():
+            for statement in (_SCHEMA | _NEWER_TABLES).values():
                 connection.execute(statement)
             connection.execute("INSERT INTO about VALUES (?, ?)", (text, crc32(text.encode())))
             first = secrets.randbelow(_LAST_VERSION // 4)
@@ -115,19 +115,19 @@ class SqliteTables:
         self._last_header = rows, header
         return header
 
-    def has_later(self, connection: Connection) -> bool:
+    def has_newer_tables(self, connection: Connection) -> bool:
         """Return whether the store has the tables that earlier versions do not have."""
         select = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'vectors'"
         return bool(connection.execute(select).fetchone()[0])
 
-    def create_later(self, connection: Connection) -> None:
+    def create_newer_tables(self, connection: Connection) -> None:
         """Create the tables that a store of an earlier version does not have."""
-        for statement in _LATER.values():
+        for statement in _NEWER_TABLES.values():
             connection.execute(statement.replace("TABLE", "TABLE IF NOT EXISTS", 1))
 
     def attachment(self, connection: Connection, name: str) -> bytes | None:
         """Return the bytes stored under a name, or None."""
-        if not self.has_later(connection):
+        if not self.has_newer_tables(connection):
             return None
         select = "SELECT data, sha256 FROM attachments WHERE name = ?"
         row = connection.execute(select, [name]).fetchone()
@@ -140,7 +140,7 @@ class SqliteTables:
 
     def attach(self, connection: Connection, name: str, data: bytes) -> None:
         """Store bytes under a name."""
-        self.create_later(connection)
+        self.create_newer_tables(connection)
         connection.execute(
             "INSERT OR REPLACE INTO attachments VALUES (?, ?, ?)",
             [name, data, hashlib.sha256(data).hexdigest()],
@@ -492,7 +492,7 @@ class SqliteFile:
                 self.check_pages(connection)
                 items = SqliteItems(self.place, header.n_bits, header.id_type)
                 batches: Iterator[ItemBatch] = map(CheckedItems.batch, items.all(connection))
-                if self.tables.has_later(connection):
+                if self.tables.has_newer_tables(connection):
                     batches = with_vectors(batches, partial(items.vectors, connection))
                 names = (MODEL, SETTINGS)
                 parts = {name: self.tables.attachment(connection, name) for name in names}

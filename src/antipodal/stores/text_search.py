@@ -84,12 +84,12 @@ class WordIndex:
         """Return the most relevant items that contain all words, whole or as prefixes of words."""
         # Lock first, so that the snapshot is not older than the index.
         with self._lock, self._store.snapshot() as now:
-            if self._is_possible and self._follow(now):
+            if self._is_possible and self._update(now):
                 return _found(now, self._matching(words, limit))
         with self._store.snapshot() as now:
             return _found(now, find_words(now, words, limit, MAX_SCANNED))
 
-    def _follow(self, now: Snapshot) -> bool:
+    def _update(self, now: Snapshot) -> bool:
         """Update the index to a snapshot, or return False if it is not available."""
         if self._builder is not None and self._builder.is_alive():
             return False

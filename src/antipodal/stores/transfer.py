@@ -175,9 +175,9 @@ def restore(path: str | os.PathLike[str], url: str, *, sha256: str | None = None
     Raises
     ------
     StoreError
-        The backup is damaged, has another SHA-256, or has codes of another length or model than
-        the store; or it contains kept vectors, and the store is in Milvus. The store is then
-        unchanged.
+        The backup is damaged or has another SHA-256. Or it does not fit the store: its codes have
+        another length or model, or it contains kept vectors and the store is in Milvus. The store
+        is then unchanged.
     """
     backup = check_backup(path)
     address = parse_url(url)
@@ -285,8 +285,8 @@ def copy_store(
     Raises
     ------
     StoreError
-        The other store has other items or codes of another length or model, cannot keep vectors,
-        or differs after the copy because another process wrote to it.
+        The other store has other items, or codes of another length or model, or cannot keep
+        vectors. Or it differs after the copy, because another process wrote to it.
     """
     address = parse_url(url)
     if address.scheme == "sqlite":  # before opening: a hard link would get its own log

@@ -1,4 +1,4 @@
-"""Data sets and rivals of the benchmarks without labels."""
+"""Data sets and other codes of the benchmarks without labels."""
 
 import gzip
 import sys

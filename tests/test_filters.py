@@ -258,7 +258,7 @@ def test_cached_filters_distinguish_true_from_1(store):
         assert_engine_agrees(store, {"a": value})
 
 
-def test_filters_with_many_values(store):
+def test_a_filter_may_have_many_values(store):
     assert_engine_agrees(store, {"a": {"in": [*range(50_000), *VALUES]}})
 
 
@@ -284,7 +284,7 @@ def test_remembered_filters_use_bounded_memory(tmp_path, monkeypatch):
         assert opened._cache._filters  # small filters are remembered
 
 
-def test_filters_with_the_maximum_of_conditions(store):
+def test_filters_may_have_the_maximum_number_and_depth_of_conditions(store):
     assert_engine_agrees(store, {"or": [{"a": float(x) + 0.5} for x in range(480)]})
     deep = {"a": 1}
     for _ in range(24):
