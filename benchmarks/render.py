@@ -302,21 +302,33 @@ def bit_statistics(runs: list[Record]) -> str:
 def ablations(runs: list[Record]) -> str:
     """Return one row per change in the order of the runs: scores and the change of mAP."""
     keys = ("precision_r2", "recall_r2", "precision_r0", "quantisation_error")
-    rows = [["change", "mAP", "difference", *("P r≤2", "R r≤2", "P r=0"),
+    rows = [["change", "seeds", "mAP", "difference", *("P r≤2", "R r≤2", "P r=0"),
              "quantisation error"]]  # fmt: skip
-    usual = {r["seed"]: r["map"] for r in runs if r["method"] == "DeepLinf"}
-    for method in dict.fromkeys(r["method"] for r in runs):
-        mine = [r for r in runs if r["method"] == method]
+    usual = unchanged(runs, "DeepLinf")
+    last: dict[str, dict[int, Record]] = {}
+    for r in runs:
+        last.setdefault(r["method"], {})[r["seed"]] = r
+    for method, of_seed in last.items():
+        mine = [*of_seed.values()]
         name, *settings = current_method(method).split(":")
-        changes = [r["map"] - usual[r["seed"]] for r in mine]
+        changes = [r["map"] - usual[r["data"], r["seed"]] for r in mine]
         label = ", ".join([*(["`DeepLinf.paper`"] if name == "DeepLinf.paper" else []),
                            *(f"`{setting}`" for setting in settings)])  # fmt: skip
         rows.append(
-            [label or "none (default)", compact([r["map"] for r in mine]),
+            [label or "none (default)", str(len(mine)), compact([r["map"] for r in mine]),
              f"{mean(changes):+.1f}{standard_error(changes)}" if label else "",
              *(compact([r[key] for r in mine]) for key in keys)]
         )  # fmt: skip
     return markdown(rows)
+
+
+def unchanged(runs: list[Record], method: str) -> dict[tuple[str, int], float]:
+    """Return the mAP of a method by data and seed, to pair its changes with.
+
+    GIST features differ in their last digits between machines, which changes the training. A pair
+    of runs therefore has the same digest of the data.
+    """
+    return {(r["data"], r["seed"]): r["map"] for r in runs if r["method"] == method}
 
 
 def choices(runs: list[Record]) -> str:
@@ -346,7 +358,10 @@ def regime() -> list[Record]:
 
 def standard_error(gaps: list[float]) -> str:
     """Format the standard error of a mean difference; nothing for a single difference."""
-    return f" ± {stdev(gaps) / math.sqrt(len(gaps)):.1f}" if len(gaps) > 1 else ""
+    if len(gaps) < 2:
+        return ""
+    error = stdev(gaps) / math.sqrt(len(gaps))
+    return f" ± {error:.1f}" if error >= 0.05 else f" ± {error:.2f}"
 
 
 def against_the_paper() -> str:
@@ -427,7 +442,9 @@ def claims() -> str:
     for r in regime():
         if ":n_epochs=" in r["method"]:  # runs of ablations.py; those of the preset have more
             runs.setdefault(r["method"], {})[r["seed"]] = r
-    usual = runs["DeepLinf.reproduced:n_epochs=250"]
+    usual = unchanged(
+        read_records(RESULTS / "paper-regime.jsonl"), "DeepLinf.reproduced:n_epochs=250"
+    )
     keys = ("precision_r2", "recall_r2", "precision_r0", "recall_r0")
     rows = [["change", "seeds", "mAP", "difference", "P r≤2", "R r≤2", "P r=0", "R r=0",
              "distinct codes"]]  # fmt: skip
@@ -435,7 +452,7 @@ def claims() -> str:
         name, *settings = method.replace(".reproduced", "").replace(":n_epochs=250", "").split(":")
         names = [] if name in ("DeepLinf", "Ablated") else [name]
         label = ", ".join(f"`{part}`" for part in (*names, *settings))
-        gaps = [r["map"] - usual[seed]["map"] for seed, r in mine.items() if seed in usual]
+        gaps = [r["map"] - usual[r["data"], r["seed"]] for r in mine.values()]
         rows.append(
             [label or "none", str(len(mine)), compact([r["map"] for r in mine.values()]),
              f"{mean(gaps):+.1f}{standard_error(gaps)}" if label else "",
@@ -487,9 +504,10 @@ def lookup_frontier(*, short: bool) -> str:
     With short=True only settings that no other setting exceeds in both mAP and recall.
     """
     keys = ("map", "precision_r2", "recall_r2", "precision_r0", "recall_r0")
-    found: dict[str, list[Record]] = {}
+    last: dict[str, dict[int, Record]] = {}
     for r in read_records(RESULTS / "lookup-frontier.jsonl"):
-        found.setdefault(r["method"], []).append(r)
+        last.setdefault(r["method"], {})[r["seed"]] = r
+    found = {method: [*of_seed.values()] for method, of_seed in last.items()}
     means = {m: [mean(r[key] for r in runs) for key in keys] for m, runs in found.items()}
     rows = [["`similar_weight`", "`margin`", "`noise`", "epochs", "seeds", "mAP", "P r≤2", "R r≤2",
              "P r=0", "R r=0"]]  # fmt: skip
