@@ -43,14 +43,19 @@ else:
 def pytest_runtest_makereport(item, call):
     """Skip a test that fails since PyTorch is not installed."""
     report = yield
-    if (
-        torch is None
-        and report.failed
-        and re.search(r"\[train\]|No module named 'torch", str(call.excinfo.value))
-    ):
+    if torch is None and report.failed and _needs_torch(call.excinfo.value):
         report.outcome = "skipped"
         report.longrepr = (str(item.path), item.location[1], "Skipped: needs PyTorch")
     return report
+
+
+def _needs_torch(error):
+    """Return whether an exception, or one that it replaced, says that PyTorch is missing."""
+    while error is not None:
+        if re.search(r"\[train\]|No module named 'torch", str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @pytest.hookimpl(tryfirst=True)

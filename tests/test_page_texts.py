@@ -67,7 +67,13 @@ def address(texts, tmp_path_factory):
     mounts = [("first", texts.hasher), ("second", other)]
     named = {
         "mounts": [
-            {"name": name, "n_bits": hasher.n_bits, "method": type(hasher).__name__}
+            {
+                "name": name,
+                "n_bits": hasher.n_bits,
+                "method": type(hasher).__name__,
+                "n_features": hasher.n_features_in_,
+                "id_type": "int64",
+            }
             for name, hasher in mounts
         ]
     }
