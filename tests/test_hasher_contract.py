@@ -12,6 +12,7 @@ from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from threadpoolctl import threadpool_limits
 
 from antipodal import (
     AGH,
@@ -176,6 +177,15 @@ def test_a_loaded_hasher_equals_the_saved_one(hasher, tmp_path):
     np.testing.assert_array_equal(loaded.project(X), hasher.project(X))
     loaded.save(tmp_path / "again")
     np.testing.assert_array_equal(load(tmp_path / "again").encode(X), hasher.encode(X))
+
+
+def test_projections_do_not_depend_on_the_threads_of_blas_at_loading(hasher, tmp_path):
+    hasher.save(tmp_path / "model")
+    projected = []
+    for n_threads in (1, 2):
+        with threadpool_limits(n_threads, "blas"):
+            projected.append(load(tmp_path / "model").project(X))
+    np.testing.assert_array_equal(*projected)
 
 
 LOAD_AND_ENCODE = """

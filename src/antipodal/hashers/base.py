@@ -20,6 +20,7 @@ from antipodal.hashers.operations import ROWS, Function
 from antipodal.hashers.pipeline import BLOCK_ROWS, Pipeline, Step
 from antipodal.io.model_file import Arrays, contents_identity, model_file_bytes, write_model_file
 from antipodal.io.vectors import VectorFile
+from antipodal.threads import one_blas_thread
 from antipodal.validation import check_finite, check_labels, check_type, check_whole
 
 FloatArray = NDArray[np.floating[Any]]
@@ -373,7 +374,9 @@ class BaseHasher(Transformer):
         if known.keys() != attributes.keys() or any(
             value is not known[name] for name, value in attributes.items()
         ):
-            with np.errstate(all="ignore"):  # values that are not finite are reported later
+            # Products of weights must not depend on the number of threads either. Values that are
+            # not finite are reported later.
+            with one_blas_thread(), np.errstate(all="ignore"):
                 cache[:] = [(attributes, Pipeline(self.pipeline()))]
         pipeline: Pipeline = cache[0][1]
         return pipeline
