@@ -166,7 +166,8 @@ def test_typed_queries_are_embedded(folder, monkeypatch):
 def test_image_files_are_queries(folder):
     pixels = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8)
     vectors = pixels.reshape(60, 64).astype(np.float32) * np.float32(16 / 255)
-    Collection.create("pictures.db", vectors, bytes=8).close()
+    fields = [{"thumbnail": "data:image/png;base64," + "A" * 5000}] * 60
+    Collection.create("pictures.db", vectors, bytes=8, metadata=fields).close()
     for row in (3, 5):
         Image.fromarray(pixels[row]).save(f"{row}.png")
     files = ("--image", "3.png", "--image", "5.png")
@@ -175,6 +176,8 @@ def test_image_files_are_queries(folder):
         expected = pictures.search(vectors[[3, 5]], 4).ids.tolist()
     assert [record["ids"] for record in found] == expected
     assert [record["image"] for record in found] == ["3.png", "5.png"]
+    shown = run("search", "pictures.db", *files, "--images", "pixels:8x8", "--metadata").stdout
+    assert max(map(len, shown.splitlines())) < 100
     run("search", "pictures.db", "--image", "3.png", code=2)
     run("search", "pictures.db", "--images", "gist", "--id", "3", code=2)
     run("search", "pictures.db", "--image", "3.png", "--images", "pixels:4x4", code=1)

@@ -509,6 +509,8 @@ def _print_record(record: dict[str, Any], as_json: bool) -> None:
 
 
 def _written(value: Any) -> str:
+    if isinstance(value, str) and value.startswith("data:"):  # a picture
+        return f"{value.partition(',')[0]},… ({len(value):,} characters)"
     if isinstance(value, str) and value.isprintable():
         return value
     return json.dumps(value, ensure_ascii=False)
