@@ -27,7 +27,8 @@ COPIED = {
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:)([^)#\s]*)(#[^)\s]*)?\)")
 # Code is not translated: fenced blocks first, then inline code.
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
-FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(?!\s)([^$\n]+?)(?<!\s)\$", re.DOTALL)
+# An inline formula may continue on the next line of its paragraph.
+FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(?!\s)((?:[^$\n]|\n(?!\s*\n))+?)(?<!\s)\$", re.DOTALL)
 # Resources that a browser loads without a click.
 LOADED = re.compile(r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^>]*>|"
                     r"<link\b[^>]*\bhref=[\"']?(?:https?:)?//[^>]*>|"

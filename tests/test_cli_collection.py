@@ -10,6 +10,7 @@ import faiss
 import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
 from pyarrow import parquet
 from typer.testing import CliRunner
 
@@ -160,6 +161,28 @@ def test_typed_queries_are_embedded(folder, monkeypatch):
     assert [record["ids"] for record in found] == expected
     assert [record["text"] for record in found] == ["four", "seventeen letters"]
     assert "--embed" in run("search", "docs.db", "--text", "a", code=2).stderr
+
+
+def test_image_files_are_queries(folder):
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8)
+    vectors = pixels.reshape(60, 64).astype(np.float32) * np.float32(16 / 255)
+    fields = [{"thumbnail": "data:image/png;base64," + "A" * 5000}] * 60
+    Collection.create("pictures.db", vectors, bytes=8, metadata=fields).close()
+    for row in (3, 5):
+        Image.fromarray(pixels[row]).save(f"{row}.png")
+    files = ("--image", "3.png", "--image", "5.png")
+    found = lines("search", "pictures.db", *files, "--images", "pixels:8x8", "-k", 4)
+    with Collection.open("pictures.db") as pictures:
+        expected = pictures.search(vectors[[3, 5]], 4).ids.tolist()
+    assert [record["ids"] for record in found] == expected
+    assert [record["image"] for record in found] == ["3.png", "5.png"]
+    shown = run("search", "pictures.db", *files, "--images", "pixels:8x8", "--metadata").stdout
+    assert max(map(len, shown.splitlines())) < 100
+    run("search", "pictures.db", "--image", "3.png", code=2)
+    run("search", "pictures.db", "--images", "gist", "--id", "3", code=2)
+    run("search", "pictures.db", "--image", "3.png", "--images", "pixels:4x4", code=1)
+    run("search", "pictures.db", "--image", "pictures.db", "--images", "pixels:8x8", code=1)
+    run("search", "pictures.db", "--image", "none.png", "--images", "pixels:8x8", code=1)
 
 
 def test_radius_search_prints_all_items_within_the_distance(folder):

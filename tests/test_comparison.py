@@ -117,7 +117,8 @@ def test_benchmarks_are_compared_by_means_over_seeds(tmp_path):
     assert f"* {mean(scores):.1f} ± {stdev(scores):.1f}" in report(*files).stdout
     assert {r["table"].partition(",")[0] for r in rows} == {"mAP", "precision", "recall"}
     assert report(files[0], "--html", tmp_path / "r.html").exit_code == 0  # a single run is valid
-    assert "mAP" in (tmp_path / "r.html").read_text()
+    assert "mAP" in (page := (tmp_path / "r.html").read_text())
+    assert "MAP" not in page
 
 
 def test_files_of_one_name_are_numbered(tmp_path):

@@ -171,6 +171,19 @@ def test_a_line_may_start_with_a_formula():
     assert shown.endswith(" bits</p>")
 
 
+def test_a_formula_may_continue_on_the_next_line():
+    assert "$" not in on_site("The code is $x +\ny$, of one row.", "docs/research/method.md")
+    assert on_site("5 $\n\na $ b", "docs/research/method.md") == "5 $\n\na $ b"
+
+
+@pytest.mark.parametrize(
+    "page", sorted((DOCS / "research").glob("*.md")), ids=lambda page: page.stem
+)
+def test_every_formula_of_a_page_is_rendered(page):
+    shown = on_site(page.read_text(), str(page.relative_to(ROOT)))
+    assert "$" not in hooks.CODE.sub("", shown)
+
+
 def test_overlines_cover_their_formula():
     shown = on_site(r"$$\overline{a + b} + \overline{c}$$", "docs/research/method.md")
     assert shown.count('<mrow class="overline">') == 2

@@ -133,6 +133,7 @@ LABELS = ("--query-labels", "y.npy", "--database-labels", "y.npy")
         (("demo", "--out", "m"), 1, r"\bm\b.*File exists"),
         (("bench", "digits", "--out", "folder"), 1, r"\bfolder\b"),
         (("bench", "digits", "--out", "m/n"), 1, r"\bm\b.*File exists"),
+        (("bench", "digits", "--seeds", "9-1"), 2, r"--seeds\b.*\b9-1\b.*\bascend\b"),
         # models
         (("encode", "no", "X.npy", "-o", "n"), 1, r"\bno\b.*No such file"),
         (("encode", "empty", "X.npy", "-o", "n"), 1, r"\bempty\b.*\bempty\b.*\bmodel file\b"),

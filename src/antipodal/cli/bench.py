@@ -251,8 +251,10 @@ def _parse_numbers(text: str, option: str, least: int) -> list[int]:
             raise typer.BadParameter(
                 f"{option} {text}: expected whole numbers, such as 48,64 or 0-4"
             )
+        if dash and int(last) < int(first):
+            raise typer.BadParameter(f"{option} {text}: the range {part} must ascend")
         numbers += range(int(first), int(last if dash else first) + 1)
-    if not numbers or min(numbers) < least:
+    if min(numbers) < least:
         raise typer.BadParameter(f"{option} {text}: expected numbers of at least {least}")
     return list(dict.fromkeys(numbers))
 

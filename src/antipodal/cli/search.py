@@ -25,7 +25,7 @@ from antipodal.cli.app import (
     parse_ids,
     print_json,
 )
-from antipodal.errors import AntipodalError
+from antipodal.errors import AntipodalError, missing_extra
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,11 +63,15 @@ def search(
         str | None,
         typer.Argument(
             metavar="[QUERIES]",
-            help=f"Query vectors, or packed codes: {TABLES}. Omitted with --text or --id.",
+            help=f"Query vectors, or packed codes: {TABLES}. Omitted with --text, --image or --id.",
         ),
     ] = None,
     text: Annotated[
         list[str] | None, typer.Option(help="Search for this text. Repeatable. See --embed.")
+    ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(help="Search for this image file. Repeatable. See --images."),
     ] = None,
     item: Annotated[
         list[str] | None,
@@ -78,6 +82,12 @@ def search(
         typer.Option(
             help="Embedder of --text: module:function, or the URL of an OpenAI-compatible "
             "endpoint, http://host/v1#MODEL. A service may have its own."
+        ),
+    ] = None,
+    images: Annotated[
+        str | None,
+        typer.Option(
+            help="Features of --image: gist, pixels:8x8, pixels:HxW:TOP or module:function."
         ),
     ] = None,
     k: Neighbours = 10,
@@ -128,9 +138,9 @@ def search(
     The model determines the scoring: estimated cosines for asymmetric models, Hamming distances
     for others.
     """
-    n_sources = bool(text) + bool(item)
-    if n_sources == 2:
-        raise typer.BadParameter("pass --text or --id, not both")
+    n_sources = bool(text) + bool(image) + bool(item)
+    if n_sources > 1:
+        raise typer.BadParameter("pass only one of --text, --image and --id")
     target, rest = _places(context, place, queries, store, file, n_expected=1 - n_sources)
     if file is not None and (where is not None or with_metadata or item):
         raise typer.BadParameter(
@@ -138,10 +148,13 @@ def search(
         )
     if radius is not None and (rerank or vectors or scoring or n_sources):
         raise typer.BadParameter(
-            "--radius cannot be combined with --rerank, --vectors, --scoring, --text or --id"
+            "--radius cannot be combined with --rerank, --vectors, --scoring, --text, --image or "
+            "--id"
         )
     if embed is not None and not text:
         raise typer.BadParameter("--embed needs --text")
+    if bool(image) != (images is not None):
+        raise typer.BadParameter("--image and --images need each other")
     options: dict[str, Any] = {} if where is None else {"where": _parse_where(where)}
     with ExitStack() as stack:
         opened = _open(target, file, model, key, vectors, stack)
@@ -150,6 +163,8 @@ def search(
             options["metadata"] = with_metadata
         if text:
             blocks = _text_queries(opened, text, embed)
+        elif image:
+            blocks = _image_queries(opened, image, str(images))
         elif item:
             if isinstance(opened, _Codes):
                 raise typer.BadParameter("--id needs a store that contains its model")
@@ -400,6 +415,32 @@ def _text_queries(
         embedder.close()
 
 
+def _image_queries(
+    opened: "Collection | Client | _Codes", files: list[Path], kind: str
+) -> "Iterator[_Block]":
+    """Yield the features of image files, as `antipodal serve --images` computes them."""
+    import numpy as np
+
+    try:
+        from antipodal.service.encoding import load_image_features
+        from antipodal.service.limits import Limits
+    except ImportError as error:
+        raise AntipodalError(missing_extra("--image", str(error.name), "serve")) from error
+
+    if opened.n_features is None:
+        raise typer.BadParameter("--image needs --model")
+    features = load_image_features(kind, opened.n_features, Limits().pixels)
+    rows = []
+    for file in files:
+        try:
+            rows.append(features(file.read_bytes()))
+        except OSError as error:
+            raise AntipodalError(f"cannot read {file}: {error.strerror}") from error
+        except ValueError as error:
+            raise AntipodalError(f"{file}: {error}") from error
+    yield _Block(0, {"queries": np.concatenate(rows)}, [{"image": str(file)} for file in files])
+
+
 def _file_queries(opened: "Collection | Client | _Codes", name: str) -> "Iterator[_Block]":
     """Yield the queries of a file: vectors, or packed codes if only codes have their width."""
     import numpy as np
@@ -456,7 +497,7 @@ def _print_record(record: dict[str, Any], as_json: bool) -> None:
         values = [f"{score:.3f}" for score in record["scores"]]
     else:
         values = list(map(str, record["distances"]))
-    name = record.get("text", record.get("id", record["query"]))
+    name = next(record[key] for key in ("text", "image", "id", "query") if key in record)
     if record["ids"] and "metadata" in record:
         typer.echo(name)
         for i, value, fields in zip(record["ids"], values, record["metadata"], strict=True):
@@ -468,6 +509,8 @@ def _print_record(record: dict[str, Any], as_json: bool) -> None:
 
 
 def _written(value: Any) -> str:
+    if isinstance(value, str) and value.startswith("data:"):  # a picture
+        return f"{value.partition(',')[0]},… ({len(value):,} characters)"
     if isinstance(value, str) and value.isprintable():
         return value
     return json.dumps(value, ensure_ascii=False)

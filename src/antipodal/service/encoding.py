@@ -26,15 +26,8 @@ class InputEncoder:
     def __init__(self, hasher: BaseHasher, images: str | None, max_pixels: int) -> None:
         self.hasher = hasher
         self._images: ImageFeatures | EmbeddedImages | None = None
-        if images is not None and _is_function(images):
-            self._images = EmbeddedImages(images, hasher.n_features_in_, max_pixels)
-        elif images is not None:
-            self._images = ImageFeatures(images, max_pixels)
-        if self._images is not None and self._images.n_features != hasher.n_features_in_:
-            raise ValueError(
-                f"{images} computes {self._images.n_features} features, but the model was fitted "
-                f"on {hasher.n_features_in_}"
-            )
+        if images is not None:
+            self._images = load_image_features(images, hasher.n_features_in_, max_pixels)
 
     @property
     def accepts_images(self) -> bool:
@@ -127,8 +120,22 @@ class EmbeddedImages:
         return self._embedder.images([file], self.n_features)
 
 
-def _is_function(images: str) -> bool:
-    return ":" in images and not images.startswith("pixels:")
+def load_image_features(
+    kind: str, n_features: int, max_pixels: int
+) -> ImageFeatures | EmbeddedImages:
+    """Return the function from an image file to its features: see `ImageFeatures`.
+
+    Raise ValueError if it computes another number of features than the model was fitted on.
+    """
+    if ":" in kind and not kind.startswith("pixels:"):
+        return EmbeddedImages(kind, n_features, max_pixels)
+    features = ImageFeatures(kind, max_pixels)
+    if features.n_features != n_features:
+        raise ValueError(
+            f"{kind} computes {features.n_features} features, but the model was fitted on "
+            f"{n_features}"
+        )
+    return features
 
 
 def decode_base64(text: str) -> bytes:
