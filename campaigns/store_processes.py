@@ -54,6 +54,14 @@ class SqliteProcesses(StoreProcesses):
         """Do nothing: recovery happens when the store is opened."""
 
 
+def _serves_a_connection(process: psutil.Process) -> bool:
+    """Return whether a server process is a backend that still runs."""
+    try:
+        return "[local]" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # it has ended, or is a zombie
+        return False
+
+
 class PostgresProcesses(StoreProcesses):
     """PostgreSQL server: the postmaster and one backend per connection."""
 
@@ -68,7 +76,7 @@ class PostgresProcesses(StoreProcesses):
         """Kill the writer, a backend, the postmaster alone, or all of the server."""
         postmaster = psutil.Process(self._engines.postgres().get_pid())
         children = postmaster.children()
-        backends = [one for one in children if "[local]" in " ".join(one.cmdline())]
+        backends = [child for child in children if _serves_a_connection(child)]
         victim = moments.choice(["writer", "writer", "backend", "postmaster", "server"])
         if victim == "backend" and backends:
             _kill(*backends)
