@@ -107,10 +107,10 @@ def _show_texts(out: Path, only_build: bool, as_json: bool) -> None:
         )
         if not as_json:
             typer.echo(
-                "\nThese vectors are a latent semantic analysis of short texts, not of a neural "
-                "network.\nHere product quantisation leads at 24 bytes, and ITQ with float queries "
-                "is slightly\nahead at 48 bytes. Methods rank otherwise on embeddings of networks "
-                "(docs/guide/audit.md):\naudit your own."
+                "\nThese vectors come from latent semantic analysis of short texts, not from a "
+                "neural\nnetwork. On them, product quantisation or ITQ may find more neighbours. "
+                "On embeddings\nof neural networks the ranking is different "
+                "(docs/guide/audit.md): audit your own."
             )
     for suffix in ("", "-wal", "-shm"):  # of an earlier demonstration
         Path(f"{collection}{suffix}").unlink(missing_ok=True)
