@@ -1,4 +1,4 @@
-"""What the tabu search and the correction of `LinfHash.asymmetric` are worth.
+"""What the searches of `LinfHash.asymmetric` are worth.
 
     python benchmarks/descent.py --data DIR --json benchmarks/results/descent.jsonl
 
@@ -6,9 +6,9 @@ DIR has clinc150_minilm.npz, banking77_minilm.npz and scifact_minilm.npz. Recall
 neighbours, mean over two frames:
 
     descent     flips until no flip lowers the objective: the codes of version 0.7
-    search      a tabu search of half a flip per bit
-    asymmetric  the same with a correction of four bits, the default
-    effort 1    the default with one flip per bit
+    search      a tabu search of 0.75 flips per bit
+    asymmetric  half of these flips for queries near the row, the default
+    effort 3    the default with three flips per bit
 
 CLINC150 has 5,000 rows to fit, 10,000 others to search and 2,000 queries; banking77 has 2,000
 queries and all other rows to search, 5,000 of them to fit; SciFact has all documents and its own
@@ -27,10 +27,10 @@ from antipodal import LinfHash, unpack
 from antipodal.bench.records import appending
 
 SETTINGS = {
-    "descent": {"effort": 0.0, "correction_bits": 0},
-    "search": {"correction_bits": 0},
+    "descent": {"effort": 0.0},
+    "search": {"neighbours": False},
     "asymmetric": {},
-    "effort 1": {"effort": 1.0},
+    "effort 3": {"effort": 3.0},
 }
 CASES = [
     ("clinc150", 96, 5000),

@@ -9,14 +9,15 @@ from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import cosine_similarity
 
 from antipodal import HammingIndex, LinfHash, load
-from antipodal.hashers import bit_descent, compiled, linfhash
+from antipodal.hashers import bit_descent, bit_flips, compiled, linfhash
 from antipodal.hashers.bit_descent import (
     RIDGE,
-    BitFlips,
     Correction,
     refit_dictionary,
     rescale_dictionary,
 )
+from antipodal.hashers.bit_flips import NEAR_WEIGHT, OWN_WEIGHT, BitFlips, NeighbourFlips
+from antipodal.hashers.neighbourhoods import Neighbourhoods, ScoreLine
 
 DIGITS = load_digits(return_X_y=True)[0]
 
@@ -70,7 +71,7 @@ def test_the_optimal_code_is_not_changed():
 def test_the_window_does_not_change_the_result(monkeypatch, window):
     Y, D, offset, signs = problem(1, m=50)
     whole = BitFlips(D).run(Y, offset, signs.copy())
-    monkeypatch.setattr("antipodal.hashers.bit_descent._WINDOW", window)
+    monkeypatch.setattr(bit_flips, "_WINDOW", window)
     np.testing.assert_array_equal(BitFlips(D).run(Y, offset, signs.copy()), whole)
 
 
@@ -124,6 +125,13 @@ def test_tabu_search_of_a_row_does_not_depend_on_the_others():
         np.testing.assert_array_equal(search.run(Y[part], offset, signs[part].copy()), whole[part])
 
 
+def compile_searches(monkeypatch, interpreted):
+    if not interpreted:
+        pytest.importorskip("numba")
+    searches = compiled.make_searches(lambda f: f) if interpreted else compiled._compile()
+    monkeypatch.setattr(bit_flips, "compiled_searches", lambda n_rows: searches)
+
+
 @pytest.mark.parametrize("interpreted", [True, False])
 @pytest.mark.parametrize(("n_bits", "weight"), [(1, 1), (7, 1), (40, 1), (64, 0)])
 def test_the_compiled_search_gives_the_same_bits(monkeypatch, interpreted, n_bits, weight):
@@ -132,18 +140,15 @@ def test_the_compiled_search_gives_the_same_bits(monkeypatch, interpreted, n_bit
     Y, D, offset, signs = (x.astype(np.float32) for x in (Y, D, offset, signs))
     flips = BitFlips(D, weight, n_steps=50)
     expected = flips.run(Y, offset, signs.copy())
-    if not interpreted:
-        pytest.importorskip("numba")
-    search = compiled.make_search(lambda f: f) if interpreted else compiled._compile()
-    monkeypatch.setattr(bit_descent, "compiled_search", lambda n_rows: search)
+    compile_searches(monkeypatch, interpreted)
     np.testing.assert_array_equal(flips.run(Y, offset, signs.copy()), expected)
 
 
 def test_the_search_is_compiled_after_many_rows(monkeypatch):
     monkeypatch.setattr(compiled, "_n_rows", 0)
     monkeypatch.setattr(compiled, "_compile", lambda: print)
-    assert compiled.compiled_search(20_000) is None
-    assert compiled.compiled_search(20_000) is print
+    assert compiled.compiled_searches(20_000) is None
+    assert compiled.compiled_searches(20_000) is print
 
 
 def test_a_correction_is_stored_as_a_binary_number():
@@ -161,28 +166,123 @@ def test_a_correction_is_stored_as_a_binary_number():
     )
 
 
-def test_models_of_version_0_8_have_the_penalty_or_a_correction():
+def test_models_of_version_0_8_use_their_own_search():
     written = {"n_bits": 128, "descent": True, "correction_bits": 4}
     restored = LinfHash.read_parameters(written)
-    for n_bits, expected in ((128, (0, 15)), (32, (1, 0))):
-        hasher = LinfHash(**{**restored, "n_bits": n_bits, "random_state": 0}).fit(DIGITS[:500])
-        flips = hasher.pipeline()[1].levels[0].search
-        assert (flips.weight, flips.n_steps) == expected
+    assert (restored["effort"], restored["length_weight"]) == (0.25, 0.0)
+    assert "correction_bits" not in restored
+    flips = LinfHash(**restored, random_state=0).fit(DIGITS[:500]).pipeline()[1].levels[0].search
+    assert (flips.weight, flips.n_steps) == (1, 0)  # a level without a correction
 
 
-def test_the_correction_improves_scores_of_neighbours():
+def neighbourhood_problem(m=60, n=12, n_bits=30, seed=0):
+    """Rows in clusters, a dictionary, initial signs, neighbourhoods and a line."""
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((5, n))
+    Y = unit_rows(centres[rng.integers(0, 5, m + 200)] + 0.4 * rng.standard_normal((m + 200, n)))
+    D = (rng.standard_normal((n, n_bits)) / n).astype(np.float32)
+    offset = Y.mean(axis=0)
+    near = Neighbourhoods.fit(Y[m:], np.random.RandomState(seed))
+    signs = rng.choice(np.float32([-1, 1]), (m, n_bits))
+    return Y[:m], D, offset, signs, near, ScoreLine(0.9, 0.05)
+
+
+def near_objective(y, D, offset, b, near, line):
+    """The objective of `NeighbourFlips` without its expansion."""
+    cosines = near.means @ y / np.linalg.norm(near.means, axis=1)
+    i = int(np.argmax(cosines))
+    A, mean, v = near.factors[i].astype(float), near.means[i].astype(float), offset + D @ b
+    d = v - line.slope * y
+    errors = np.sum((A @ d) ** 2) - 2 * line.offset * mean @ d + line.offset**2
+    own = OWN_WEIGHT * (y @ v - line.slope - line.offset) ** 2
+    return np.sum((y - v) ** 2) + NEAR_WEIGHT * errors + own
+
+
+def test_neighbourhoods_have_the_mean_and_the_second_moments_of_near_rows():
+    rng = np.random.default_rng(0)
+    Y = unit_rows(rng.standard_normal((400, 6)) + [1, 0, 0, 0, 0, 0])
+    near = Neighbourhoods.fit(Y, np.random.RandomState(0))
+    assert len(near) == 20
+    centres = Y[np.random.RandomState(0).choice(400, 20, replace=False)]
+    for centre, mean, A in zip(centres, near.means, near.factors, strict=True):
+        rows = Y[np.argsort(-(Y @ centre))[:64]]
+        np.testing.assert_allclose(mean, rows.mean(axis=0), atol=1e-6)
+        np.testing.assert_allclose(A.T @ A, rows.T @ rows / 64, atol=2e-3)
+    expected = np.argmax(cosine_similarity(Y, near.means), axis=1)
+    np.testing.assert_array_equal(near.nearest(Y), expected)
+    assert len(Neighbourhoods.fit(Y[:10], np.random.RandomState(0))) == 0
+
+
+def test_a_score_line_is_fitted_to_near_rows():
+    rng = np.random.default_rng(0)
+    Y = unit_rows(rng.standard_normal((300, 8)))
+    w = rng.standard_normal(8).astype(np.float32)
+    V = (0.8 * Y + 0.1 * w).astype(np.float32)  # ⟨q, v⟩ = 0.8⟨q, y⟩ + 0.1⟨q, w⟩
+    near = np.argsort(-(Y @ Y.T), axis=1)[:, 1:21]
+    cosines = np.take_along_axis(Y @ Y.T, near, axis=1)[:100].ravel()
+    scores = np.take_along_axis(V @ Y.T, near, axis=1)[:100].ravel()
+    np.testing.assert_allclose(
+        ScoreLine.fit(Y, V[:100]), np.polyfit(cosines, scores, 1), rtol=1e-3, atol=1e-4
+    )
+    assert ScoreLine.fit(Y[:3], V[:3]) == ScoreLine()  # too few rows
+    assert ScoreLine.fit(Y, -V) == ScoreLine()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_neighbour_flips_give_the_same_signs_as_loops_over_rows_and_bits(seed):
+    Y, D, offset, signs, near, line = neighbourhood_problem(m=8, seed=seed)
+    search = NeighbourFlips(D, near, line, n_steps=12)
+    ours = search.run(Y, offset, signs)
+    for y, b, found in zip(Y, signs, ours, strict=True):
+        b, best, free_at = b.astype(float), b.astype(float), np.zeros(len(b), int)
+        for t in range(12):
+            flipped = [np.where(np.arange(len(b)) == j, -b, b) for j in range(len(b))]
+            values = np.array([near_objective(y, D, offset, c, near, line) for c in flipped])
+            values[(free_at > 0) & (t <= free_at)] = np.inf
+            j = int(np.argmin(values))
+            b, free_at[j] = flipped[j], t + search.tenure
+            if values[j] < near_objective(y, D, offset, best, near, line) - 1e-6:
+                best = b.copy()
+        # Rounding may order nearly equal changes differently: the value found is the same.
+        values = [near_objective(y, D, offset, b, near, line) for b in (found, best)]
+        np.testing.assert_allclose(*values, rtol=1e-3)
+
+
+def test_neighbour_flips_of_a_row_do_not_depend_on_the_others_or_on_the_memory(monkeypatch):
+    Y, D, offset, signs, near, line = neighbourhood_problem(m=300)
+    search = NeighbourFlips(D, near, line, n_steps=15)
+    whole = search.run(Y, offset, signs.copy())
+    for part in (slice(0, 1), slice(100, 103), slice(17, 300)):
+        np.testing.assert_array_equal(search.run(Y[part], offset, signs[part].copy()), whole[part])
+    monkeypatch.setattr(bit_flips, "_TABLE_BYTES", 1)  # one neighbourhood at a time
+    monkeypatch.setattr(bit_flips, "_WINDOW", 7)
+    np.testing.assert_array_equal(search.run(Y, offset, signs.copy()), whole)
+    per_row = np.broadcast_to(offset, Y.shape)
+    np.testing.assert_array_equal(search.run(Y, per_row, signs.copy()), whole)
+
+
+@pytest.mark.parametrize("interpreted", [True, False])
+@pytest.mark.parametrize("n_bits", [1, 7, 40, 64])
+def test_compiled_neighbour_flips_give_the_same_bits(monkeypatch, interpreted, n_bits):
+    Y, D, offset, signs, near, line = neighbourhood_problem(m=30, n_bits=n_bits)
+    D[:, n_bits // 2], D[:, n_bits // 3] = 0, D[:, 0]  # equal changes: the first bit
+    search = NeighbourFlips(D, near, line, n_steps=25)
+    expected = search.run(Y, offset, signs.copy())
+    compile_searches(monkeypatch, interpreted)
+    np.testing.assert_array_equal(search.run(Y, offset, signs.copy()), expected)
+
+
+def test_neighbours_lower_the_errors_of_scores_of_near_rows():
     train, X, Q = DIGITS[:800], DIGITS[800:1600], DIGITS[1600:]
-    hasher = LinfHash.asymmetric(128, random_state=0).fit(train)
-    signs, query = 2.0 * hasher.transform(X) - 1, hasher.query(Q)
     truth = cosine_similarity(Q, X)
     near = np.argsort(-truth, axis=1)[:, :20]
-    plain = query.copy()
-    plain[:, -4:] = 0  # without the bits of the correction
     spreads = []
-    for values in (plain, query):
-        error = np.take_along_axis(values @ signs.T - truth, near, axis=1)
+    for neighbours in (False, True):
+        hasher = LinfHash.asymmetric(128, random_state=0).set_params(neighbours=neighbours)
+        scores = hasher.fit(train).query(Q) @ (2.0 * hasher.transform(X) - 1).T
+        error = np.take_along_axis(scores - truth, near, axis=1)
         spreads.append((error - error.mean(axis=1, keepdims=True)).std())
-    assert spreads[1] < 0.95 * spreads[0]
+    assert spreads[1] < 0.9 * spreads[0]
 
 
 def test_the_dictionary_is_that_of_ridge_regression_and_vectors_have_length_one():
@@ -253,10 +353,13 @@ def test_scores_estimate_cosines_and_codes_reconstruct_directions(n_bits):
     assert abs(np.linalg.norm(rebuilt, axis=1).mean() - 1) < 0.02
     signs = 2.0 * hasher.transform(DIGITS) - 1
     scores = hasher.query(DIGITS[:50]) @ signs.T + hasher.score_offset(DIGITS[:50])[:, None]
-    if n_bits < 64:  # no correction
-        np.testing.assert_allclose(scores, units[:50] @ rebuilt.T, atol=1e-4)
     error = np.sqrt(np.mean((scores - units[:50] @ units.T) ** 2))
     assert error < {16: 0.1, 64: 0.05, 128: 0.03}[n_bits]
+    plain = LinfHash.asymmetric(n_bits, random_state=0).set_params(neighbours=False).fit(DIGITS)
+    signs = 2.0 * plain.transform(DIGITS[:9]) - 1
+    scores = plain.query(DIGITS[:50]) @ signs.T + plain.score_offset(DIGITS[:50])[:, None]
+    rebuilt = plain.reconstruct(plain.encode(DIGITS[:9]))
+    np.testing.assert_allclose(scores, units[:50] @ rebuilt.T, atol=1e-4)
 
 
 def test_bits_do_not_depend_on_length_dtype_or_other_rows(tmp_path):
@@ -290,7 +393,13 @@ def test_scores_are_products_with_reconstructions():
 
 
 @pytest.mark.parametrize(
-    ("setting", "error"), [({"n_refits": -1}, ValueError), ({"descent": "yes"}, TypeError)]
+    ("setting", "error"),
+    [
+        ({"n_refits": -1}, ValueError),
+        ({"descent": "yes"}, TypeError),
+        ({"neighbours": True}, ValueError),
+        ({"neighbours": 1, "descent": True}, TypeError),
+    ],
 )
 def test_invalid_settings_are_rejected(setting, error):
     with pytest.raises(error, match=next(iter(setting))):

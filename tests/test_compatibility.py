@@ -1,4 +1,4 @@
-"""Files written by version 0.6.1: models, indexes and stores still open and answer the same."""
+"""Files written by earlier versions: models, indexes and stores still open and answer the same."""
 
 import shutil
 from pathlib import Path
@@ -22,6 +22,21 @@ def test_a_model_encodes_as_it_did(path, tmp_path):
     np.testing.assert_allclose(hasher.query(ROWS), query, atol=1e-4 * np.abs(query).max())
     hasher.save(tmp_path / "again")
     np.testing.assert_array_equal(load(tmp_path / "again").encode(ROWS), hasher.encode(ROWS))
+
+
+def test_a_model_with_corrections_encodes_as_it_did(tmp_path):
+    folder = FOLDER.parent / "0.12.0"
+    expected = np.load(folder / "expected.npz")
+    rows = expected["rows"].astype(float)
+    hasher = load(folder / "LinfHash.asymmetric.antipodal")
+    hasher.save(tmp_path / "again")
+    for model in (hasher, load(tmp_path / "again")):
+        np.testing.assert_array_equal(model.encode(rows), expected["codes"])
+        np.testing.assert_allclose(model.query(rows), expected["query"], atol=1e-6)
+        np.testing.assert_allclose(model.score_offset(rows), expected["offset"], atol=1e-6)
+        rebuilt = model.reconstruct(expected["codes"])
+        np.testing.assert_allclose(rebuilt, expected["rebuilt"], atol=1e-6)
+    np.testing.assert_array_equal(hasher.prefix(64).encode(rows), expected["codes"][:, :8])
 
 
 def test_every_kind_of_file_is_tested():

@@ -1,10 +1,10 @@
-"""The tabu search of `BitFlips`, compiled by Numba (extra `fast`); the bits are the same."""
+"""The tabu searches of `bit_flips`, compiled by Numba (extra `fast`); the bits are the same."""
 
 import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,15 @@ _CACHE_LINE = 64  # bytes
 _n_rows = 0  # rows searched in this process so far
 
 
-def compiled_search(n_rows: int) -> Search | None:
-    """Return the compiled search for the next n_rows rows, or None.
+class Searches(NamedTuple):
+    """The searches of `BitFlips` and of `NeighbourFlips`."""
+
+    length: Search
+    near: Search
+
+
+def compiled_searches(n_rows: int) -> Searches | None:
+    """Return the compiled searches for the next n_rows rows, or None.
 
     Without Numba, and until enough rows have been searched to justify compiling, it is None.
     """
@@ -29,25 +36,22 @@ def compiled_search(n_rows: int) -> Search | None:
 
 
 @functools.cache
-def _compile() -> Search | None:
+def _compile() -> Searches | None:
     if importlib.util.find_spec("numba") is None:
         return None
-    return make_search(importlib.import_module("numba").njit(nogil=True))
+    return make_searches(importlib.import_module("numba").njit(nogil=True))
 
 
-def padded(table: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the rows of a table padded with zeros, each at the start of a cache line."""
-    n_rows, n = table.shape
+def padded(n_rows: int, n: int) -> NDArray[np.float32]:
+    """Return a table of zeros with at least n columns, each row at the start of a cache line."""
     width = -(-n // _LANES) * _LANES
     memory = np.zeros(n_rows * width + _CACHE_LINE, np.float32)
     start = -memory.ctypes.data % _CACHE_LINE // memory.itemsize
-    rows = memory[start : start + n_rows * width].reshape(n_rows, width)
-    rows[:, :n] = table
-    return rows
+    return memory[start : start + n_rows * width].reshape(n_rows, width)
 
 
-def make_search(jit: Callable[[Any], Any]) -> Search:
-    """Return the search, with its functions compiled by `jit`.
+def make_searches(jit: Callable[[Any], Any]) -> Searches:
+    """Return the searches, with their functions compiled by `jit`.
 
     The smallest change is found among integers, which have the order of the float32 values: loops
     over them are vectorised, and those over floats are not. Casts to int32 keep Numba from
@@ -136,5 +140,61 @@ def make_search(jit: Callable[[Any], Any]) -> Search:
                 signs[flipped[t]] = -signs[flipped[t]]
             b[row] = signs[:n_bits]
 
-    compiled: Search = search
-    return compiled
+    @jit
+    def update_near(
+        u: Any, step: Any, sign: Any, signs: Any, e: Any, kappa: Any, frozen: Any, keys: Any
+    ) -> Any:
+        """Update u after a flip; write the changes of f as integers and return the smallest."""
+        least = np.int32(2**31 - 1)
+        for i in range(len(u)):
+            value = u[i] + step[i] * signs[i] * sign
+            u[i] = value
+            change = (e[i] + kappa) * e[i] + value + frozen[i]
+            key = ordered(np.float32(change).view(np.int32))
+            keys[i] = key
+            least = min(least, key)
+        return least
+
+    @jit
+    def search_near(
+        b: Any,
+        frozen: Any,
+        u: Any,
+        e: Any,
+        kappa: Any,
+        table: Any,
+        steps: Any,
+        never: Any,
+        n_steps: int,
+        tenure: int,
+        least: float,
+    ) -> None:
+        """Run the search of `NeighbourFlips` row by row; `steps` is padded."""
+        n_bits, width = b.shape[1], steps.shape[2]
+        no_step = np.zeros(width, np.float32)
+        signs, linear = np.ones(width, np.float32), np.zeros(width, np.float32)
+        own, closed = np.zeros(width, np.float32), np.full(width, never, np.float32)
+        keys = np.empty(width, np.int32)
+        flipped = np.empty(n_steps, np.int32)
+        for row in range(len(b)):
+            signs[:n_bits], linear[:n_bits], own[:n_bits] = b[row], u[row], e[row]
+            closed[:n_bits] = frozen[row]
+            factor, step, sign = kappa[row], no_step, np.float32(1)
+            total, lowest, n_kept = 0.0, 0.0, 0
+            for t in range(n_steps):
+                key = update_near(linear, step, sign, signs, own, factor, closed, keys)
+                total += float(np.int32(ordered(key)).view(np.float32))
+                if total < lowest - least:
+                    lowest, n_kept = total, t + 1
+                j = find(keys, key)
+                step, sign = steps[table[row], j], signs[j]
+                factor += np.float32(2) * own[j]
+                signs[j], linear[j], own[j] = -signs[j], -linear[j], -own[j]  # step[j] is 0
+                flipped[t], closed[j] = j, never
+                if t >= tenure:
+                    closed[flipped[t - tenure]] = np.float32(0)
+            for t in range(n_kept, n_steps):
+                signs[flipped[t]] = -signs[flipped[t]]
+            b[row] = signs[:n_bits]
+
+    return Searches(search, search_near)

@@ -12,13 +12,14 @@ from antipodal.codes import unpack
 from antipodal.hashers.base import BaseHasher, FloatArray, Scoring
 from antipodal.hashers.bit_descent import (
     FIRST_ROWS,
-    LENGTH_WEIGHT,
     BitDescent,
     Correction,
     Level,
     Search,
     fit_levels,
 )
+from antipodal.hashers.bit_flips import LENGTH_WEIGHT
+from antipodal.hashers.neighbourhoods import Neighbourhoods, ScoreLine
 from antipodal.hashers.operations import (
     Affine,
     Array,
@@ -43,8 +44,6 @@ from antipodal.threads import one_thread
 from antipodal.validation import check_nested, check_random_state, check_type, check_whole
 
 _MIN_STEP = 64  # bits per level with `descent`, if there are fewer features
-# In shorter levels or with fewer bits per feature a correction would lower the recall.
-_BITS_PER_CORRECTION, _BITS_PER_FEATURE = 16, 0.25
 _MAX_CORRECTION, _MAX_EFFORT = 16, 100
 _MAX_ITERATIONS = 100_000  # in a model file: a thousand times the number that a code needs
 
@@ -68,7 +67,7 @@ class LinfHash(BaseHasher):
     search instead; `LinfHash.asymmetric` has the recommended settings. `bit_descent` starts from
     the signs of x and flips bits, and D is fitted to the codes of the sample. Codes then
     reconstruct directions, v = μ + D·(2b - 1) ≈ row / ‖row‖, and the scores of `query` estimate
-    cosines. The last `correction_bits` bits correct the scores for the error of v (`Correction`).
+    cosines. With `neighbours`, half of the flips minimise errors of scores for likely queries.
     Ranked by Hamming distance, such codes have lower recall.
 
     Parameters
@@ -82,16 +81,14 @@ class LinfHash(BaseHasher):
         that length. Bits are computed level by level, and a level has at most one bit per
         feature (or 64 bits, if that is more). `prefix(length)` returns a hasher for any length
         in `levels_`.
-    correction_bits : int
-        With `descent`, number of bits of each level that correct the scores, 0 for none. Levels
-        with fewer than 16 bits per correction bit and codes with fewer than 0.25 bits per feature
-        have no correction.
+    neighbours : bool
+        With `descent`, whether to minimise the errors of scores for queries near a row
+        (`NeighbourFlips`). Training rows near it stand for these queries.
     effort : float
         With `descent`, number of flips per bit of the tabu search; 0 for a descent to the nearest
-        local minimum. Beyond 0.5 the recall hardly rises.
+        local minimum, which ignores `neighbours`.
     length_weight : float
-        γ, with `descent`: the weight of (‖v‖² - 1)² relative to ‖y - v‖². 0 is useful only
-        with a correction.
+        γ, with `descent`: the weight of (‖v‖² - 1)² relative to ‖y - v‖².
     n_refits : int
         With `descent`, number of alternations between fitting D to the codes of the sample and
         computing these codes from D. With 0, D is a random frame.
@@ -123,15 +120,18 @@ class LinfHash(BaseHasher):
     presets = ("asymmetric", "quick")
 
     encoding_parameters = (
-        "n_bits", "descent", "nested", "correction_bits", "effort", "length_weight", "bound",
-        "penalty", "n_iter",
+        "n_bits", "descent", "nested", "neighbours", "effort", "length_weight", "bound", "penalty",
+        "n_iter",
     )  # fmt: skip
 
     mean_: NDArray[np.float32]
     dictionary_: NDArray[np.float32]
     levels_: list[int]  # with descent, all code lengths
     inner_dictionaries_: NDArray[np.float32]  # with descent, dictionaries of the shorter lengths
-    n_corrections_: list[int]  # with correction_bits, their number in each level
+    near_means_: NDArray[np.float32]  # with neighbours, the arrays of `Neighbourhoods`
+    near_factors_: NDArray[np.float16]
+    lines_: NDArray[np.float64]  # and the fields of `ScoreLine` for each level
+    n_corrections_: list[int]  # in models of version 0.8 to 0.12, the number of bits in each level
     corrections_: NDArray[np.float64]  # and the fields of `Correction` for each level
     scale_: float
 
@@ -141,7 +141,7 @@ class LinfHash(BaseHasher):
         *,
         descent: bool = False,
         nested: tuple[int, ...] = (),
-        correction_bits: int = 0,
+        neighbours: bool = False,
         effort: float = 0.0,
         length_weight: float = LENGTH_WEIGHT,
         n_refits: int = 4,
@@ -155,7 +155,7 @@ class LinfHash(BaseHasher):
         self.n_bits = n_bits
         self.descent = descent
         self.nested = nested
-        self.correction_bits = correction_bits
+        self.neighbours = neighbours
         self.effort = effort
         self.length_weight = length_weight
         self.n_refits = n_refits
@@ -177,7 +177,7 @@ class LinfHash(BaseHasher):
         n_bits: int = 64,
         *,
         nested: tuple[int, ...] = (),
-        effort: float = 0.5,
+        effort: float = 0.75,
         random_state: Any = None,
     ) -> Self:
         """Return a hasher with the recommended settings for asymmetric search.
@@ -188,7 +188,7 @@ class LinfHash(BaseHasher):
             n_bits,
             descent=True,
             nested=nested,
-            correction_bits=4,
+            neighbours=True,
             effort=effort,
             bound=0.7,
             n_samples=50_000,
@@ -232,31 +232,35 @@ class LinfHash(BaseHasher):
         if len(Y) > FIRST_ROWS:  # early refits use the first rows
             Y = Y[np.random.default_rng(0).permutation(len(Y))]
         self.levels_ = self._lengths(rows.shape[1])
-        widths = np.diff([0, *self.levels_]).tolist()
-        least = _BITS_PER_CORRECTION * self.correction_bits, _BITS_PER_FEATURE * rows.shape[1]
-        ends = [
-            self.correction_bits if width >= least[0] and length >= least[1] else 0
-            for width, length in zip(widths, self.levels_, strict=True)
-        ]
+        near = Neighbourhoods.fit(Y, rng) if self.neighbours else None
         frames = [
-            _frame(rows.shape[1], width - end, rng).astype(np.float32)
-            for width, end in zip(widths, ends, strict=True)
+            _frame(rows.shape[1], width, rng).astype(np.float32)
+            for width in np.diff([0, *self.levels_]).tolist()
         ]
-        (*inner, self.dictionary_), corrections = fit_levels(
-            Y, self.mean_, frames, ends, self.n_refits, self._solver, self._search
+        (*inner, self.dictionary_), lines = fit_levels(
+            Y, self.mean_, frames, self.n_refits, self._solver, self._search, near
         )
         self.inner_dictionaries_ = _concatenate(inner, rows.shape[1])
-        if self.correction_bits:
-            self.n_corrections_, self.corrections_ = ends, np.array(corrections)
+        if near is not None:
+            self.near_means_, self.near_factors_ = near.means, near.factors.astype(np.float16)
+            self.lines_ = np.array(lines)
 
     @property
     def _search(self) -> Search:
         return Search(self.length_weight, self.effort)
 
+    @property
+    def _has_corrections(self) -> bool:
+        """Whether this is a model of version 0.8 to 0.12 with corrections."""
+        return "corrections_" in vars(self)
+
     def _correction(self, level: int) -> tuple[int, Correction]:
         """Return the number of correction bits of a level, and the correction that they store."""
-        n = self.n_corrections_[level] if self.correction_bits else 0
+        n = self.n_corrections_[level] if self._has_corrections else 0
         return n, Correction(*self.corrections_[level].tolist()) if n else Correction()
+
+    def _line(self) -> ScoreLine:
+        return ScoreLine(*self.lines_[-1].tolist()) if self.neighbours else ScoreLine()
 
     def _lengths(self, n_features: int) -> list[int]:
         """Return the lengths of the levels: the requested ones, and others in between."""
@@ -287,7 +291,9 @@ class LinfHash(BaseHasher):
         short.n_bits, short.levels_ = int(n_bits), shorter[:n_levels]
         short.nested = tuple(n for n in self.nested if n < n_bits)
         short.inner_dictionaries_ = _concatenate(inner, len(self.mean_))
-        if self.correction_bits:
+        if self.neighbours:
+            short.lines_ = self.lines_[:n_levels]
+        if self._has_corrections:
             short.n_corrections_ = self.n_corrections_[:n_levels]
             short.corrections_ = self.corrections_[:n_levels]
         short._mark_fitted()
@@ -302,8 +308,8 @@ class LinfHash(BaseHasher):
         """Return float queries for asymmetric search, q = s·Dᵀy, (m, n_bits).
 
         ⟨q, 2b - 1⟩ = ⟨y, s·D·(2b - 1)⟩ is the inner product of y with the reconstruction of a
-        row. y = row / ‖row‖ with `descent`, and y = row - μ without. The values for the bits of a
-        correction are the same in all queries.
+        row. y = row / ‖row‖ with `descent`, and y = row - μ without. With `neighbours`, q is
+        divided by α of the `ScoreLine`.
         """
         D = self.scale_ * self.dictionary_
         steps: list[Operation] = [Affine(D, mean=self.mean_)]
@@ -311,18 +317,24 @@ class LinfHash(BaseHasher):
             n, correction = self._correction(-1)
             values = np.zeros(self.n_bits, np.float32)
             values[self.n_bits - n :] = correction.query_values(n)
-            steps = [UnitRows(), Affine(np.float32(correction.slope) * D, values)]
+            slope = np.float32(correction.slope / self._line().slope)
+            steps = [UnitRows(), Affine(slope * D, values)]
         return Pipeline(steps).values(self._check_rows(X), self.n_bits)
 
     def score_offset(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Return α⟨y, μ⟩ + β with `descent`: added to ⟨q, 2b - 1⟩ it estimates the cosine."""
+        """Return the offset that, added to ⟨q, 2b - 1⟩, estimates the cosine with `descent`.
+
+        It is (⟨y, μ⟩ - β) / α, with α and β of the `ScoreLine`.
+        """
         rows = as_floats(self._check_rows(X))
         if not self.descent:
             return np.zeros(len(rows))
         n, correction = self._correction(-1)
         lengths = np.linalg.norm(rows, axis=1)
         offsets = rows @ self.mean_.astype(np.float64) / np.where(lengths > 0, lengths, 1)
-        return np.asarray(correction.slope * offsets + correction.constant(n), np.float64)
+        estimates = correction.slope * offsets + correction.constant(n)
+        line = self._line()
+        return np.asarray((estimates - line.offset) / line.slope, np.float64)
 
     def reconstruct(self, codes: ArrayLike) -> NDArray[np.float32]:
         """Return μ + s·D·(2b - 1), the rows (m, features) reconstructed from packed codes.
@@ -332,7 +344,7 @@ class LinfHash(BaseHasher):
         self._check_fitted()
         bits = unpack(codes, self.n_bits)
         rows = self.mean_ + np.float32(self.scale_) * self._corners(bits)
-        return unit_rows(rows) if self.descent and self._correction(-1)[0] else rows
+        return unit_rows(rows) if self.neighbours or self._correction(-1)[0] else rows
 
     def _corners(self, bits: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return D·(2b - 1) for each row of bits."""
@@ -351,14 +363,22 @@ class LinfHash(BaseHasher):
         """Return the steps whose signs are the bits; with `descent` their values are ±1."""
         if not self.descent:
             return [UnitRows(self.mean_), self._solver(self.dictionary_)]
+        near = None
+        if self.neighbours:
+            near = Neighbourhoods(self.near_means_, self.near_factors_)
         starts = [0, *self.levels_[:-1]]
         levels = []
         for i, D in enumerate([*self._inner(), self.dictionary_]):
             n, correction = self._correction(i)
             # In models of version 0.8, levels without a correction use the penalty and descent.
             search = self._search if n or self.length_weight else Search()
-            level = Level(D, starts[i], self.mean_, self._solver, n, correction, search)
-            levels.append(level)
+            line = ScoreLine(*self.lines_[i].tolist()) if near else ScoreLine()
+            levels.append(
+                Level(
+                    D, starts[i], self.mean_, self._solver, search, n_correction=n,
+                    correction=correction, neighbourhoods=near, line=line,
+                )
+            )  # fmt: skip
         return [UnitRows(), BitDescent(levels)]
 
     def _solver(self, D: Array) -> "LinfIterations":
@@ -368,38 +388,52 @@ class LinfHash(BaseHasher):
     @classmethod
     def read_parameters(cls, saved: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters of a saved model under their names in this version."""
-        if saved.get("correction_bits") and "effort" not in saved:
-            saved = {**saved, "effort": 0.25, "length_weight": 0.0}  # as in version 0.8
-        return {**saved, "nested": tuple(saved.get("nested", ()))}  # JSON has no tuples
+        parameters = {**saved, "nested": tuple(saved.get("nested", ()))}  # JSON has no tuples
+        if parameters.pop("correction_bits", 0) and "effort" not in saved:  # version 0.8
+            parameters |= {"effort": 0.25, "length_weight": 0.0}
+        return parameters
 
     def check_restored(self) -> None:
         """Raise an error for invalid parameters in a file, such as an n_iter that takes forever."""
         self._check_parameters()
         if self.n_iter > _MAX_ITERATIONS:
             raise ValueError(f"n_iter must be at most {_MAX_ITERATIONS:,}: got {self.n_iter}")
-        if self.descent and self.correction_bits:
-            expected = len(self.levels_), len(Correction._fields)
-            if self.corrections_.shape != expected or not np.isfinite(self.corrections_).all():
-                raise ValueError(f"corrections_ must have the shape {expected} and finite values")
-            is_valid = all(n in (0, self.correction_bits) for n in self.n_corrections_)
-            if not is_valid or len(self.n_corrections_) != len(self.levels_):
-                raise ValueError(
-                    f"n_corrections_ must be 0 or {self.correction_bits} for each of "
-                    f"{len(self.levels_)} levels: got {self.n_corrections_}"
-                )
+        if self.neighbours:
+            self._check_neighbours()
+        if self._has_corrections:
+            self._check_corrections()
         super().check_restored()
+
+    def _check_neighbours(self) -> None:
+        shapes = self.near_means_.shape, self.near_factors_.shape, self.lines_.shape
+        n, K = self.n_features_in_, len(self.near_means_)
+        if len(shapes[1]) != 3 or shapes != (
+            (K, n), (K, shapes[1][1], n), (len(self.levels_), len(ScoreLine._fields))
+        ):  # fmt: skip
+            raise ValueError(f"near_means_, near_factors_ and lines_ must fit: got {shapes}")
+        if not np.isfinite(self.lines_).all() or not (self.lines_[:, 0] > 0).all():
+            raise ValueError("lines_ must be finite and their slopes positive")
+
+    def _check_corrections(self) -> None:
+        expected = len(self.levels_), len(Correction._fields)
+        if self.corrections_.shape != expected or not np.isfinite(self.corrections_).all():
+            raise ValueError(f"corrections_ must have the shape {expected} and finite values")
+        is_valid = all(0 <= n <= _MAX_CORRECTION for n in self.n_corrections_)
+        if not is_valid or len(self.n_corrections_) != len(self.levels_):
+            raise ValueError(
+                f"n_corrections_ must be up to {_MAX_CORRECTION} for each of "
+                f"{len(self.levels_)} levels: got {self.n_corrections_}"
+            )
 
     def _check_parameters(self) -> None:
         for name in ("sparsity", "n_samples", "n_iter"):
             check_whole(getattr(self, name), name, 1)
         check_whole(self.n_refits, "n_refits", 0)
-        check_whole(self.correction_bits, "correction_bits", 0)
-        if self.correction_bits > _MAX_CORRECTION:
-            raise ValueError(
-                f"correction_bits must be at most {_MAX_CORRECTION}: got {self.correction_bits}"
-            )
         check_type(self.descent, "descent", bool)
+        check_type(self.neighbours, "neighbours", bool)
         check_nested(self.nested, self.n_bits)
+        if self.neighbours and not self.descent:
+            raise ValueError("neighbours=True needs descent=True")
         if self.nested and not self.descent:
             raise ValueError(f"nested lengths need descent=True: got {self.nested}")
         for name in ("effort", "length_weight"):
