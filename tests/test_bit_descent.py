@@ -195,7 +195,7 @@ def near_objective(y, D, offset, b, near, line):
     d = v - line.slope * y
     errors = np.sum((A @ d) ** 2) - 2 * line.offset * mean @ d + line.offset**2
     own = OWN_WEIGHT * (y @ v - line.slope - line.offset) ** 2
-    return np.sum((y - v) ** 2) + NEAR_WEIGHT * errors + own
+    return np.sum((y - v) ** 2) + NEAR_WEIGHT * len(y) * errors + own
 
 
 def test_neighbourhoods_have_the_mean_and_the_second_moments_of_near_rows():

@@ -181,6 +181,8 @@ class Level:
 class BitDescent(Operation):
     """Map rows of length 1 to signs (m, N), level by level; it has no ONNX form."""
 
+    block_rows = 4096  # several rows per neighbourhood share its tables
+
     def __init__(self, levels: Sequence[Level]) -> None:
         self.levels = levels
         last = levels[-1]

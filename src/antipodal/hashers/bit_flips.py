@@ -22,7 +22,7 @@ from antipodal.hashers.neighbourhoods import Neighbourhoods, ScoreLine
 from antipodal.hashers.operations import Array, product
 
 LENGTH_WEIGHT = 1.0  # γ: recall is the same from 0.5 to 2
-NEAR_WEIGHT = 120.0  # w: recall is the same from 60 to 240
+NEAR_WEIGHT = 0.15  # w per feature: recall is similar from 0.1 to 0.3
 OWN_WEIGHT = 3.0  # η: recall is the same from 3 to 6
 _MIN_GAIN = 1e-6  # smaller gains are rounding: a bit could be flipped forever
 _WINDOW = 256  # rows that descend at the same time: their tables stay in the cache
@@ -267,6 +267,7 @@ class NeighbourFlips(TabuSearch):
         self.D, self.neighbourhoods, self.line = D, neighbourhoods, line
         self.n_steps, self.tenure = n_steps, min(_TENURE, D.shape[1] // 4)
         self.least = _MIN_GAIN
+        self.weight = NEAR_WEIGHT * len(D)  # w
 
     @cached_property
     def plain_steps(self) -> Array:
@@ -280,7 +281,7 @@ class NeighbourFlips(TabuSearch):
         """√(8w)·AD of all neighbourhoods, padded: (K, r, width)."""
         factors, N = self.neighbourhoods.factors, self.D.shape[1]
         rows = padded(len(factors) * factors.shape[1], N)
-        D = np.float32(math.sqrt(8 * NEAR_WEIGHT)) * self.D
+        D = np.float32(math.sqrt(8 * self.weight)) * self.D
         np.matmul(factors.reshape(len(rows), -1), D, out=rows[:, :N])
         return rows.reshape(*factors.shape[:2], -1)
 
@@ -322,15 +323,14 @@ class NeighbourFlips(TabuSearch):
     def _gradient(self, Y: Array, V: Array, nearest: NDArray[np.intp]) -> Array:
         """Return Mv - l = v - y + w(Aᵀ(A(v - αy)) - βm), (m, n)."""
         near = self.neighbourhoods
-        weight, slope = np.float32(NEAR_WEIGHT), np.float32(self.line.slope)
-        R = V - slope * Y
+        R = V - np.float32(self.line.slope) * Y
         starts = np.flatnonzero(np.diff(nearest, prepend=-1))
         for start, stop in zip(starts, [*starts[1:], len(Y)], strict=True):
             A, part = near.factors[nearest[start]], R[start:stop]
             errors = product(part, A.T, np.empty((len(part), len(A)), np.float32))
             product(errors, A, part)
         R -= np.float32(self.line.offset) * near.means[nearest]
-        R *= weight
+        R *= np.float32(self.weight)
         R += V
         R -= Y
         return R

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from antipodal.hashers.operations import Array, product, unit_rows
 
-MAX_NEIGHBOURHOODS = 256
-_ROWS = 64  # of a neighbourhood
-_RANK = 32  # of the mean of qqᵀ
+MAX_NEIGHBOURHOODS = 512
+_ROWS, _MAX_ROWS, _FRACTION = 64, 256, 150  # of a neighbourhood: one in 150 rows, within limits
+_RANK = 24  # of the mean of qqᵀ
 _ROWS_PER_NEIGHBOURHOOD = 20  # fewest training rows per neighbourhood
 _QUERIES = 20  # queries per row that a line is fitted to
 
@@ -52,7 +52,7 @@ class Neighbourhoods:
     def fit(cls, Y: Array, rng: np.random.RandomState) -> Self:
         """Take the nearest rows of random rows."""
         n = min(MAX_NEIGHBOURHOODS, len(Y) // _ROWS_PER_NEIGHBOURHOOD)
-        n_rows = min(_ROWS, len(Y))
+        n_rows = min(max(_ROWS, len(Y) // _FRACTION), _MAX_ROWS, len(Y))
         rank = min(_RANK, n_rows, Y.shape[1])
         means = np.empty((n, Y.shape[1]), np.float32)
         factors = np.empty((n, rank, Y.shape[1]), np.float16)

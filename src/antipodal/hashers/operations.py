@@ -56,6 +56,8 @@ class Workspace:
 class Operation(ABC):
     """A step of the encoding: a map of rows (m, n) to rows (m, n'), float32."""
 
+    block_rows: ClassVar[int] = 2048  # rows of a block: bounds the memory, without effect on bits
+
     def width(self, n: int) -> int:
         """Return n', or raise ValueError if the operation does not accept n features."""
         return n

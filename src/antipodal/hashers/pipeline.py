@@ -21,8 +21,7 @@ from antipodal.hashers.operations import (
 from antipodal.threads import one_blas_thread, usable_cores
 from antipodal.validation import check_finite
 
-# Rows of a block. It bounds the memory, and bits do not depend on it.
-BLOCK_ROWS = 2048
+BLOCK_ROWS = Operation.block_rows
 _KEPT_ROWS = 256  # scratch memory of larger blocks is released after each call
 _MAX_KEPT = 8  # workspaces kept, one per thread that encodes at the same time
 _THREAD_BLOCKS = 2  # fewest blocks per thread
@@ -49,6 +48,7 @@ class Pipeline:
             (on_columns and not all(isinstance(each, Elementwise) for each in group), group)
             for on_columns, group in groups
         ]
+        self._block_rows = max(each.block_rows for each in self.operations)
         self._idle: list[Workspace] = []
 
     def width(self, n_features: int) -> int:
@@ -79,7 +79,7 @@ class Pipeline:
         `first` is the number of the first row, if the rows are part of a larger table. Rows and
         values must be finite.
         """
-        starts = range(0, len(rows), BLOCK_ROWS)
+        starts = range(0, len(rows), self._block_rows)
         n_threads = min(usable_cores(), len(starts) // _THREAD_BLOCKS)
         idle = self._idle if len(rows) <= _KEPT_ROWS else []
 
@@ -88,7 +88,7 @@ class Pipeline:
                 memory = idle.pop()
             except IndexError:
                 memory = Workspace()
-            block = rows[start : start + BLOCK_ROWS]
+            block = rows[start : start + self._block_rows]
             receive(start, self._run(block, memory, first + start))
             if len(idle) < _MAX_KEPT:
                 idle.append(memory)
