@@ -28,7 +28,8 @@ import scipy.linalg  # noqa: E402
 import torch  # noqa: E402
 
 from antipodal import ITQ, LSH, HammingIndex, LinfHash, pack  # noqa: E402
-from antipodal.hashers.bit_descent import BitFlips, rescale_dictionary  # noqa: E402
+from antipodal.hashers.bit_descent import rescale_dictionary  # noqa: E402
+from antipodal.hashers.bit_flips import BitFlips  # noqa: E402
 from antipodal.paper.encoders import LinfEncoder  # noqa: E402
 
 SETS = ("banking77", "clinc150")

@@ -200,7 +200,7 @@ def near_objective(y, D, offset, b, near, line):
 
 def test_neighbourhoods_have_the_mean_and_the_second_moments_of_near_rows():
     rng = np.random.default_rng(0)
-    Y = unit_rows(rng.standard_normal((400, 6)) + [1, 0, 0, 0, 0, 0])
+    Y = unit_rows(rng.standard_normal((400, 6)) + np.eye(6)[0])
     near = Neighbourhoods.fit(Y, np.random.RandomState(0))
     assert len(near) == 20
     centres = Y[np.random.RandomState(0).choice(400, 20, replace=False)]

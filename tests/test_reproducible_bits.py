@@ -11,7 +11,9 @@ import pytest
 from sklearn.datasets import load_digits
 
 from antipodal import DeepLinf, LinfHash, load
+from antipodal.hashers.bit_descent import BitDescent
 from antipodal.hashers.network import NetworkHasher
+from antipodal.hashers.operations import Operation
 from antipodal.hashers.registry import built_in_hashers, make_hasher
 from networks import network
 
@@ -48,7 +50,8 @@ def test_blocks_single_rows_and_order_do_not_change_bits(hasher, monkeypatch):
     order = np.random.default_rng(1).permutation(700)
     np.testing.assert_array_equal(hasher.project(rows[order]), values[order])
     for block_rows in (7, 64, 333):
-        monkeypatch.setattr("antipodal.hashers.pipeline.BLOCK_ROWS", block_rows)
+        for operation in (Operation, BitDescent):
+            monkeypatch.setattr(operation, "block_rows", block_rows)
         np.testing.assert_array_equal(hasher.project(rows), values)
         monkeypatch.setattr("antipodal.hashers.base._BLOCK_ROWS", 3 * block_rows)
         np.testing.assert_array_equal(np.concatenate(list(hasher.encode_blocks(rows))), codes)

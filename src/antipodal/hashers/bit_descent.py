@@ -111,15 +111,16 @@ class Level:
         n_before: int,
         mean: Array,
         make_solver: MakeSolver,
-        search: Search = Search(),
+        search: Search | None = None,
         *,
         n_correction: int = 0,
-        correction: Correction = Correction(),
+        correction: Correction | None = None,
         neighbourhoods: Neighbourhoods | None = None,
-        line: ScoreLine = ScoreLine(),
+        line: ScoreLine | None = None,
     ) -> None:
+        search, line = search or Search(), line or ScoreLine()
         self.mean, self.n_before = mean, n_before
-        self.n_correction, self.correction = n_correction, correction
+        self.n_correction, self.correction = n_correction, correction or Correction()
         self.before = np.ascontiguousarray(D[:, :n_before].T)
         self.new = np.ascontiguousarray(D[:, n_before : D.shape[1] - n_correction])
         n_steps = math.ceil(search.effort * self.new.shape[1])

@@ -2,7 +2,7 @@
 
 A query q scores an item y by ⟨q, v⟩, with v reconstructed from its code. An error of this score
 matters most if q is near y, since it changes the order of the nearest items. Training rows near y
-stand for such queries.
+stand for such queries. [Zhang2023]
 """
 
 from typing import NamedTuple, Self
@@ -27,7 +27,7 @@ class ScoreLine(NamedTuple):
 
     @classmethod
     def fit(cls, Y: Array, V: Array) -> Self:
-        """Fit α and β to reconstructions V of the first rows, with their nearest rows as queries."""
+        """Fit α and β to reconstructions of the first rows, with their nearest rows as queries."""
         n = min(_QUERIES, len(Y) - 2)
         if n < 2:
             return cls()
@@ -69,4 +69,5 @@ class Neighbourhoods:
     def nearest(self, Y: Array) -> NDArray[np.intp]:
         """Return the neighbourhood of each row: that with the nearest mean direction."""
         cosines = product(Y, self.directions, np.empty((len(Y), len(self)), np.float32))
-        return cosines.argmax(axis=1)
+        nearest: NDArray[np.intp] = cosines.argmax(axis=1)
+        return nearest

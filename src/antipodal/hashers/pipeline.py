@@ -48,7 +48,6 @@ class Pipeline:
             (on_columns and not all(isinstance(each, Elementwise) for each in group), group)
             for on_columns, group in groups
         ]
-        self._block_rows = max(each.block_rows for each in self.operations)
         self._idle: list[Workspace] = []
 
     def width(self, n_features: int) -> int:
@@ -79,7 +78,8 @@ class Pipeline:
         `first` is the number of the first row, if the rows are part of a larger table. Rows and
         values must be finite.
         """
-        starts = range(0, len(rows), self._block_rows)
+        block_rows = max((each.block_rows for each in self.operations), default=BLOCK_ROWS)
+        starts = range(0, len(rows), block_rows)
         n_threads = min(usable_cores(), len(starts) // _THREAD_BLOCKS)
         idle = self._idle if len(rows) <= _KEPT_ROWS else []
 
@@ -88,7 +88,7 @@ class Pipeline:
                 memory = idle.pop()
             except IndexError:
                 memory = Workspace()
-            block = rows[start : start + self._block_rows]
+            block = rows[start : start + block_rows]
             receive(start, self._run(block, memory, first + start))
             if len(idle) < _MAX_KEPT:
                 idle.append(memory)
