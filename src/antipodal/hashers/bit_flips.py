@@ -10,7 +10,7 @@ does not flip the same bit again. It returns the best code found. [Glover1989]
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -276,15 +276,6 @@ class NeighbourFlips(TabuSearch):
         np.matmul(8 * self.D.T, self.D, out=steps[:, : self.D.shape[1]])
         return steps
 
-    @cached_property
-    def projected(self) -> Array:
-        """√(8w)·AD of all neighbourhoods, padded: (K, r, width)."""
-        factors, N = self.neighbourhoods.factors, self.D.shape[1]
-        rows = padded(len(factors) * factors.shape[1], N)
-        D = np.float32(math.sqrt(8 * self.weight)) * self.D
-        np.matmul(factors.reshape(len(rows), -1), D, out=rows[:, :N])
-        return rows.reshape(*factors.shape[:2], -1)
-
     def run(self, Y: Array, offset: Array, signs: Array) -> Array:
         """Return the signs after all flips; they do not depend on the other rows.
 
@@ -307,26 +298,32 @@ class NeighbourFlips(TabuSearch):
         e = product(Y, self.D, np.empty_like(b))
         e *= b
         e *= -2 * own
-        u = product(self._gradient(Y, V, nearest), self.D, np.empty_like(b))
+        present, starts = np.unique(nearest, return_index=True)
+        ends = [*starts[1:], len(Y)]
+        gradient = self._gradient(Y, V, nearest, zip(present, starts, ends, strict=True))
+        u = product(gradient, self.D, np.empty_like(b))
         u *= b
+        u *= -4
         frozen = np.zeros_like(b)
-        for part, first in self._batches(nearest):
-            diagonals, steps = self._tables(first, int(nearest[part.stop - 1]) + 1)
-            table = nearest[part] - first
-            u[part] *= -4
+        n = max(1, _TABLE_BYTES // self.plain_steps.nbytes)  # neighbourhoods at a time
+        for i in range(0, len(present), n):
+            some, part = present[i : i + n], slice(starts[i], ends[min(i + n, len(ends)) - 1])
+            table = np.searchsorted(some, nearest[part])
+            diagonals, steps = self._tables(some)
             u[part] += diagonals[table] / 2
             self._search([each[part] for each in (b, frozen, u, e, kappa)], table, steps)
         found = np.empty_like(b)
         found[order] = b
         return found
 
-    def _gradient(self, Y: Array, V: Array, nearest: NDArray[np.intp]) -> Array:
+    def _gradient(
+        self, Y: Array, V: Array, nearest: NDArray[np.intp], groups: Iterable[tuple[int, int, int]]
+    ) -> Array:
         """Return Mv - l = v - y + w(Aᵀ(A(v - αy)) - βm), (m, n)."""
         near = self.neighbourhoods
         R = V - np.float32(self.line.slope) * Y
-        starts = np.flatnonzero(np.diff(nearest, prepend=-1))
-        for start, stop in zip(starts, [*starts[1:], len(Y)], strict=True):
-            A, part = near.factors[nearest[start]], R[start:stop]
+        for i, start, stop in groups:
+            A, part = near.factors[i], R[start:stop]
             errors = product(part, A.T, np.empty((len(part), len(A)), np.float32))
             product(errors, A, part)
         R -= np.float32(self.line.offset) * near.means[nearest]
@@ -335,24 +332,16 @@ class NeighbourFlips(TabuSearch):
         R -= Y
         return R
 
-    def _batches(self, nearest: NDArray[np.intp]) -> Iterator[tuple[slice, int]]:
-        """Yield the rows whose tables are in memory at the same time, and their first number."""
-        n = max(1, _TABLE_BYTES // self.plain_steps.nbytes)  # neighbourhoods
-        start = 0
-        while start < len(nearest):
-            first = int(nearest[start])
-            stop = int(np.searchsorted(nearest, first + n))
-            yield slice(start, stop), first
-            start = stop
-
-    def _tables(self, first: int, last: int) -> tuple[Array, Array]:
-        """Return the diagonals of 8G, and 8G with a diagonal of zeros, for neighbourhoods."""
+    def _tables(self, numbers: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Return the diagonals of 8G, and 8G with a diagonal of zeros, for some neighbourhoods."""
         N, width = self.plain_steps.shape
-        steps = padded((last - first) * N, N).reshape(last - first, N, width)
-        diagonals = np.empty((last - first, N), np.float32)
-        for P, step, diagonal in zip(self.projected[first:last], steps, diagonals, strict=True):
-            left = P[:, :N].T.copy()  # NumPy is slow for products of P with its own transpose
-            np.matmul(left, P, out=step)
+        steps = padded(len(numbers) * N, N).reshape(len(numbers), N, width)
+        diagonals = np.empty((len(numbers), N), np.float32)
+        projected = np.zeros((self.neighbourhoods.factors.shape[1], width), np.float32)
+        for i, step, diagonal in zip(numbers, steps, diagonals, strict=True):
+            np.matmul(self.neighbourhoods.factors[i], self.D, out=projected[:, :N])
+            left = projected[:, :N].T * np.float32(8 * self.weight)
+            np.matmul(left, projected, out=step)
             step += self.plain_steps
             diagonal[:] = step.diagonal()
             np.fill_diagonal(step, 0)  # uⱼ itself changes its sign
