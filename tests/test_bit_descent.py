@@ -17,7 +17,7 @@ from antipodal.hashers.bit_descent import (
     rescale_dictionary,
 )
 from antipodal.hashers.bit_flips import NEAR_WEIGHT, OWN_WEIGHT, BitFlips, NeighbourFlips
-from antipodal.hashers.neighbourhoods import Neighbourhoods, ScoreLine
+from antipodal.hashers.neighbourhoods import NearScores, Neighbourhoods
 
 DIGITS = load_digits(return_X_y=True)[0]
 
@@ -176,7 +176,7 @@ def test_models_of_version_0_8_use_their_own_search():
 
 
 def neighbourhood_problem(m=60, n=12, n_bits=30, seed=0):
-    """Rows in clusters, a dictionary, initial signs, neighbourhoods and a line."""
+    """Rows in clusters, a dictionary, initial signs, neighbourhoods and near scores."""
     rng = np.random.default_rng(seed)
     centres = rng.standard_normal((5, n))
     Y = unit_rows(centres[rng.integers(0, 5, m + 200)] + 0.4 * rng.standard_normal((m + 200, n)))
@@ -184,18 +184,19 @@ def neighbourhood_problem(m=60, n=12, n_bits=30, seed=0):
     offset = Y.mean(axis=0)
     near = Neighbourhoods.fit(Y[m:], np.random.RandomState(seed))
     signs = rng.choice(np.float32([-1, 1]), (m, n_bits))
-    return Y[:m], D, offset, signs, near, ScoreLine(0.9, 0.05)
+    return Y[:m], D, offset, signs, near, NearScores(0.9, 0.05, 0.4)
 
 
-def near_objective(y, D, offset, b, near, line):
+def near_objective(y, D, offset, b, near, scores):
     """The objective of `NeighbourFlips` without its expansion."""
     cosines = near.means @ y / np.linalg.norm(near.means, axis=1)
     i = int(np.argmax(cosines))
     A, mean, v = near.factors[i].astype(float), near.means[i].astype(float), offset + D @ b
-    d = v - line.slope * y
-    errors = np.sum((A @ d) ** 2) - 2 * line.offset * mean @ d + line.offset**2
-    own = OWN_WEIGHT * (y @ v - line.slope - line.offset) ** 2
-    return np.sum((y - v) ** 2) + NEAR_WEIGHT * len(y) * errors + own
+    d = v - scores.slope * y
+    errors = np.sum((A @ d) ** 2) - 2 * scores.offset * mean @ d + scores.offset**2
+    own = OWN_WEIGHT * (y @ v - scores.slope - scores.offset) ** 2
+    weight = NEAR_WEIGHT * len(y) * scores.square / (1 - scores.square)
+    return np.sum((y - v) ** 2) + weight * errors + own
 
 
 def test_neighbourhoods_have_the_mean_and_the_second_moments_of_near_rows():
@@ -213,7 +214,7 @@ def test_neighbourhoods_have_the_mean_and_the_second_moments_of_near_rows():
     assert len(Neighbourhoods.fit(Y[:10], np.random.RandomState(0))) == 0
 
 
-def test_a_score_line_is_fitted_to_near_rows():
+def test_near_scores_are_fitted_to_near_rows():
     rng = np.random.default_rng(0)
     Y = unit_rows(rng.standard_normal((300, 8)))
     w = rng.standard_normal(8).astype(np.float32)
@@ -221,36 +222,35 @@ def test_a_score_line_is_fitted_to_near_rows():
     near = np.argsort(-(Y @ Y.T), axis=1)[:, 1:21]
     cosines = np.take_along_axis(Y @ Y.T, near, axis=1)[:100].ravel()
     scores = np.take_along_axis(V @ Y.T, near, axis=1)[:100].ravel()
-    np.testing.assert_allclose(
-        ScoreLine.fit(Y, V[:100]), np.polyfit(cosines, scores, 1), rtol=1e-3, atol=1e-4
-    )
-    assert ScoreLine.fit(Y[:3], V[:3]) == ScoreLine()  # too few rows
-    assert ScoreLine.fit(Y, -V) == ScoreLine()
+    expected = *np.polyfit(cosines, scores, 1), np.square(cosines).mean()
+    np.testing.assert_allclose(NearScores.fit(Y, V[:100]), expected, rtol=1e-3, atol=1e-4)
+    assert NearScores.fit(Y[:3], V[:3]) == NearScores()  # too few rows
+    assert NearScores.fit(Y, -V[:100])[:2] == (1, 0)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_neighbour_flips_give_the_same_signs_as_loops_over_rows_and_bits(seed):
-    Y, D, offset, signs, near, line = neighbourhood_problem(m=8, seed=seed)
-    search = NeighbourFlips(D, near, line, n_steps=12)
+    Y, D, offset, signs, near, scores = neighbourhood_problem(m=8, seed=seed)
+    search = NeighbourFlips(D, near, scores, n_steps=12)
     ours = search.run(Y, offset, signs)
     for y, b, found in zip(Y, signs, ours, strict=True):
         b, best, free_at = b.astype(float), b.astype(float), np.zeros(len(b), int)
         for t in range(12):
             flipped = [np.where(np.arange(len(b)) == j, -b, b) for j in range(len(b))]
-            values = np.array([near_objective(y, D, offset, c, near, line) for c in flipped])
+            values = np.array([near_objective(y, D, offset, c, near, scores) for c in flipped])
             values[(free_at > 0) & (t <= free_at)] = np.inf
             j = int(np.argmin(values))
             b, free_at[j] = flipped[j], t + search.tenure
-            if values[j] < near_objective(y, D, offset, best, near, line) - 1e-6:
+            if values[j] < near_objective(y, D, offset, best, near, scores) - 1e-6:
                 best = b.copy()
         # Rounding may order nearly equal changes differently: the value found is the same.
-        values = [near_objective(y, D, offset, b, near, line) for b in (found, best)]
+        values = [near_objective(y, D, offset, b, near, scores) for b in (found, best)]
         np.testing.assert_allclose(*values, rtol=1e-3)
 
 
 def test_neighbour_flips_of_a_row_do_not_depend_on_the_others_or_on_the_memory(monkeypatch):
-    Y, D, offset, signs, near, line = neighbourhood_problem(m=300)
-    search = NeighbourFlips(D, near, line, n_steps=15)
+    Y, D, offset, signs, near, scores = neighbourhood_problem(m=300)
+    search = NeighbourFlips(D, near, scores, n_steps=15)
     whole = search.run(Y, offset, signs.copy())
     for part in (slice(0, 1), slice(100, 103), slice(17, 300)):
         np.testing.assert_array_equal(search.run(Y[part], offset, signs[part].copy()), whole[part])
@@ -264,9 +264,9 @@ def test_neighbour_flips_of_a_row_do_not_depend_on_the_others_or_on_the_memory(m
 @pytest.mark.parametrize("interpreted", [True, False])
 @pytest.mark.parametrize("n_bits", [1, 7, 40, 64])
 def test_compiled_neighbour_flips_give_the_same_bits(monkeypatch, interpreted, n_bits):
-    Y, D, offset, signs, near, line = neighbourhood_problem(m=30, n_bits=n_bits)
+    Y, D, offset, signs, near, scores = neighbourhood_problem(m=30, n_bits=n_bits)
     D[:, n_bits // 2], D[:, n_bits // 3] = 0, D[:, 0]  # equal changes: the first bit
-    search = NeighbourFlips(D, near, line, n_steps=25)
+    search = NeighbourFlips(D, near, scores, n_steps=25)
     expected = search.run(Y, offset, signs.copy())
     compile_searches(monkeypatch, interpreted)
     np.testing.assert_array_equal(search.run(Y, offset, signs.copy()), expected)

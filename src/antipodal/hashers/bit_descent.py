@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from antipodal.hashers.bit_flips import LENGTH_WEIGHT, BitFlips, Floats, NeighbourFlips
-from antipodal.hashers.neighbourhoods import Neighbourhoods, ScoreLine
+from antipodal.hashers.neighbourhoods import NearScores, Neighbourhoods
 from antipodal.hashers.operations import (
     Array,
     Operation,
@@ -25,7 +25,7 @@ from antipodal.hashers.operations import (
 
 RIDGE = 0.01  # ε of the least squares for D, relative to a mean over rows
 FIRST_ROWS = 20_000  # rows of the first refit and per block of a refit
-_LINE_ROWS = 1000  # rows whose reconstructions a `ScoreLine` is fitted to
+_SCORED_ROWS = 1000  # rows whose reconstructions `NearScores` is fitted to
 _TINY = np.finfo(np.float32).tiny
 
 
@@ -116,9 +116,9 @@ class Level:
         n_correction: int = 0,
         correction: Correction | None = None,
         neighbourhoods: Neighbourhoods | None = None,
-        line: ScoreLine | None = None,
+        scores: NearScores | None = None,
     ) -> None:
-        search, line = search or Search(), line or ScoreLine()
+        search, scores = search or Search(), scores or NearScores()
         self.mean, self.n_before = mean, n_before
         self.n_correction, self.correction = n_correction, correction or Correction()
         self.before = np.ascontiguousarray(D[:, :n_before].T)
@@ -126,7 +126,7 @@ class Level:
         n_steps = math.ceil(search.effort * self.new.shape[1])
         self.near: NeighbourFlips | None = None
         if neighbourhoods and n_steps > 1:
-            self.near = NeighbourFlips(self.new, neighbourhoods, line, n_steps // 2)
+            self.near = NeighbourFlips(self.new, neighbourhoods, scores, n_steps // 2)
             n_steps -= n_steps // 2
         self.search = BitFlips(self.new, search.length_weight, n_steps)
         size = np.linalg.norm(self.new, axis=0).mean()
@@ -212,15 +212,15 @@ def fit_levels(
     make_solver: MakeSolver,
     search: Search,
     neighbourhoods: Neighbourhoods | None = None,
-) -> tuple[list[Array], list[ScoreLine]]:
-    """Fit one dictionary per level to rows of length 1, and the line of its scores.
+) -> tuple[list[Array], list[NearScores]]:
+    """Fit one dictionary per level to rows of length 1, and `NearScores` of its codes.
 
     A level starts from a frame for its new bits. Searches on ‖y - v‖² and refits of the dictionary
     alternate, and lengths are corrected at the end. The number of rows grows from refit to refit,
     up to all rows in the last one; the rows must be in random order.
     """
     signs, D = np.empty((len(Y), 0), np.float32), np.empty((Y.shape[1], 0), np.float32)
-    dictionaries, lines = [], []
+    dictionaries, near_scores = [], []
     memory = Workspace()
     sizes = [max(len(Y) * (i + 1) // n_refits, min(len(Y), FIRST_ROWS)) for i in range(n_refits)]
     for frame in frames:
@@ -238,16 +238,16 @@ def fit_levels(
         if search.length_weight:
             found = np.concatenate([signs[: len(new)], new], axis=1)
             D = rescale_dictionary(D, mean, found)
-        line = ScoreLine()
+        scores = NearScores()
         if neighbourhoods:
-            level, first = Level(D, n_before, mean, make_solver, search), slice(_LINE_ROWS)
+            level, first = Level(D, n_before, mean, make_solver, search), slice(_SCORED_ROWS)
             new = level.search_blocks(Y[first], signs[first], memory)
-            line = ScoreLine.fit(Y[:FIRST_ROWS], level.reconstruct(signs[first], new))
+            scores = NearScores.fit(Y[:FIRST_ROWS], level.reconstruct(signs[first], new))
         dictionaries.append(D)
-        lines.append(line)
+        near_scores.append(scores)
         if len(dictionaries) < len(frames):
             level = Level(
-                D, n_before, mean, make_solver, search, neighbourhoods=neighbourhoods, line=line
+                D, n_before, mean, make_solver, search, neighbourhoods=neighbourhoods, scores=scores
             )
             signs = np.concatenate([level.extend(Y[p], signs[p], memory) for p in _blocks(len(Y))])
-    return dictionaries, lines
+    return dictionaries, near_scores

@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.hashers.compiled import compiled_searches, padded
-from antipodal.hashers.neighbourhoods import Neighbourhoods, ScoreLine
+from antipodal.hashers.neighbourhoods import NearScores, Neighbourhoods
 from antipodal.hashers.operations import Array, product
 
 LENGTH_WEIGHT = 1.0  # γ: recall is the same from 0.5 to 2
-NEAR_WEIGHT = 0.15  # w per feature: recall is similar from 0.1 to 0.3
+NEAR_WEIGHT = 1 / 3  # of w: recall is similar from a half to twice as much
+_MAX_SQUARE = 0.9  # of ⟨q, y⟩² in w: duplicates would have an infinite weight
 OWN_WEIGHT = 3.0  # η: recall is the same from 3 to 6
 _MIN_GAIN = 1e-6  # smaller gains are rounding: a bit could be flipped forever
 _WINDOW = 256  # rows that descend at the same time: their tables stay in the cache
@@ -239,8 +240,11 @@ class NeighbourFlips(TabuSearch):
 
         f(b) = ‖y - v‖² + w·mean(⟨q, v⟩ - α⟨q, y⟩ - β)² + η(⟨y, v⟩ - α - β)²
 
-    The mean is over the rows q of the neighbourhood of y, with mean m and AᵀA ≈ mean of qqᵀ. With
-    M = I + wAᵀA, G = DᵀMD and l = y + w(αAᵀAy + βm), a flip of bⱼ changes
+    The mean is over the rows q of the neighbourhood of y, with mean m and AᵀA ≈ mean of qqᵀ. If c²
+    is the mean of ⟨q, y⟩² over near rows, other directions have the variance (1 - c²)/n, and
+    w = nc²/3(1 - c²) is proportional to the ratio of the two.
+
+    With M = I + wAᵀA, G = DᵀMD and l = y + w(αAᵀAy + βm), a flip of bⱼ changes
 
         vᵀMv - 2lᵀv by uⱼ = 4(Gⱼⱼ - bⱼ(Dᵀ(Mv - l))ⱼ),    √η⟨y, v⟩ by eⱼ = -2√η·bⱼ(Dᵀy)ⱼ
         f(b) by eⱼ(eⱼ + κ) + uⱼ,                          κ = 2√η(⟨y, v⟩ - α - β)
@@ -255,19 +259,20 @@ class NeighbourFlips(TabuSearch):
         Dictionary.
     neighbourhoods : Neighbourhoods
         Of training rows.
-    line : ScoreLine
-        α and β.
+    scores : NearScores
+        α, β and c².
     n_steps : int
         Flips of the tabu search.
     """
 
     def __init__(
-        self, D: Array, neighbourhoods: Neighbourhoods, line: ScoreLine, n_steps: int
+        self, D: Array, neighbourhoods: Neighbourhoods, scores: NearScores, n_steps: int
     ) -> None:
-        self.D, self.neighbourhoods, self.line = D, neighbourhoods, line
+        self.D, self.neighbourhoods, self.scores = D, neighbourhoods, scores
         self.n_steps, self.tenure = n_steps, min(_TENURE, D.shape[1] // 4)
         self.least = _MIN_GAIN
-        self.weight = NEAR_WEIGHT * len(D)  # w
+        square = min(scores.square, _MAX_SQUARE)
+        self.weight = NEAR_WEIGHT * len(D) * square / (1 - square)  # w
 
     @cached_property
     def plain_steps(self) -> Array:
@@ -294,7 +299,7 @@ class NeighbourFlips(TabuSearch):
         V = product(b, self.D.T, np.empty_like(Y))
         V += offset if offset.ndim == 1 else offset[order]
         own = np.float32(np.sqrt(OWN_WEIGHT))
-        kappa = 2 * own * (np.vecdot(Y, V) - np.float32(sum(self.line)))
+        kappa = 2 * own * (np.vecdot(Y, V) - np.float32(self.scores.slope + self.scores.offset))
         e = product(Y, self.D, np.empty_like(b))
         e *= b
         e *= -2 * own
@@ -321,12 +326,12 @@ class NeighbourFlips(TabuSearch):
     ) -> Array:
         """Return Mv - l = v - y + w(Aᵀ(A(v - αy)) - βm), (m, n)."""
         near = self.neighbourhoods
-        R = V - np.float32(self.line.slope) * Y
+        R = V - np.float32(self.scores.slope) * Y
         for i, start, stop in groups:
             A, part = near.factors[i], R[start:stop]
             errors = product(part, A.T, np.empty((len(part), len(A)), np.float32))
             product(errors, A, part)
-        R -= np.float32(self.line.offset) * near.means[nearest]
+        R -= np.float32(self.scores.offset) * near.means[nearest]
         R *= np.float32(self.weight)
         R += V
         R -= Y

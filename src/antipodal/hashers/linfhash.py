@@ -19,7 +19,7 @@ from antipodal.hashers.bit_descent import (
     fit_levels,
 )
 from antipodal.hashers.bit_flips import LENGTH_WEIGHT
-from antipodal.hashers.neighbourhoods import Neighbourhoods, ScoreLine
+from antipodal.hashers.neighbourhoods import NearScores, Neighbourhoods
 from antipodal.hashers.operations import (
     Affine,
     Array,
@@ -130,7 +130,7 @@ class LinfHash(BaseHasher):
     inner_dictionaries_: NDArray[np.float32]  # with descent, dictionaries of the shorter lengths
     near_means_: NDArray[np.float32]  # with neighbours, the arrays of `Neighbourhoods`
     near_factors_: NDArray[np.float16]
-    lines_: NDArray[np.float64]  # and the fields of `ScoreLine` for each level
+    near_scores_: NDArray[np.float64]  # and the fields of `NearScores` for each level
     n_corrections_: list[int]  # in models of version 0.8 to 0.12, the number of bits in each level
     corrections_: NDArray[np.float64]  # and the fields of `Correction` for each level
     scale_: float
@@ -237,13 +237,13 @@ class LinfHash(BaseHasher):
             _frame(rows.shape[1], width, rng).astype(np.float32)
             for width in np.diff([0, *self.levels_]).tolist()
         ]
-        (*inner, self.dictionary_), lines = fit_levels(
+        (*inner, self.dictionary_), near_scores = fit_levels(
             Y, self.mean_, frames, self.n_refits, self._solver, self._search, near
         )
         self.inner_dictionaries_ = _concatenate(inner, rows.shape[1])
         if near is not None:
             self.near_means_, self.near_factors_ = near.means, near.factors.astype(np.float16)
-            self.lines_ = np.array(lines)
+            self.near_scores_ = np.array(near_scores)
 
     @property
     def _search(self) -> Search:
@@ -259,8 +259,8 @@ class LinfHash(BaseHasher):
         n = self.n_corrections_[level] if self._has_corrections else 0
         return n, Correction(*self.corrections_[level].tolist()) if n else Correction()
 
-    def _line(self) -> ScoreLine:
-        return ScoreLine(*self.lines_[-1].tolist()) if self.neighbours else ScoreLine()
+    def _scores(self) -> NearScores:
+        return NearScores(*self.near_scores_[-1].tolist()) if self.neighbours else NearScores()
 
     def _lengths(self, n_features: int) -> list[int]:
         """Return the lengths of the levels: the requested ones, and others in between."""
@@ -292,7 +292,7 @@ class LinfHash(BaseHasher):
         short.nested = tuple(n for n in self.nested if n < n_bits)
         short.inner_dictionaries_ = _concatenate(inner, len(self.mean_))
         if self.neighbours:
-            short.lines_ = self.lines_[:n_levels]
+            short.near_scores_ = self.near_scores_[:n_levels]
         if self._has_corrections:
             short.n_corrections_ = self.n_corrections_[:n_levels]
             short.corrections_ = self.corrections_[:n_levels]
@@ -309,7 +309,7 @@ class LinfHash(BaseHasher):
 
         ⟨q, 2b - 1⟩ = ⟨y, s·D·(2b - 1)⟩ is the inner product of y with the reconstruction of a
         row. y = row / ‖row‖ with `descent`, and y = row - μ without. With `neighbours`, q is
-        divided by α of the `ScoreLine`.
+        divided by α of the `NearScores`.
         """
         D = self.scale_ * self.dictionary_
         steps: list[Operation] = [Affine(D, mean=self.mean_)]
@@ -317,14 +317,14 @@ class LinfHash(BaseHasher):
             n, correction = self._correction(-1)
             values = np.zeros(self.n_bits, np.float32)
             values[self.n_bits - n :] = correction.query_values(n)
-            slope = np.float32(correction.slope / self._line().slope)
+            slope = np.float32(correction.slope / self._scores().slope)
             steps = [UnitRows(), Affine(slope * D, values)]
         return Pipeline(steps).values(self._check_rows(X), self.n_bits)
 
     def score_offset(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return the offset that, added to ⟨q, 2b - 1⟩, estimates the cosine with `descent`.
 
-        It is (⟨y, μ⟩ - β) / α, with α and β of the `ScoreLine`.
+        It is (⟨y, μ⟩ - β) / α, with α and β of the `NearScores`.
         """
         rows = as_floats(self._check_rows(X))
         if not self.descent:
@@ -333,8 +333,8 @@ class LinfHash(BaseHasher):
         lengths = np.linalg.norm(rows, axis=1)
         offsets = rows @ self.mean_.astype(np.float64) / np.where(lengths > 0, lengths, 1)
         estimates = correction.slope * offsets + correction.constant(n)
-        line = self._line()
-        return np.asarray((estimates - line.offset) / line.slope, np.float64)
+        near = self._scores()
+        return np.asarray((estimates - near.offset) / near.slope, np.float64)
 
     def reconstruct(self, codes: ArrayLike) -> NDArray[np.float32]:
         """Return μ + s·D·(2b - 1), the rows (m, features) reconstructed from packed codes.
@@ -372,11 +372,11 @@ class LinfHash(BaseHasher):
             n, correction = self._correction(i)
             # In models of version 0.8, levels without a correction use the penalty and descent.
             search = self._search if n or self.length_weight else Search()
-            line = ScoreLine(*self.lines_[i].tolist()) if near else ScoreLine()
+            scores = NearScores(*self.near_scores_[i].tolist()) if near else NearScores()
             levels.append(
                 Level(
                     D, starts[i], self.mean_, self._solver, search, n_correction=n,
-                    correction=correction, neighbourhoods=near, line=line,
+                    correction=correction, neighbourhoods=near, scores=scores,
                 )
             )  # fmt: skip
         return [UnitRows(), BitDescent(levels)]
@@ -405,14 +405,14 @@ class LinfHash(BaseHasher):
         super().check_restored()
 
     def _check_neighbours(self) -> None:
-        shapes = self.near_means_.shape, self.near_factors_.shape, self.lines_.shape
+        shapes = self.near_means_.shape, self.near_factors_.shape, self.near_scores_.shape
         n, K = self.n_features_in_, len(self.near_means_)
         if len(shapes[1]) != 3 or shapes != (
-            (K, n), (K, shapes[1][1], n), (len(self.levels_), len(ScoreLine._fields))
+            (K, n), (K, shapes[1][1], n), (len(self.levels_), len(NearScores._fields))
         ):  # fmt: skip
-            raise ValueError(f"near_means_, near_factors_ and lines_ must fit: got {shapes}")
-        if not np.isfinite(self.lines_).all() or not (self.lines_[:, 0] > 0).all():
-            raise ValueError("lines_ must be finite and their slopes positive")
+            raise ValueError(f"near_means_, near_factors_ and near_scores_ must fit: got {shapes}")
+        if not np.isfinite(self.near_scores_).all() or not (self.near_scores_[:, 0] > 0).all():
+            raise ValueError("near_scores_ must be finite and their slopes positive")
 
     def _check_corrections(self) -> None:
         expected = len(self.levels_), len(Correction._fields)

@@ -16,18 +16,19 @@ MAX_NEIGHBOURHOODS = 512
 _ROWS, _MAX_ROWS, _FRACTION = 64, 256, 150  # of a neighbourhood: one in 150 rows, within limits
 _RANK = 24  # of the mean of qqᵀ
 _ROWS_PER_NEIGHBOURHOOD = 20  # fewest training rows per neighbourhood
-_QUERIES = 20  # queries per row that a line is fitted to
+_QUERIES = 20  # queries per row that `NearScores` is fitted to
 
 
-class ScoreLine(NamedTuple):
+class NearScores(NamedTuple):
     """Scores of queries near an item, ⟨q, v⟩ ≈ α⟨q, y⟩ + β; v is a shrunken estimate of y."""
 
     slope: float = 1.0  # α
     offset: float = 0.0  # β
+    square: float = 0.0  # mean of ⟨q, y⟩²
 
     @classmethod
     def fit(cls, Y: Array, V: Array) -> Self:
-        """Fit α and β to reconstructions of the first rows, with their nearest rows as queries."""
+        """Fit to reconstructions of the first rows, with their nearest rows as queries."""
         n = min(_QUERIES, len(Y) - 2)
         if n < 2:
             return cls()
@@ -38,7 +39,9 @@ class ScoreLine(NamedTuple):
         scores = np.take_along_axis(V @ Y.T, near, axis=1).ravel()
         A = np.stack([cosines, np.ones_like(cosines)], axis=1).astype(np.float64)
         slope, offset = np.linalg.lstsq(A, scores)[0]
-        return cls(float(slope), float(offset)) if slope > 0 else cls()
+        if not slope > 0:
+            slope, offset = 1.0, 0.0
+        return cls(float(slope), float(offset), float(np.square(A[:, 0]).mean()))
 
 
 class Neighbourhoods:

@@ -166,6 +166,7 @@ class LazyCollection:
 def random_model(n_features: int, n_bits: int) -> LinfHash:
     """Return `LinfHash.asymmetric` with a random frame and mean 0, which needs no data."""
     half = np.random.default_rng(0).standard_normal((_RANDOM_ROWS // 2, n_features))
-    model = LinfHash.asymmetric(n_bits, random_state=0).set_params(n_refits=0)
+    model = LinfHash.asymmetric(n_bits, random_state=0)
+    model.set_params(n_refits=0, neighbours=False)
     fitted: LinfHash = model.fit(np.concatenate([half, -half]).astype(np.float32))
     return fitted
