@@ -53,7 +53,7 @@ def test_blocks_single_rows_and_order_do_not_change_bits(hasher, monkeypatch):
         for operation in (Operation, BitDescent):
             monkeypatch.setattr(operation, "block_rows", block_rows)
         np.testing.assert_array_equal(hasher.project(rows), values)
-        monkeypatch.setattr("antipodal.hashers.base._BLOCK_ROWS", 3 * block_rows)
+        monkeypatch.setattr("antipodal.hashers.base._BLOCKS", 3)
         np.testing.assert_array_equal(np.concatenate(list(hasher.encode_blocks(rows))), codes)
 
 

@@ -17,7 +17,7 @@ from antipodal.codes import Bits, Codes, code_width
 from antipodal.errors import AntipodalError, missing_extra
 from antipodal.hashers.estimator import Transformer
 from antipodal.hashers.operations import ROWS, Function
-from antipodal.hashers.pipeline import BLOCK_ROWS, Pipeline, Step
+from antipodal.hashers.pipeline import Pipeline, Step
 from antipodal.io.model_file import Arrays, contents_identity, model_file_bytes, write_model_file
 from antipodal.io.vectors import VectorFile
 from antipodal.threads import one_blas_thread
@@ -26,7 +26,7 @@ from antipodal.validation import check_finite, check_labels, check_type, check_w
 FloatArray = NDArray[np.floating[Any]]
 Scoring = Literal["hamming", "asymmetric"]
 
-_BLOCK_ROWS = 4 * BLOCK_ROWS  # rows per block of `encode_blocks`: work for several threads
+_BLOCKS = 4  # blocks of the pipeline per block of `encode_blocks`: work for several threads
 
 
 class BaseHasher(Transformer):
@@ -137,12 +137,14 @@ class BaseHasher(Transformer):
         X may be a file opened by `antipodal.open_vectors`, which is then read in blocks.
         """
         blocks: Iterable[NDArray[Any]]
+        self._check_fitted()
+        n_rows = _BLOCKS * self._pipeline().block_rows
         if isinstance(X, VectorFile):
-            blocks = map(self._check_rows, X.blocks(_BLOCK_ROWS))
+            blocks = map(self._check_rows, X.blocks(n_rows))
         else:
             rows = self._check_rows(X)
-            starts = range(0, len(rows), _BLOCK_ROWS)
-            blocks = (rows[start : start + _BLOCK_ROWS] for start in starts)
+            starts = range(0, len(rows), n_rows)
+            blocks = (rows[start : start + n_rows] for start in starts)
         first = 0
         for block in blocks:
             yield self._encode(block, first)

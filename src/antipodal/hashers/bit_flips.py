@@ -281,6 +281,15 @@ class NeighbourFlips(TabuSearch):
         np.matmul(8 * self.D.T, self.D, out=steps[:, : self.D.shape[1]])
         return steps
 
+    @cached_property
+    def _projected(self) -> tuple[Array, NDArray[np.bool_]]:
+        """AD of the neighbourhoods that occurred so far, padded (K, r, width), and which they are.
+
+        Threads may compute the same product; it is the same in each.
+        """
+        K, rank, _ = self.neighbourhoods.factors.shape
+        return np.zeros((K, rank, self.plain_steps.shape[1]), np.float32), np.zeros(K, bool)
+
     def run(self, Y: Array, offset: Array, signs: Array) -> Array:
         """Return the signs after all flips; they do not depend on the other rows.
 
@@ -342,11 +351,14 @@ class NeighbourFlips(TabuSearch):
         N, width = self.plain_steps.shape
         steps = padded(len(numbers) * N, N).reshape(len(numbers), N, width)
         diagonals = np.empty((len(numbers), N), np.float32)
-        projected = np.zeros((self.neighbourhoods.factors.shape[1], width), np.float32)
+        projected, is_known = self._projected
         for i, step, diagonal in zip(numbers, steps, diagonals, strict=True):
-            np.matmul(self.neighbourhoods.factors[i], self.D, out=projected[:, :N])
-            left = projected[:, :N].T * np.float32(8 * self.weight)
-            np.matmul(left, projected, out=step)
+            P = projected[i]
+            if not is_known[i]:
+                np.matmul(self.neighbourhoods.factors[i], self.D, out=P[:, :N])
+                is_known[i] = True
+            left = P[:, :N].T * np.float32(8 * self.weight)
+            np.matmul(left, P, out=step)
             step += self.plain_steps
             diagonal[:] = step.diagonal()
             np.fill_diagonal(step, 0)  # uⱼ itself changes its sign

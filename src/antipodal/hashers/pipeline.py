@@ -21,7 +21,6 @@ from antipodal.hashers.operations import (
 from antipodal.threads import one_blas_thread, usable_cores
 from antipodal.validation import check_finite
 
-BLOCK_ROWS = Operation.block_rows
 _KEPT_ROWS = 256  # scratch memory of larger blocks is released after each call
 _MAX_KEPT = 8  # workspaces kept, one per thread that encodes at the same time
 _THREAD_BLOCKS = 2  # fewest blocks per thread
@@ -49,6 +48,11 @@ class Pipeline:
             for on_columns, group in groups
         ]
         self._idle: list[Workspace] = []
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block. They bound the memory, and bits do not depend on them."""
+        return max([Operation.block_rows, *(each.block_rows for each in self.operations)])
 
     def width(self, n_features: int) -> int:
         """Return the number of values per row; raise ValueError if the arrays do not fit."""
@@ -78,7 +82,7 @@ class Pipeline:
         `first` is the number of the first row, if the rows are part of a larger table. Rows and
         values must be finite.
         """
-        block_rows = max((each.block_rows for each in self.operations), default=BLOCK_ROWS)
+        block_rows = self.block_rows
         starts = range(0, len(rows), block_rows)
         n_threads = min(usable_cores(), len(starts) // _THREAD_BLOCKS)
         idle = self._idle if len(rows) <= _KEPT_ROWS else []
