@@ -13,7 +13,7 @@ from zlib import crc32
 import numpy as np
 
 from antipodal import HammingIndex, Training, load, open_store
-from antipodal.hashers.registry import built_in_hashers
+from antipodal.hashers.registry import built_in_hashers, make_hasher
 from antipodal.io.model_file import read_model_file
 from fuzz_targets import Target
 from mutations import changed_array, changed_bytes, changed_json, json_text
@@ -32,17 +32,21 @@ def write_safetensors(path: Path, metadata: dict[str, str], arrays: dict[str, An
     path.write_bytes(save(arrays, metadata))
 
 
+METHODS = (*built_in_hashers(), "LinfHash.asymmetric")
+
+
 class Model(Target):
     """Models of every hasher."""
 
-    def __init__(self, folder: Path, methods: tuple[str, ...] = tuple(built_in_hashers())) -> None:
+    def __init__(self, folder: Path, methods: tuple[str, ...] = METHODS) -> None:
         super().__init__(folder)
         self._made = []
         for method in methods:
             networks = ("DeepLinf", "NNHash", "SparseHash", "OrthoHash", "CSQ")
-            settings = {"training": Training(n_epochs=1)} if method in networks else {}
-            hasher = built_in_hashers()[method](8, random_state=0, **settings).fit(ROWS, LABELS)
-            hasher.save(self.path)
+            hasher = make_hasher(method, 8, seed=0)
+            if method in networks:
+                hasher.set_params(training=Training(n_epochs=1))
+            hasher.fit(ROWS, LABELS).save(self.path)
             header, arrays = read_model_file(self.path, "hasher")
             self._made.append((header, arrays, self.path.read_bytes(), hasher.encode(ROWS)))
 
