@@ -20,6 +20,7 @@ from mutations import changed_array, changed_bytes, changed_json, json_text
 
 ROWS = np.random.default_rng(0).standard_normal((60, 10)).astype(np.float32)
 LABELS = np.arange(60) % 3
+MANY_ROWS = np.random.default_rng(1).standard_normal((320, 10)).astype(np.float32)
 
 
 def write_safetensors(path: Path, metadata: dict[str, str], arrays: dict[str, Any]) -> None:
@@ -46,7 +47,11 @@ class Model(Target):
             hasher = make_hasher(method, 8, seed=0)
             if method in networks:
                 hasher.set_params(training=Training(n_epochs=1))
-            hasher.fit(ROWS, LABELS).save(self.path)
+            if method == "LinfHash.asymmetric":
+                hasher.fit(MANY_ROWS)  # enough for neighbourhoods
+            else:
+                hasher.fit(ROWS, LABELS)
+            hasher.save(self.path)
             header, arrays = read_model_file(self.path, "hasher")
             self._made.append((header, arrays, self.path.read_bytes(), hasher.encode(ROWS)))
 

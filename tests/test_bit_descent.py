@@ -179,7 +179,7 @@ def neighbourhood_problem(m=60, n=12, n_bits=30, seed=0):
     """Rows in clusters, a dictionary, initial signs, neighbourhoods and near scores."""
     rng = np.random.default_rng(seed)
     centres = rng.standard_normal((5, n))
-    Y = unit_rows(centres[rng.integers(0, 5, m + 200)] + 0.4 * rng.standard_normal((m + 200, n)))
+    Y = unit_rows(centres[rng.integers(0, 5, m + 400)] + 0.4 * rng.standard_normal((m + 400, n)))
     D = (rng.standard_normal((n, n_bits)) / n).astype(np.float32)
     offset = Y.mean(axis=0)
     near = Neighbourhoods.fit(Y[m:], np.random.RandomState(seed))
@@ -211,7 +211,7 @@ def test_neighbourhoods_have_the_mean_and_the_second_moments_of_near_rows():
         np.testing.assert_allclose(A.T @ A, rows.T @ rows / 64, atol=2e-3)
     expected = np.argmax(cosine_similarity(Y, near.means), axis=1)
     np.testing.assert_array_equal(near.nearest(Y), expected)
-    assert len(Neighbourhoods.fit(Y[:10], np.random.RandomState(0))) == 0
+    assert len(Neighbourhoods.fit(Y[:299], np.random.RandomState(0))) == 0
 
 
 def test_near_scores_are_fitted_to_near_rows():

@@ -16,6 +16,7 @@ MAX_NEIGHBOURHOODS = 512
 _ROWS, _MAX_ROWS, _FRACTION = 64, 256, 150  # of a neighbourhood: one in 150 rows, within limits
 _RANK = 24  # of the mean of qqᵀ
 _ROWS_PER_NEIGHBOURHOOD = 20  # fewest training rows per neighbourhood
+_MIN_ROWS = 300  # fewer training rows say too little about queries: recall would be lower
 _QUERIES = 20  # queries per row that `NearScores` is fitted to
 
 
@@ -53,8 +54,10 @@ class Neighbourhoods:
 
     @classmethod
     def fit(cls, Y: Array, rng: np.random.RandomState) -> Self:
-        """Take the nearest rows of random rows."""
+        """Take the nearest rows of random rows; none with few training rows."""
         n = min(MAX_NEIGHBOURHOODS, len(Y) // _ROWS_PER_NEIGHBOURHOOD)
+        if len(Y) < _MIN_ROWS:
+            n = 0
         n_rows = min(max(_ROWS, len(Y) // _FRACTION), _MAX_ROWS, len(Y))
         rank = min(_RANK, n_rows, Y.shape[1])
         means = np.empty((n, Y.shape[1]), np.float32)
