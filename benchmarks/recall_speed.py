@@ -292,7 +292,7 @@ def draw(records, directory):
     colours = dict(zip(LABELS, ("#1F5FBF", "#1F5FBF", "#D6246A", "#2E8B57"), strict=True))
     panels = list(dict.fromkeys((r["data"], r["rabitq_bits"]) for r in records))
     with figure_style():
-        figure = new_figure(PAGE, 3.0 * math.ceil(len(panels) / 2))
+        figure = new_figure(PAGE, 3.6 * math.ceil(len(panels) / 2))
         for i, panel in enumerate(panels):
             axes = figure.add_subplot(math.ceil(len(panels) / 2), 2, i + 1)
             shown = {key: runs for key, runs in curves(records).items() if key[:2] == panel}
@@ -312,7 +312,7 @@ def draw(records, directory):
                 yscale="log", xlabel="recall@10", ylabel="queries per second, one thread",
                 title=f"{first['rows']:,} × {first['dimensions']} ({first['data']})",
             )  # fmt: skip
-            axes.legend(fontsize=5.5, loc="lower left")
+            axes.legend(fontsize=5.5, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
         for path in save_figure(figure, directory, "recall_speed"):
             if path.suffix == ".png":
                 path.unlink()  # the pages show the SVG
