@@ -590,7 +590,6 @@ def test_clusters_of_reconstructions_find_more_than_clusters_of_codes(tmp_path):
     again = HammingIndex.load(tmp_path / "index")
     again.add(codes[:5])
     assert again.recall(vectors=queries, k=10) > 0.8
-    again.n_probe = 134
     np.testing.assert_array_equal(again.search(codes[:3], 1).distances, 0)
 
 

@@ -378,8 +378,9 @@ def test_milvus_finds_the_best_of_a_limited_number_of_candidates(engines, fresh_
         scores = np.take_along_axis(z @ signs.T, found.ids, axis=1)
         np.testing.assert_allclose(found.scores, scores)
         assert (np.diff(found.scores, axis=1) <= 0).all()
+        z = fresh_rng.standard_normal((100, 64))  # fewer queries may have 0.9 by chance
+        found = store.search(vectors=z, k=10)
         best = np.argsort(-(z @ signs.T), axis=1)[:, :10]
-        recall = np.mean([np.isin(a, b).mean() for a, b in zip(found.ids, best, strict=True)])
-        assert recall > 0.8  # of random queries: about 0.95 ± 0.04
+        assert np.mean([np.isin(a, b).mean() for a, b in zip(found.ids, best, strict=True)]) > 0.9
         with pytest.raises(ValueError, match=r"\bk\b"):
             store.search(vectors=z, k=MAX_HITS + 1)

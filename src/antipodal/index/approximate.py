@@ -73,7 +73,11 @@ class ApproximateEngine:
             index = self._up_to_date(items)
             self._set_effort(index, k)
             with threads_for(len(queries), len(queries) * items.rows.nbytes // 32):
-                distances, rows = index.search(queries, k)
+                if self._clusters is None:
+                    distances, rows = index.search(queries, k)
+                else:
+                    lists = self._clusters.nearest(queries, index.nprobe)
+                    distances, rows = index.search_preassigned(queries, k, lists, None)
         # Faiss returns -1 for a missing result. Rows past the end were added by another thread
         # while this search waited for the lock.
         short = np.flatnonzero(((rows < 0) | (rows >= len(items))).any(axis=1))
@@ -179,14 +183,21 @@ class _Clusters:
         means.train(vectors)
         self._centroids = means.centroids
 
+    def nearest(self, rows: Codes, n: int) -> NDArray[np.int64]:
+        """Return the numbers of the n centroids nearest to each reconstruction, the best first."""
+        centroids = load_faiss().IndexFlatIP(len(self._D))
+        centroids.add(self._centroids)
+        numbers = np.empty((len(rows), n), np.int64)
+        for part in _blocks(len(rows)):
+            numbers[part] = centroids.search(self._directions(rows[part]), n)[1]
+        return numbers
+
     def add(self, binary: Any, rows: Codes) -> None:
         """Add rows to the lists of a binary IVF, each to that of its nearest centroid."""
         faiss = load_faiss()
-        nearest_centroid = faiss.IndexFlatIP(len(self._D))
-        nearest_centroid.add(self._centroids)
         for part in _blocks(len(rows)):
             codes = np.ascontiguousarray(rows[part])
-            lists = np.ascontiguousarray(nearest_centroid.search(self._directions(codes), 1)[1])
+            lists = self.nearest(codes, 1)
             pointers = faiss.swig_ptr(codes), None, faiss.swig_ptr(lists)
             binary.add_core(len(codes), *pointers)
 
