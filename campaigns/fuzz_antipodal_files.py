@@ -20,6 +20,7 @@ from mutations import changed_array, changed_bytes, changed_json, json_text
 
 ROWS = np.random.default_rng(0).standard_normal((60, 10)).astype(np.float32)
 LABELS = np.arange(60) % 3
+METHODS = (*built_in_hashers(), "LinfHash.asymmetric")
 MANY_ROWS = np.random.default_rng(1).standard_normal((320, 10)).astype(np.float32)
 
 
@@ -31,9 +32,6 @@ def write_safetensors(path: Path, metadata: dict[str, str], arrays: dict[str, An
 
     metadata = {**metadata, "sha256": _digest(metadata, arrays)}
     path.write_bytes(save(arrays, metadata))
-
-
-METHODS = (*built_in_hashers(), "LinfHash.asymmetric")
 
 
 class Model(Target):

@@ -132,9 +132,9 @@ class Level:
         size = np.linalg.norm(self.new, axis=0).mean()
         self.solver = make_solver(self.new / np.maximum(size, np.float32(1e-30)))
 
-    def initial_signs(self, Y: Array, signs: Array, memory: Workspace) -> Array:
+    def initial_signs(self, Y: Array, offset: Array, memory: Workspace) -> Array:
         """Return initial signs of the new bits, from the solution of Eq. 1 for the remainder."""
-        x = self.solver.run(unit_rows(Y - self.offset(signs)), memory)
+        x = self.solver.run(unit_rows(Y - offset), memory)
         return as_signs(x > 0)
 
     def search_blocks(
@@ -146,19 +146,20 @@ class Level:
         for part in _blocks(len(Y)):
             before = np.empty((0, self.new.shape[1]), np.float32) if new is None else new[part]
             entering = slice(max(part.start, done), part.stop)
-            started = self.initial_signs(Y[entering], signs[entering], memory)
+            started = self.initial_signs(Y[entering], self.offset(signs[entering]), memory)
             started = np.concatenate([before, started])
             blocks.append(self.search.run(Y[part], self.offset(signs[part]), started))
         return np.concatenate(blocks)
 
     def extend(self, Y: Array, signs: Array, memory: Workspace) -> Array:
         """Append the signs of the new bits to the signs (m, n_before)."""
+        offset = self.offset(signs)
         new = np.empty((len(Y), self.new.shape[1]), np.float32)
         for part in chunks(len(Y)):  # rows that fit in the cache
-            started = self.initial_signs(Y[part], signs[part], memory)
-            new[part] = self.search.run(Y[part], self.offset(signs[part]), started)
+            here = offset if offset.ndim == 1 else offset[part]
+            new[part] = self.search.run(Y[part], here, self.initial_signs(Y[part], here, memory))
         if self.near:
-            new = self.near.run(Y, self.offset(signs), new)
+            new = self.near.run(Y, offset, new)
         parts = [signs, new]
         if self.n_correction:
             V = self.reconstruct(signs, new)
@@ -227,8 +228,9 @@ def fit_levels(
         n_before = signs.shape[1]
         level = Level(np.concatenate([D, frame], axis=1), n_before, mean, make_solver)
         first = slice(sizes[0] if sizes else FIRST_ROWS)
-        new = level.initial_signs(Y[first], signs[first], memory)
-        remainder, parts = Y[first] - level.offset(signs[first]), new @ frame.T
+        offset = level.offset(signs[first])
+        new = level.initial_signs(Y[first], offset, memory)
+        remainder, parts = Y[first] - offset, new @ frame.T
         size = np.vdot(parts, remainder) / max(np.vdot(parts, parts), np.float32(1e-30))
         D = np.concatenate([D, size * frame], axis=1)
         for n_rows in sizes:

@@ -46,6 +46,20 @@ class TabuSearch(ABC):
     least: float
 
     @abstractmethod
+    def run(self, Y: Any, offset: Any, signs: Any) -> Any:
+        """Return the signs after all flips; they do not depend on the other rows.
+
+        Parameters
+        ----------
+        Y : (m, n)
+            Rows of length 1.
+        offset : (n,) or (m, n)
+            μ, for all rows or one per row.
+        signs : (m, N)
+            Initial ±1; may be overwritten.
+        """
+
+    @abstractmethod
     def _best(
         self, window: list[Any], work: Floats, starts: NDArray[np.intp]
     ) -> tuple[NDArray[np.intp], Floats]:
@@ -125,17 +139,7 @@ class BitFlips(TabuSearch):
         return table
 
     def run(self, Y: Floats, offset: Floats, signs: Floats) -> Floats:
-        """Return the signs after all flips; they do not depend on the other rows.
-
-        Parameters
-        ----------
-        Y : (m, n)
-            Rows of length 1.
-        offset : (n,) or (m, n)
-            μ, for all rows or one per row.
-        signs : (m, N)
-            Initial ±1; overwritten.
-        """
+        """Search in place: the signs are overwritten."""
         D = self.D
         a = product(Y, D, np.empty_like(signs))
         c = signs @ self.gram  # exact, so that the order of summation has no effect
@@ -291,17 +295,7 @@ class NeighbourFlips(TabuSearch):
         return np.zeros((K, rank, self.plain_steps.shape[1]), np.float32), np.zeros(K, bool)
 
     def run(self, Y: Array, offset: Array, signs: Array) -> Array:
-        """Return the signs after all flips; they do not depend on the other rows.
-
-        Parameters
-        ----------
-        Y : (m, n)
-            Rows of length 1.
-        offset : (n,) or (m, n)
-            μ, for all rows or one per row.
-        signs : (m, N)
-            Initial ±1.
-        """
+        """Sort the rows by neighbourhood and search."""
         nearest = self.neighbourhoods.nearest(Y)
         order = np.argsort(nearest, kind="stable")
         nearest, Y, b = nearest[order], Y[order], signs[order]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from antipodal.hashers.operations import Array, product, unit_rows
 
-MAX_NEIGHBOURHOODS = 512
+_MAX_NEIGHBOURHOODS = 512
 _ROWS, _MAX_ROWS, _FRACTION = 64, 256, 150  # of a neighbourhood: one in 150 rows, within limits
 _RANK = 24  # of the mean of qqᵀ
 _ROWS_PER_NEIGHBOURHOOD = 20  # fewest training rows per neighbourhood
@@ -55,7 +55,7 @@ class Neighbourhoods:
     @classmethod
     def fit(cls, Y: Array, rng: np.random.RandomState) -> Self:
         """Take the nearest rows of random rows; none with few training rows."""
-        n = min(MAX_NEIGHBOURHOODS, len(Y) // _ROWS_PER_NEIGHBOURHOOD)
+        n = min(_MAX_NEIGHBOURHOODS, len(Y) // _ROWS_PER_NEIGHBOURHOOD)
         if len(Y) < _MIN_ROWS:
             n = 0
         n_rows = min(max(_ROWS, len(Y) // _FRACTION), _MAX_ROWS, len(Y))
