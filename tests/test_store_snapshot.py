@@ -72,8 +72,11 @@ def test_a_write_between_search_and_fetch_is_not_visible(store, request_, monkey
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
 @pytest.mark.parametrize("ask", [ask_codes, ask_collection])
 def test_every_response_agrees_with_one_state(engines, engine, ask):  # noqa: F811
-    found = ask(engines.url(engine, next(_names)), 150, seed=0)
-    assert not found["failures"]
+    for _ in range(10):  # on a busy machine all responses may precede the writes
+        found = ask(engines.url(engine, next(_names)), 150, seed=0)
+        assert not found["failures"]
+        if found["states"] > 5:
+            break
     assert found["states"] > 5  # writes did happen
 
 
