@@ -1,7 +1,7 @@
 """Bit descent: codes b and a dictionary D for which v = μ + D·b approximates rows y of length 1.
 
 The dictionary is fitted to codes that minimise ‖y - v‖² + γ(‖v‖² - 1)². Then the flips of
-`NeighbourFlips` adapt a code to the queries that are likely near its row.
+`NearFlips` adapt a code to the queries that are likely near its row.
 """
 
 import math
@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from antipodal.hashers.bit_flips import LENGTH_WEIGHT, BitFlips, Floats, NeighbourFlips
-from antipodal.hashers.neighbourhoods import NearScores, Neighbourhoods
+from antipodal.hashers.bit_flips import LENGTH_WEIGHT, BitFlips, Floats, NearFlips, ScoreFlips
+from antipodal.hashers.near_rows import NearRows, NearScores
+from antipodal.hashers.neighbourhoods import Neighbourhoods, NeighbourFlips
 from antipodal.hashers.operations import (
     Array,
     Operation,
@@ -102,7 +103,7 @@ MakeSolver = Callable[[Array], Operation]
 class Level:
     """Bits of a nested code after the first n_before; the last of them may store a correction.
 
-    With neighbourhoods, half of the steps of the search are those of `NeighbourFlips`.
+    With near rows, one in six steps of the search is one of `NearFlips`.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Level:
         *,
         n_correction: int = 0,
         correction: Correction | None = None,
-        neighbourhoods: Neighbourhoods | None = None,
+        near: NearRows | Neighbourhoods | None = None,
         scores: NearScores | None = None,
     ) -> None:
         search, scores = search or Search(), scores or NearScores()
@@ -124,10 +125,8 @@ class Level:
         self.before = np.ascontiguousarray(D[:, :n_before].T)
         self.new = np.ascontiguousarray(D[:, n_before : D.shape[1] - n_correction])
         n_steps = math.ceil(search.effort * self.new.shape[1])
-        self.near: NeighbourFlips | None = None
-        if neighbourhoods and n_steps > 1:
-            self.near = NeighbourFlips(self.new, neighbourhoods, scores, n_steps // 2)
-            n_steps -= n_steps // 2
+        self.near = _near_flips(self.new, near, scores, n_steps)
+        n_steps -= self.near.n_steps if self.near else 0
         self.search = BitFlips(self.new, search.length_weight, n_steps)
         size = np.linalg.norm(self.new, axis=0).mean()
         self.solver = make_solver(self.new / np.maximum(size, np.float32(1e-30)))
@@ -180,10 +179,21 @@ class Level:
         return V
 
 
+def _near_flips(
+    D: Array, near: NearRows | Neighbourhoods | None, scores: NearScores, n_steps: int
+) -> ScoreFlips | None:
+    """Return the search for the last of n_steps flips, or None without near rows or flips."""
+    if isinstance(near, Neighbourhoods):
+        n_near = n_steps // NeighbourFlips.one_in
+        return NeighbourFlips(D, near, scores, n_near) if n_near else None
+    n_near = n_steps // NearFlips.one_in
+    return NearFlips(D, near, scores, n_near) if near and n_near else None
+
+
 class BitDescent(Operation):
     """Map rows of length 1 to signs (m, N), level by level; it has no ONNX form."""
 
-    block_rows = 4096  # several rows per neighbourhood share its tables
+    block_rows = 4096  # several rows share the lists that are searched for near rows
 
     def __init__(self, levels: Sequence[Level]) -> None:
         self.levels = levels
@@ -212,7 +222,7 @@ def fit_levels(
     n_refits: int,
     make_solver: MakeSolver,
     search: Search,
-    neighbourhoods: Neighbourhoods | None = None,
+    near: NearRows | None = None,
 ) -> tuple[list[Array], list[NearScores]]:
     """Fit one dictionary per level to rows of length 1, and `NearScores` of its codes.
 
@@ -241,15 +251,13 @@ def fit_levels(
             found = np.concatenate([signs[: len(new)], new], axis=1)
             D = rescale_dictionary(D, mean, found)
         scores = NearScores()
-        if neighbourhoods:
+        if near:
             level, first = Level(D, n_before, mean, make_solver, search), slice(_SCORED_ROWS)
             new = level.search_blocks(Y[first], signs[first], memory)
             scores = NearScores.fit(Y[:FIRST_ROWS], level.reconstruct(signs[first], new))
         dictionaries.append(D)
         near_scores.append(scores)
         if len(dictionaries) < len(frames):
-            level = Level(
-                D, n_before, mean, make_solver, search, neighbourhoods=neighbourhoods, scores=scores
-            )
+            level = Level(D, n_before, mean, make_solver, search, near=near, scores=scores)
             signs = np.concatenate([level.extend(Y[p], signs[p], memory) for p in _blocks(len(Y))])
     return dictionaries, near_scores

@@ -1,7 +1,7 @@
 """Searches for the bits b of a code, v = μ + D·b, by flips of single bits.
 
     f(b) = ‖y - v‖² + γ(‖v‖² - 1)²                                     `BitFlips`
-    f(b) = ‖y - v‖² + errors of scores for queries near y              `NeighbourFlips`
+    f(b) = ‖y - v‖² + errors of scores for queries near y              `NearFlips`
 
 A descent flips the bit that lowers f most, until no flip lowers it. A tabu search makes a given
 number of flips, including flips that increase f, and so leaves local minima. For some steps it
@@ -10,7 +10,6 @@ does not flip the same bit again. It returns the best code found. [Glover1989]
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -18,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from antipodal.hashers.compiled import compiled_searches, padded
-from antipodal.hashers.neighbourhoods import NearScores, Neighbourhoods
-from antipodal.hashers.operations import Array, product
+from antipodal.hashers.near_rows import EXACT, N_NEAR, NearRows, NearScores
+from antipodal.hashers.operations import Array, chunks, product
 
 LENGTH_WEIGHT = 1.0  # γ: recall is the same from 0.5 to 2
 NEAR_WEIGHT = 1 / 3  # of w: recall is similar from a half to twice as much
@@ -27,9 +26,14 @@ _MAX_SQUARE = 0.9  # of ⟨q, y⟩² in w: duplicates would have an infinite wei
 OWN_WEIGHT = 3.0  # η: recall is the same from 3 to 6
 _MIN_GAIN = 1e-6  # smaller gains are rounding: a bit could be flipped forever
 _WINDOW = 256  # rows that descend at the same time: their tables stay in the cache
+_NEAR_WINDOW = 32  # fewer, since each row has its own products
 _TENURE = 12  # steps for which the tabu search does not flip a bit again
+_NEAR_TENURE = 6  # in `NearFlips`, which makes fewer flips
 _FROZEN = np.float32(1e30)  # replaces a term of the change while a bit must not be flipped
-_TABLE_BYTES = 2**24  # step tables of neighbourhoods that are in memory at the same time
+_LARGEST = 127  # of the integers of products with near rows
+_DEVIATIONS = 5  # standard deviations that it stands for
+_SAMPLE = 1000  # near rows from which the standard deviation is computed
+_PER_ERROR = np.float32(2048)  # integer that an error of 1 is rounded to
 
 Floats = NDArray[np.floating[Any]]
 
@@ -239,42 +243,23 @@ class BitFlips(TabuSearch):
         flat_c[at] = -change
 
 
-class NeighbourFlips(TabuSearch):
-    """Minimise the errors of scores for queries near y, by a tabu search from given signs.
+class ScoreFlips(TabuSearch):
+    """Minimise f(b) = ‖y - v‖² + errors of scores, including the row's own, η(⟨y, v⟩ - α - β)².
 
-        f(b) = ‖y - v‖² + w·mean(⟨q, v⟩ - α⟨q, y⟩ - β)² + η(⟨y, v⟩ - α - β)²
-
-    The mean is over the rows q of the neighbourhood of y, with mean m and AᵀA ≈ mean of qqᵀ. If c²
-    is the mean of ⟨q, y⟩² over near rows, other directions have the variance (1 - c²)/n, and
-    w = nc²/3(1 - c²) is proportional to the ratio of the two.
-
-    With M = I + wAᵀA, G = DᵀMD and l = y + w(αAᵀAy + βm), a flip of bⱼ changes
+    With w times the errors of other scores, vᵀMv - 2lᵀv + const, and G = DᵀMD, a flip of bⱼ changes
 
         vᵀMv - 2lᵀv by uⱼ = 4(Gⱼⱼ - bⱼ(Dᵀ(Mv - l))ⱼ),    √η⟨y, v⟩ by eⱼ = -2√η·bⱼ(Dᵀy)ⱼ
         f(b) by eⱼ(eⱼ + κ) + uⱼ,                          κ = 2√η(⟨y, v⟩ - α - β)
 
     After a flip of bⱼ, uⱼ and eⱼ change their signs, all other uᵢ change by 8bᵢbⱼGᵢⱼ, and κ
-    changes by 2eⱼ. G depends on the neighbourhood: rows are sorted by it, and the tables of a few
-    neighbourhoods are computed at a time.
-
-    Parameters
-    ----------
-    D : (n, N)
-        Dictionary.
-    neighbourhoods : Neighbourhoods
-        Of training rows.
-    scores : NearScores
-        α, β and c².
-    n_steps : int
-        Flips of the tabu search.
+    changes by 2eⱼ. A window has the tables b, frozen, u, e and κ, and those of `_steps`.
     """
 
-    def __init__(
-        self, D: Array, neighbourhoods: Neighbourhoods, scores: NearScores, n_steps: int
-    ) -> None:
-        self.D, self.neighbourhoods, self.scores = D, neighbourhoods, scores
-        self.n_steps, self.tenure = n_steps, min(_TENURE, D.shape[1] // 4)
-        self.least = _MIN_GAIN
+    one_in: int  # flips of an encoder, of which one is a flip of this search
+    least = _MIN_GAIN
+
+    def __init__(self, D: Array, scores: NearScores, n_steps: int) -> None:
+        self.D, self.scores, self.n_steps = D, scores, n_steps
         square = min(scores.square, _MAX_SQUARE)
         self.weight = NEAR_WEIGHT * len(D) * square / (1 - square)  # w
 
@@ -285,94 +270,30 @@ class NeighbourFlips(TabuSearch):
         np.matmul(8 * self.D.T, self.D, out=steps[:, : self.D.shape[1]])
         return steps
 
-    @cached_property
-    def _projected(self) -> tuple[Array, NDArray[np.bool_]]:
-        """AD of the neighbourhoods that occurred so far, padded (K, r, width), and which they are.
+    @abstractmethod
+    def _steps(self, window: list[Any], flips: NDArray[np.intp]) -> Array:
+        """Return 8Gᵢⱼ of the flipped bit j of each row, (m, N); the value at i = j is not used."""
 
-        Threads may compute the same product; it is the same in each.
-        """
-        K, rank, _ = self.neighbourhoods.factors.shape
-        return np.zeros((K, rank, self.plain_steps.shape[1]), np.float32), np.zeros(K, bool)
-
-    def run(self, Y: Array, offset: Array, signs: Array) -> Array:
-        """Sort the rows by neighbourhood and search."""
-        nearest = self.neighbourhoods.nearest(Y)
-        order = np.argsort(nearest, kind="stable")
-        nearest, Y, b = nearest[order], Y[order], signs[order]
-        V = product(b, self.D.T, np.empty_like(Y))
-        V += offset if offset.ndim == 1 else offset[order]
+    def _own_errors(self, Y: Array, V: Array, signs: Array) -> tuple[Array, Array]:
+        """Return e and κ."""
         own = np.float32(np.sqrt(OWN_WEIGHT))
         kappa = 2 * own * (np.vecdot(Y, V) - np.float32(self.scores.slope + self.scores.offset))
-        e = product(Y, self.D, np.empty_like(b))
-        e *= b
+        e = product(Y, self.D, np.empty_like(signs))
+        e *= signs
         e *= -2 * own
-        present, starts = np.unique(nearest, return_index=True)
-        ends = [*starts[1:], len(Y)]
-        gradient = self._gradient(Y, V, nearest, zip(present, starts, ends, strict=True))
-        u = product(gradient, self.D, np.empty_like(b))
-        u *= b
+        return e, kappa
+
+    def _gradient(self, residual: Array, signs: Array) -> Array:
+        """Return -4bⱼ(Dᵀr)ⱼ for rows r."""
+        u = product(residual, self.D, np.empty_like(signs))
+        u *= signs
         u *= -4
-        frozen = np.zeros_like(b)
-        n = max(1, _TABLE_BYTES // self.plain_steps.nbytes)  # neighbourhoods at a time
-        for i in range(0, len(present), n):
-            some, part = present[i : i + n], slice(starts[i], ends[min(i + n, len(ends)) - 1])
-            table = np.searchsorted(some, nearest[part])
-            diagonals, steps = self._tables(some)
-            u[part] += diagonals[table] / 2
-            self._search([each[part] for each in (b, frozen, u, e, kappa)], table, steps)
-        found = np.empty_like(b)
-        found[order] = b
-        return found
-
-    def _gradient(
-        self, Y: Array, V: Array, nearest: NDArray[np.intp], groups: Iterable[tuple[int, int, int]]
-    ) -> Array:
-        """Return Mv - l = v - y + w(Aᵀ(A(v - αy)) - βm), (m, n)."""
-        near = self.neighbourhoods
-        R = V - np.float32(self.scores.slope) * Y
-        for i, start, stop in groups:
-            A, part = near.factors[i], R[start:stop]
-            errors = product(part, A.T, np.empty((len(part), len(A)), np.float32))
-            product(errors, A, part)
-        R -= np.float32(self.scores.offset) * near.means[nearest]
-        R *= np.float32(self.weight)
-        R += V
-        R -= Y
-        return R
-
-    def _tables(self, numbers: NDArray[np.intp]) -> tuple[Array, Array]:
-        """Return the diagonals of 8G, and 8G with a diagonal of zeros, for some neighbourhoods."""
-        N, width = self.plain_steps.shape
-        steps = padded(len(numbers) * N, N).reshape(len(numbers), N, width)
-        diagonals = np.empty((len(numbers), N), np.float32)
-        projected, is_known = self._projected
-        for i, step, diagonal in zip(numbers, steps, diagonals, strict=True):
-            P = projected[i]
-            if not is_known[i]:
-                np.matmul(self.neighbourhoods.factors[i], self.D, out=P[:, :N])
-                is_known[i] = True
-            left = P[:, :N].T * np.float32(8 * self.weight)
-            np.matmul(left, P, out=step)
-            step += self.plain_steps
-            diagonal[:] = step.diagonal()
-            np.fill_diagonal(step, 0)  # uⱼ itself changes its sign
-        return diagonals, steps
-
-    def _search(self, tables: list[Array], table: NDArray[np.intp], steps: Array) -> None:
-        """Search with the steps (K, N, width) of neighbourhood table[i] for row i."""
-        b = tables[0]
-        if compiled := compiled_searches(len(b)):
-            limits = self.n_steps, self.tenure, self.least
-            compiled.near(*tables, table, steps, _FROZEN, *limits)
-            return
-        for start in range(0, len(b), _WINDOW):
-            part = slice(start, start + _WINDOW)
-            self._tabu([*(each[part] for each in tables), table[part], steps])
+        return u
 
     def _best(
         self, window: list[Any], work: Floats, starts: NDArray[np.intp]
     ) -> tuple[NDArray[np.intp], Floats]:
-        _, frozen, u, e, kappa, _, _ = window
+        _, frozen, u, e, kappa, *_ = window
         change = work[: len(u)]
         np.add(e, kappa[:, None], out=change)
         change *= e
@@ -384,16 +305,118 @@ class NeighbourFlips(TabuSearch):
     def _flip(
         self, window: list[Any], flips: NDArray[np.intp], work: Floats, starts: NDArray[np.intp]
     ) -> None:
-        b, _, u, e, kappa, table, steps = window
+        b, _, u, e, kappa, *_ = window
         at = starts + flips
         flat_b, flat_u, flat_e = (each.reshape(-1) for each in (b, u, e))
         flipped, change, own = flat_b[at], flat_u[at], flat_e[at]
-        step = steps[table, flips, : b.shape[1]]
+        step = self._steps(window, flips)
         step *= b
         step *= flipped[:, None]
         u += step
         kappa += 2 * own
         flat_b[at], flat_u[at], flat_e[at] = -flipped, -change, -own
+
+
+class NearFlips(ScoreFlips):
+    """Minimise the errors of scores for queries near y, by a tabu search from given signs.
+
+        f(b) = ‖y - v‖² + w·mean(⟨q, v⟩ - α⟨q, y⟩ - β)² + η(⟨y, v⟩ - α - β)²
+
+    The mean is over the r training rows q near y. If c² is the mean of ⟨q, y⟩² over near rows,
+    other directions have the variance (1 - c²)/n, and w = nc²/3(1 - c²) is proportional to the
+    ratio of the two.
+
+    With the products P = QD of the near rows, G = DᵀD + (w/r)PᵀP: the step of a flip takes r
+    operations per bit. P and the errors are rounded to integers: float32 represents their sums
+    exactly, so that the order of summation has no effect on the bits.
+
+    Parameters
+    ----------
+    D : (n, N)
+        Dictionary.
+    near : NearRows
+        Training rows.
+    scores : NearScores
+        α, β and c².
+    n_steps : int
+        Flips of the tabu search.
+    """
+
+    one_in = 6
+
+    def __init__(self, D: Array, near: NearRows, scores: NearScores, n_steps: int) -> None:
+        super().__init__(D, scores, n_steps)
+        self.near, self.tenure = near, min(_NEAR_TENURE, D.shape[1] // 4)
+        sample = near.rows(np.arange(0, len(near.values), -(-len(near.values) // _SAMPLE))) @ D
+        self.unit = max(float(np.sqrt(np.square(sample).mean())), 1e-9) * _DEVIATIONS / _LARGEST
+        square = self.weight / N_NEAR * self.unit**2
+        self.gradient = np.float32(4 * self.weight / N_NEAR * self.unit / _PER_ERROR)
+        self.diagonal, self.step = np.float32(4 * square), np.float32(8 * square)
+
+    @cached_property
+    def _products(self) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
+        """QD as integers (S, N) for the training rows that occurred so far, and which they are.
+
+        Threads may compute the same product; it is the same in each.
+        """
+        n_rows = len(self.near.values)
+        return np.zeros((n_rows, self.D.shape[1]), np.int8), np.zeros(n_rows, bool)
+
+    def run(self, Y: Array, offset: Array, signs: Array) -> Array:
+        """Search in place: the signs are overwritten."""
+        near = self.near.nearest(Y)
+        self._multiply(near)
+        for part in chunks(len(Y)):  # rows that fit in the cache
+            here = offset if offset.ndim == 1 else offset[part]
+            self._search(Y[part], here, signs[part], near[part])
+        return signs
+
+    def _multiply(self, near: NDArray[np.intp]) -> None:
+        """Compute the products of training rows that occur for the first time."""
+        products, is_known = self._products
+        new = np.unique(near)
+        new = new[~is_known[new]]
+        for part in chunks(len(new)):
+            rows = self.near.rows(new[part])
+            P = product(rows, self.D, np.empty((len(rows), self.D.shape[1]), np.float32))
+            P /= np.float32(self.unit)
+            products[new[part]] = np.rint(P, out=P).clip(-_LARGEST, _LARGEST)
+        is_known[new] = True
+
+    def _search(self, Y: Array, offset: Array, b: Array, near: NDArray[np.intp]) -> None:
+        V = product(b, self.D.T, np.empty_like(Y))
+        V += offset
+        e, kappa = self._own_errors(Y, V, b)
+        u = self._gradient(V - Y, b)
+        u += self.plain_steps.diagonal() / 2
+        errors = self.near.products(near, V - np.float32(self.scores.slope) * Y)
+        errors -= np.float32(self.scores.offset)
+        errors *= _PER_ERROR
+        limit = EXACT // (_LARGEST * N_NEAR)
+        errors = np.rint(errors, out=errors).clip(-limit, limit)
+        products, _ = self._products
+        frozen = np.zeros_like(b)
+        if compiled := compiled_searches(len(b)):
+            factors = self.gradient, self.diagonal, self.step
+            limits = self.n_steps, self.tenure, self.least
+            compiled.near(
+                b, u, e, kappa, errors, near, products, self.plain_steps, *factors, _FROZEN, *limits
+            )
+            return
+        for start in range(0, len(b), _NEAR_WINDOW):
+            part = slice(start, start + _NEAR_WINDOW)
+            P = products[near[part]].astype(np.float32)
+            u[part] -= b[part] * (np.matmul(errors[part, None], P)[:, 0] * self.gradient)
+            u[part] += np.vecdot(P, P, axis=1) * self.diagonal
+            self._tabu([*(each[part] for each in (b, frozen, u, e, kappa)), P])
+
+    def _steps(self, window: list[Any], flips: NDArray[np.intp]) -> Array:
+        P = window[-1]
+        column = np.take_along_axis(P, flips[:, None, None], axis=2)
+        steps: Array = np.matmul(column.transpose(0, 2, 1), P)[:, 0]
+        steps *= self.step
+        steps += self.plain_steps[flips, : P.shape[2]]
+        return steps
 
 
 def _rounded_for_signs(gram: Floats) -> Floats:

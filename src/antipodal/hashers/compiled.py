@@ -19,7 +19,7 @@ _n_rows = 0  # rows searched in this process so far
 
 
 class Searches(NamedTuple):
-    """The searches of `BitFlips` and of `NeighbourFlips`."""
+    """The searches of `BitFlips` and of `NearFlips`."""
 
     length: Search
     near: Search
@@ -156,30 +156,70 @@ def make_searches(jit: Callable[[Any], Any]) -> Searches:
         return least
 
     @jit
+    def add_rows(out: Any, w: Any, p0: Any, p1: Any, p2: Any, p3: Any) -> None:
+        """Add four rows times weights. All are integers, and float32 represents the sums."""
+        w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
+        for i in range(len(out)):
+            out[i] += w0 * p0[i] + w1 * p1[i] + w2 * p2[i] + w3 * p3[i]
+
+    @jit
+    def combine(weights: Any, P: Any, out: Any) -> None:
+        """Write the sum of the rows of P, a multiple of four, times their weights."""
+        out[:] = 0
+        for k in range(0, len(P), 4):
+            add_rows(out, weights[k : k + 4], P[k], P[k + 1], P[k + 2], P[k + 3])
+
+    @jit
+    def load(products: Any, numbers: Any, errors: Any, factors: Any, P: Any, sums: Any, u: Any,
+             signs: Any) -> None:  # fmt: skip
+        """Write the products of the near rows to P, and add their terms to u."""
+        gradient, diagonal = factors
+        n_bits = products.shape[1]
+        for k in range(len(numbers)):
+            P[k, :n_bits] = products[numbers[k]]
+        combine(errors, P, sums)
+        for i in range(n_bits):
+            u[i] -= signs[i] * (sums[i] * gradient)
+        sums[:] = 0
+        for k in range(len(numbers)):
+            for i in range(n_bits):
+                sums[i] += P[k, i] * P[k, i]
+        for i in range(n_bits):
+            u[i] += sums[i] * diagonal
+
+    @jit
     def search_near(
         b: Any,
-        frozen: Any,
         u: Any,
         e: Any,
         kappa: Any,
-        table: Any,
-        steps: Any,
+        errors: Any,
+        near: Any,
+        products: Any,
+        plain_steps: Any,
+        gradient: Any,
+        diagonal: Any,
+        scale: Any,
         never: Any,
         n_steps: int,
         tenure: int,
         least: float,
     ) -> None:
-        """Run the search of `NeighbourFlips` row by row; `steps` is padded."""
-        n_bits, width = b.shape[1], steps.shape[2]
+        """Run the search of `NearFlips` row by row; `plain_steps` is padded."""
+        n_bits, width = plain_steps.shape
         no_step = np.zeros(width, np.float32)
         signs, linear = np.ones(width, np.float32), np.zeros(width, np.float32)
         own, closed = np.zeros(width, np.float32), np.full(width, never, np.float32)
         keys = np.empty(width, np.int32)
+        step, column = np.zeros(width, np.float32), np.empty(near.shape[1], np.float32)
+        P = np.zeros((near.shape[1], width), np.float32)
         flipped = np.empty(n_steps, np.int32)
         for row in range(len(b)):
             signs[:n_bits], linear[:n_bits], own[:n_bits] = b[row], u[row], e[row]
-            closed[:n_bits] = frozen[row]
-            factor, step, sign = kappa[row], no_step, np.float32(1)
+            closed[:n_bits] = np.float32(0)
+            load(products, near[row], errors[row], (gradient, diagonal), P, step, linear, signs)
+            step[:] = no_step
+            factor, sign = kappa[row], np.float32(1)
             total, lowest, n_kept = 0.0, 0.0, 0
             for t in range(n_steps):
                 key = update_near(linear, step, sign, signs, own, factor, closed, keys)
@@ -187,9 +227,15 @@ def make_searches(jit: Callable[[Any], Any]) -> Searches:
                 if total < lowest - least:
                     lowest, n_kept = total, t + 1
                 j = find(keys, key)
-                step, sign = steps[table[row], j], signs[j]
+                sign = signs[j]
+                for k in range(len(column)):
+                    column[k] = P[k, j]
+                combine(column, P, step)
+                for i in range(n_bits):
+                    step[i] = step[i] * scale + plain_steps[j, i]
+                step[j] = 0  # uⱼ itself changes its sign
                 factor += np.float32(2) * own[j]
-                signs[j], linear[j], own[j] = -signs[j], -linear[j], -own[j]  # step[j] is 0
+                signs[j], linear[j], own[j] = -signs[j], -linear[j], -own[j]
                 flipped[t], closed[j] = j, never
                 if t >= tenure:
                     closed[flipped[t - tenure]] = np.float32(0)

@@ -19,7 +19,8 @@ from antipodal.hashers.bit_descent import (
     fit_levels,
 )
 from antipodal.hashers.bit_flips import LENGTH_WEIGHT
-from antipodal.hashers.neighbourhoods import NearScores, Neighbourhoods
+from antipodal.hashers.near_rows import N_NEAR, NearRows, NearScores
+from antipodal.hashers.neighbourhoods import Neighbourhoods
 from antipodal.hashers.operations import (
     Affine,
     Array,
@@ -67,7 +68,7 @@ class LinfHash(BaseHasher):
     search instead; `LinfHash.asymmetric` has the recommended settings. `bit_descent` starts from
     the signs of x and flips bits, and D is fitted to the codes of the sample. Codes then
     reconstruct directions, v = μ + D·(2b - 1) ≈ row / ‖row‖, and the scores of `query` estimate
-    cosines. With `neighbours`, half of the flips minimise errors of scores for likely queries.
+    cosines. With `neighbours`, the last flips minimise errors of scores for likely queries.
     Ranked by Hamming distance, such codes have lower recall.
 
     Parameters
@@ -83,7 +84,8 @@ class LinfHash(BaseHasher):
         in `levels_`.
     neighbours : bool
         With `descent`, whether to minimise the errors of scores for queries near a row
-        (`NeighbourFlips`). Training rows near it stand for these queries.
+        (`NearFlips`). Training rows near it stand for these queries: the model contains those that
+        D is learned from, with four bits per feature.
     effort : float
         With `descent`, number of flips per bit of the tabu search; 0 for a descent to the nearest
         local minimum, which ignores `neighbours`.
@@ -128,9 +130,12 @@ class LinfHash(BaseHasher):
     dictionary_: NDArray[np.float32]
     levels_: list[int]  # with descent, all code lengths
     inner_dictionaries_: NDArray[np.float32]  # with descent, dictionaries of the shorter lengths
-    near_means_: NDArray[np.float32]  # with neighbours, the arrays of `Neighbourhoods`
-    near_factors_: NDArray[np.float16]
+    near_rows_: NDArray[np.uint8]  # with neighbours, the arrays of `NearRows`
+    near_steps_: NDArray[np.float32]
+    near_ends_: NDArray[np.int64]
     near_scores_: NDArray[np.float64]  # and the fields of `NearScores` for each level
+    near_means_: NDArray[np.float32]  # in models of version 0.13, the arrays of `Neighbourhoods`
+    near_factors_: NDArray[np.float16]
     n_corrections_: list[int]  # in models of version 0.8 to 0.12, the number of bits in each level
     corrections_: NDArray[np.float64]  # and the fields of `Correction` for each level
     scale_: float
@@ -232,7 +237,7 @@ class LinfHash(BaseHasher):
         if len(Y) > FIRST_ROWS:  # early refits use the first rows
             Y = Y[np.random.default_rng(0).permutation(len(Y))]
         self.levels_ = self._lengths(rows.shape[1])
-        near = Neighbourhoods.fit(Y, rng) if self.neighbours else None
+        near = NearRows.fit(Y, self.mean_, rng) if self.neighbours else None
         frames = [
             _frame(rows.shape[1], width, rng).astype(np.float32)
             for width in np.diff([0, *self.levels_]).tolist()
@@ -241,8 +246,10 @@ class LinfHash(BaseHasher):
             Y, self.mean_, frames, self.n_refits, self._solver, self._search, near
         )
         self.inner_dictionaries_ = _concatenate(inner, rows.shape[1])
-        if near is not None:
-            self.near_means_, self.near_factors_ = near.means, near.factors.astype(np.float16)
+        if self.neighbours:
+            rows = near.pack() if near else np.empty((0, -(-len(self.mean_) // 2)), np.uint8)
+            self.near_rows_, self.near_ends_ = rows, near.ends if near else np.empty(0, np.int64)
+            self.near_steps_ = near.steps if near else np.zeros_like(self.mean_)
             self.near_scores_ = np.array(near_scores)
 
     @property
@@ -253,6 +260,11 @@ class LinfHash(BaseHasher):
     def _has_corrections(self) -> bool:
         """Whether this is a model of version 0.8 to 0.12 with corrections."""
         return "corrections_" in vars(self)
+
+    @property
+    def _has_neighbourhoods(self) -> bool:
+        """Whether this is a model of version 0.13 with neighbourhoods."""
+        return "near_means_" in vars(self)
 
     def _correction(self, level: int) -> tuple[int, Correction]:
         """Return the number of correction bits of a level, and the correction that they store."""
@@ -363,9 +375,7 @@ class LinfHash(BaseHasher):
         """Return the steps whose signs are the bits; with `descent` their values are ±1."""
         if not self.descent:
             return [UnitRows(self.mean_), self._solver(self.dictionary_)]
-        near = None
-        if self.neighbours:
-            near = Neighbourhoods(self.near_means_, self.near_factors_)
+        near = self._near()
         starts = [0, *self.levels_[:-1]]
         levels = []
         for i, D in enumerate([*self._inner(), self.dictionary_]):
@@ -376,10 +386,21 @@ class LinfHash(BaseHasher):
             levels.append(
                 Level(
                     D, starts[i], self.mean_, self._solver, search, n_correction=n,
-                    correction=correction, neighbourhoods=near, scores=scores,
+                    correction=correction, near=near, scores=scores,
                 )
             )  # fmt: skip
         return [UnitRows(), BitDescent(levels)]
+
+    def _near(self) -> NearRows | Neighbourhoods | None:
+        """Return the training rows that stand for queries, if there are any."""
+        if not self.neighbours:
+            return None
+        if self._has_neighbourhoods:
+            near = Neighbourhoods(self.near_means_, self.near_factors_)
+            return near if len(self.near_means_) else None
+        if not len(self.near_rows_):
+            return None
+        return NearRows.unpack(self.mean_, self.near_steps_, self.near_rows_, self.near_ends_)
 
     def _solver(self, D: Array) -> "LinfIterations":
         bound = self.bound / math.sqrt(D.shape[1])
@@ -405,14 +426,28 @@ class LinfHash(BaseHasher):
         super().check_restored()
 
     def _check_neighbours(self) -> None:
-        shapes = self.near_means_.shape, self.near_factors_.shape, self.near_scores_.shape
-        n, K = self.n_features_in_, len(self.near_means_)
-        if len(shapes[1]) != 3 or shapes != (
-            (K, n), (K, shapes[1][1], n), (len(self.levels_), len(NearScores._fields))
-        ):  # fmt: skip
-            raise ValueError(f"near_means_, near_factors_ and near_scores_ must fit: got {shapes}")
+        expected = len(self.levels_), len(NearScores._fields)
+        if self.near_scores_.shape != expected:
+            raise ValueError(f"near_scores_ must be {expected}: got {self.near_scores_.shape}")
         if not np.isfinite(self.near_scores_).all() or not (self.near_scores_[:, 0] > 0).all():
             raise ValueError("near_scores_ must be finite and their slopes positive")
+        n = self.n_features_in_
+        if self._has_neighbourhoods:
+            shapes = self.near_means_.shape, self.near_factors_.shape
+            K = len(self.near_means_)
+            if len(shapes[1]) != 3 or shapes != ((K, n), (K, shapes[1][1], n)):
+                raise ValueError(f"near_means_ and near_factors_ must fit: got {shapes}")
+            return
+        ends, shape = self.near_ends_, self.near_rows_.shape
+        if self.near_steps_.shape != (n,) or not (self.near_steps_ >= 0).all():
+            raise ValueError(f"near_steps_ must be {n} values of at least 0")
+        if shape != (shape[0], -(-n // 2)) or self.near_rows_.dtype != np.uint8:
+            raise ValueError(f"near_rows_ must be bytes for {n} features: got the shape {shape}")
+        n_rows = int(ends[-1]) if len(ends) else 0
+        if n_rows != shape[0] or (np.diff(ends, prepend=0) < N_NEAR).any():
+            raise ValueError(
+                f"near_ends_ must divide the {shape[0]} near_rows_ into lists of at least {N_NEAR}"
+            )
 
     def _check_corrections(self) -> None:
         expected = len(self.levels_), len(Correction._fields)

@@ -1,48 +1,13 @@
-"""Neighbourhoods of training rows: what queries near an item look like.
-
-A query q scores an item y by ⟨q, v⟩, with v reconstructed from its code. An error of this score
-matters most if q is near y, since it changes the order of the nearest items. Training rows near y
-stand for such queries. [Zhang2023]
-"""
-
-from typing import NamedTuple, Self
+"""Search of models of version 0.13, whose queries are those of neighbourhoods of training rows."""
 
 import numpy as np
 from numpy.typing import NDArray
 
+from antipodal.hashers.bit_flips import ScoreFlips
+from antipodal.hashers.near_rows import NearScores
 from antipodal.hashers.operations import Array, product, unit_rows
 
-_MAX_NEIGHBOURHOODS = 512
-_ROWS, _MAX_ROWS, _FRACTION = 64, 256, 150  # of a neighbourhood: one in 150 rows, within limits
-_RANK = 24  # of the mean of qqᵀ
-_ROWS_PER_NEIGHBOURHOOD = 20  # fewest training rows per neighbourhood
-_MIN_ROWS = 300  # fewer training rows say too little about queries: recall would be lower
-_QUERIES = 20  # queries per row that `NearScores` is fitted to
-
-
-class NearScores(NamedTuple):
-    """Scores of queries near an item, ⟨q, v⟩ ≈ α⟨q, y⟩ + β; v is a shrunken estimate of y."""
-
-    slope: float = 1.0  # α
-    offset: float = 0.0  # β
-    square: float = 0.0  # mean of ⟨q, y⟩²
-
-    @classmethod
-    def fit(cls, Y: Array, V: Array) -> Self:
-        """Fit to reconstructions of the first rows, with their nearest rows as queries."""
-        n = min(_QUERIES, len(Y) - 2)
-        if n < 2:
-            return cls()
-        cosines = Y[: len(V)] @ Y.T
-        np.fill_diagonal(cosines, -2)  # a row is not a query of itself
-        near = np.argpartition(-cosines, n, axis=1)[:, :n]
-        cosines = np.take_along_axis(cosines, near, axis=1).ravel()
-        scores = np.take_along_axis(V @ Y.T, near, axis=1).ravel()
-        A = np.stack([cosines, np.ones_like(cosines)], axis=1).astype(np.float64)
-        slope, offset = np.linalg.lstsq(A, scores)[0]
-        if not slope > 0:
-            slope, offset = 1.0, 0.0
-        return cls(float(slope), float(offset), float(np.square(A[:, 0]).mean()))
+_TENURE = 12
 
 
 class Neighbourhoods:
@@ -52,28 +17,57 @@ class Neighbourhoods:
         self.means, self.factors = means, factors.astype(np.float32)  # (K, n) and (K, r, n)
         self.directions = np.ascontiguousarray(unit_rows(means).T)
 
-    @classmethod
-    def fit(cls, Y: Array, rng: np.random.RandomState) -> Self:
-        """Take the nearest rows of random rows; none with few training rows."""
-        n = min(_MAX_NEIGHBOURHOODS, len(Y) // _ROWS_PER_NEIGHBOURHOOD)
-        if len(Y) < _MIN_ROWS:
-            n = 0
-        n_rows = min(max(_ROWS, len(Y) // _FRACTION), _MAX_ROWS, len(Y))
-        rank = min(_RANK, n_rows, Y.shape[1])
-        means = np.empty((n, Y.shape[1]), np.float32)
-        factors = np.empty((n, rank, Y.shape[1]), np.float16)
-        for i, centre in enumerate(rng.choice(len(Y), n, replace=False)):
-            near = Y[np.argpartition(-(Y @ Y[centre]), n_rows - 1)[:n_rows]]
-            means[i] = near.mean(axis=0)
-            _, singular, Vt = np.linalg.svd(near / np.sqrt(np.float32(n_rows)), full_matrices=False)
-            factors[i] = singular[:rank, None] * Vt[:rank]
-        return cls(means, factors)
-
-    def __len__(self) -> int:
-        return len(self.means)
-
     def nearest(self, Y: Array) -> NDArray[np.intp]:
         """Return the neighbourhood of each row: that with the nearest mean direction."""
-        cosines = product(Y, self.directions, np.empty((len(Y), len(self)), np.float32))
+        cosines = product(Y, self.directions, np.empty((len(Y), len(self.means)), np.float32))
         nearest: NDArray[np.intp] = cosines.argmax(axis=1)
         return nearest
+
+
+class NeighbourFlips(ScoreFlips):
+    """Minimise ‖y - v‖² + w·mean(⟨q, v⟩ - α⟨q, y⟩ - β)² + η(⟨y, v⟩ - α - β)² by a tabu search.
+
+    The mean is over the rows q of the neighbourhood of y: M = I + wAᵀA and
+    l = y + w(αAᵀAy + βm) in `ScoreFlips`.
+    """
+
+    one_in = 2
+
+    def __init__(self, D: Array, near: Neighbourhoods, scores: NearScores, n_steps: int) -> None:
+        super().__init__(D, scores, n_steps)
+        self.near, self.tenure = near, min(_TENURE, D.shape[1] // 4)
+
+    def run(self, Y: Array, offset: Array, signs: Array) -> Array:
+        """Search the rows of one neighbourhood after the other."""
+        nearest = self.near.nearest(Y)
+        V = product(signs, self.D.T, np.empty_like(Y))
+        V += offset
+        for i in np.unique(nearest):
+            part = nearest == i
+            b = signs[part]
+            steps = self._matrix(i)
+            e, kappa = self._own_errors(Y[part], V[part], b)
+            u = self._gradient(self._residual(i, Y[part], V[part]), b)
+            u += steps.diagonal() / 2
+            self._tabu([b, np.zeros_like(b), u, e, kappa, steps])
+            signs[part] = b
+        return signs
+
+    def _residual(self, i: int, Y: Array, V: Array) -> Array:
+        """Return Mv - l = v - y + w(Aᵀ(A(v - αy)) - βm)."""
+        A = self.near.factors[i]
+        R = V - np.float32(self.scores.slope) * Y
+        product(product(R, A.T, np.empty((len(R), len(A)), np.float32)), A, R)
+        R -= np.float32(self.scores.offset) * self.near.means[i]
+        R *= np.float32(self.weight)
+        R += V
+        R -= Y
+        return R
+
+    def _matrix(self, i: int) -> Array:
+        """Return 8G."""
+        P = self.near.factors[i] @ self.D
+        return P.T * np.float32(8 * self.weight) @ P + self.plain_steps[:, : P.shape[1]]
+
+    def _steps(self, window: list[Array], flips: NDArray[np.intp]) -> Array:
+        return window[-1][flips]
