@@ -16,8 +16,9 @@ from antipodal.hashers.bit_descent import (
     refit_dictionary,
     rescale_dictionary,
 )
-from antipodal.hashers.bit_flips import NEAR_WEIGHT, OWN_WEIGHT, BitFlips, NeighbourFlips
-from antipodal.hashers.neighbourhoods import NearScores, Neighbourhoods
+from antipodal.hashers.bit_flips import NEAR_WEIGHT, OWN_WEIGHT, BitFlips, NearFlips
+from antipodal.hashers.near_rows import N_NEAR, NearRows, NearScores
+from antipodal.hashers.neighbourhoods import NeighbourFlips, Neighbourhoods
 
 DIGITS = load_digits(return_X_y=True)[0]
 
@@ -175,43 +176,93 @@ def test_models_of_version_0_8_use_their_own_search():
     assert (flips.weight, flips.n_steps) == (1, 0)  # a level without a correction
 
 
-def neighbourhood_problem(m=60, n=12, n_bits=30, seed=0):
-    """Rows in clusters, a dictionary, initial signs, neighbourhoods and near scores."""
+def near_problem(m=60, n=12, n_bits=30, seed=0):
+    """Rows in clusters, a dictionary, initial signs, training rows and near scores."""
     rng = np.random.default_rng(seed)
     centres = rng.standard_normal((5, n))
     Y = unit_rows(centres[rng.integers(0, 5, m + 400)] + 0.4 * rng.standard_normal((m + 400, n)))
     D = (rng.standard_normal((n, n_bits)) / n).astype(np.float32)
     offset = Y.mean(axis=0)
-    near = Neighbourhoods.fit(Y[m:], np.random.RandomState(seed))
+    near = NearRows.fit(Y[m:], offset, np.random.RandomState(seed))
     signs = rng.choice(np.float32([-1, 1]), (m, n_bits))
     return Y[:m], D, offset, signs, near, NearScores(0.9, 0.05, 0.4)
 
 
-def near_objective(y, D, offset, b, near, scores):
-    """The objective of `NeighbourFlips` without its expansion."""
-    cosines = near.means @ y / np.linalg.norm(near.means, axis=1)
-    i = int(np.argmax(cosines))
-    A, mean, v = near.factors[i].astype(float), near.means[i].astype(float), offset + D @ b
-    d = v - scores.slope * y
-    errors = np.sum((A @ d) ** 2) - 2 * scores.offset * mean @ d + scores.offset**2
+def scores_objective(y, D, offset, b, Q, scores):
+    """The objective of `NearFlips` and `NeighbourFlips` for queries Q, without its expansion."""
+    v = offset + D @ b
+    errors = np.mean((Q @ (v - scores.slope * y) - scores.offset) ** 2)
     own = OWN_WEIGHT * (y @ v - scores.slope - scores.offset) ** 2
     weight = NEAR_WEIGHT * len(y) * scores.square / (1 - scores.square)
     return np.sum((y - v) ** 2) + weight * errors + own
 
 
-def test_neighbourhoods_have_the_mean_and_the_second_moments_of_near_rows():
+def search_by_loops(objective, b, n_steps, tenure):
+    """Search with the objective recomputed for every candidate."""
+    b, best, free_at = b.astype(float), b.astype(float), np.zeros(len(b), int)
+    for t in range(n_steps):
+        flipped = [np.where(np.arange(len(b)) == j, -b, b) for j in range(len(b))]
+        values = np.array([objective(c) for c in flipped])
+        values[(free_at > 0) & (t <= free_at)] = np.inf
+        j = int(np.argmin(values))
+        b, free_at[j] = flipped[j], t + tenure
+        if values[j] < objective(best) - 1e-6:
+            best = b.copy()
+    return best
+
+
+def test_near_rows_are_the_nearest_of_the_training_rows():
     rng = np.random.default_rng(0)
-    Y = unit_rows(rng.standard_normal((400, 6)) + np.eye(6)[0])
-    near = Neighbourhoods.fit(Y, np.random.RandomState(0))
-    assert len(near) == 20
-    centres = Y[np.random.RandomState(0).choice(400, 20, replace=False)]
-    for centre, mean, A in zip(centres, near.means, near.factors, strict=True):
-        rows = Y[np.argsort(-(Y @ centre))[:64]]
-        np.testing.assert_allclose(mean, rows.mean(axis=0), atol=1e-6)
-        np.testing.assert_allclose(A.T @ A, rows.T @ rows / 64, atol=2e-3)
-    expected = np.argmax(cosine_similarity(Y, near.means), axis=1)
-    np.testing.assert_array_equal(near.nearest(Y), expected)
-    assert len(Neighbourhoods.fit(Y[:299], np.random.RandomState(0))) == 0
+    Y = unit_rows(rng.standard_normal((500, 7)) + np.eye(7)[0])
+    Y[:, 3] = 0  # a feature without variance
+    near = NearRows.fit(Y[:480], Y.mean(axis=0), np.random.RandomState(0))
+    Q = near.rows(np.arange(480))
+    order = [np.argmin(np.square(Q - y).sum(axis=1)) for y in Y[:480]]
+    np.testing.assert_array_equal(np.sort(order), np.arange(480))  # every row is there
+    assert np.square(Q[order] - Y[:480]).sum(axis=1).mean() < 0.02  # with four bits
+    assert (np.diff(near.ends, prepend=0) >= N_NEAR).all()
+    assert near.ends[-1] == 480
+    found = near.nearest(Y[480:])  # four lists: all of them are searched
+    for y, numbers in zip(Y[480:], found, strict=True):
+        cosines = np.sort(Q @ y)[::-1]
+        assert len(np.unique(numbers)) == N_NEAR
+        np.testing.assert_allclose(np.sort(Q[numbers] @ y)[::-1], cosines[:N_NEAR], atol=1e-5)
+    X = rng.standard_normal((20, 7)).astype(np.float32)
+    expected = np.einsum("mrn,mn->mr", Q[found], X)
+    np.testing.assert_allclose(near.products(found, X), expected, atol=1e-5)
+    assert NearRows.fit(Y[:299], Y.mean(axis=0), np.random.RandomState(0)) is None
+
+
+def test_the_nearest_lists_have_most_of_the_near_rows():
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((100, 24))
+    Y = unit_rows(centres[rng.integers(0, 100, 3000)] + 0.7 * rng.standard_normal((3000, 24)))
+    near = NearRows.fit(Y[:2900], Y.mean(axis=0), np.random.RandomState(0))
+    assert 20 <= len(near.ends) <= 29
+    Q = near.rows(np.arange(2900))
+    nearest = np.argsort(-(Y[2900:] @ Q.T), axis=1)[:, :N_NEAR]
+    pairs = zip(near.nearest(Y[2900:]), nearest, strict=True)
+    assert np.mean([np.isin(found, true).mean() for found, true in pairs]) > 0.85
+
+
+@pytest.mark.parametrize("n", [1, 6, 7])
+def test_packed_rows_have_four_bits_per_feature(n):
+    rng = np.random.default_rng(0)
+    Y, mean = unit_rows(rng.standard_normal((700, n))), np.zeros(n, np.float32)
+    near = NearRows.fit(Y, mean, np.random.RandomState(0))
+    packed = near.pack()
+    assert packed.shape == (700, (n + 1) // 2)
+    again = NearRows.unpack(mean, near.steps, packed, near.ends)
+    np.testing.assert_array_equal(again.values, near.values)
+    np.testing.assert_array_equal(again.nearest(Y[:9]), near.nearest(Y[:9]))
+
+
+def test_equal_training_rows_are_near_rows():
+    Y = np.repeat(unit_rows(np.eye(4)[:2]), 200, axis=0)
+    near = NearRows.fit(Y, Y.mean(axis=0), np.random.RandomState(0))
+    cosines = near.products(near.nearest(Y), Y)
+    np.testing.assert_allclose(cosines, cosines[0, 0], atol=1e-5)
+    assert cosines[0, 0] > 0.8
 
 
 def test_near_scores_are_fitted_to_near_rows():
@@ -229,47 +280,96 @@ def test_near_scores_are_fitted_to_near_rows():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_neighbour_flips_give_the_same_signs_as_loops_over_rows_and_bits(seed):
-    Y, D, offset, signs, near, scores = neighbourhood_problem(m=8, seed=seed)
+def test_near_flips_give_the_same_signs_as_loops_over_rows_and_bits(seed):
+    Y, D, offset, signs, near, scores = near_problem(m=8, seed=seed)
+    search = NearFlips(D, near, scores, n_steps=12)
+    queries = near.rows(near.nearest(Y))
+    ours = search.run(Y, offset, signs.copy())
+    values = []
+    for y, b, found, Q in zip(Y, signs, ours, queries, strict=True):
+
+        def objective(b, y=y, Q=Q):
+            return scores_objective(y, D, offset, b, Q, scores)
+
+        best = search_by_loops(objective, b, 12, search.tenure)
+        values.append([objective(found), objective(best), objective(b)])
+    found, best, initial = np.array(values).T
+    # Products are rounded, so nearly equal changes may be ordered differently.
+    assert np.mean(np.abs(found / best - 1) < 0.02) >= 0.75
+    assert found.sum() < 1.05 * best.sum() < 0.5 * initial.sum()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_models_of_version_0_13_search_by_neighbourhoods(seed):
+    Y, D, offset, signs, _, scores = near_problem(m=8, seed=seed)
+    groups = [Y[:4], Y[4:]]
+    near = Neighbourhoods(
+        np.array([group.mean(axis=0) for group in groups]),
+        np.array([group / 2 for group in groups], np.float16),  # AᵀA is the mean of qqᵀ
+    )
     search = NeighbourFlips(D, near, scores, n_steps=12)
-    ours = search.run(Y, offset, signs)
-    for y, b, found in zip(Y, signs, ours, strict=True):
-        b, best, free_at = b.astype(float), b.astype(float), np.zeros(len(b), int)
-        for t in range(12):
-            flipped = [np.where(np.arange(len(b)) == j, -b, b) for j in range(len(b))]
-            values = np.array([near_objective(y, D, offset, c, near, scores) for c in flipped])
-            values[(free_at > 0) & (t <= free_at)] = np.inf
-            j = int(np.argmin(values))
-            b, free_at[j] = flipped[j], t + search.tenure
-            if values[j] < near_objective(y, D, offset, best, near, scores) - 1e-6:
-                best = b.copy()
-        # Rounding may order nearly equal changes differently: the value found is the same.
-        values = [near_objective(y, D, offset, b, near, scores) for b in (found, best)]
-        np.testing.assert_allclose(*values, rtol=1e-3)
+    ours = search.run(Y, offset, signs.copy())
+    for y, b, found, i in zip(Y, signs, ours, near.nearest(Y), strict=True):
+
+        def objective(b, y=y, Q=groups[i]):
+            return scores_objective(y, D, offset, b, Q, scores)
+
+        best = search_by_loops(objective, b, 12, search.tenure)
+        np.testing.assert_allclose(objective(found), objective(best), rtol=2e-3)
 
 
-def test_neighbour_flips_of_a_row_do_not_depend_on_the_others_or_on_the_memory(monkeypatch):
-    Y, D, offset, signs, near, scores = neighbourhood_problem(m=300)
-    search = NeighbourFlips(D, near, scores, n_steps=15)
+def test_near_flips_of_a_row_do_not_depend_on_the_others_or_on_the_memory(monkeypatch):
+    Y, D, offset, signs, near, scores = near_problem(m=300)
+    search = NearFlips(D, near, scores, n_steps=15)
     whole = search.run(Y, offset, signs.copy())
+    assert (whole != signs).any(axis=1).all()
     for part in (slice(0, 1), slice(100, 103), slice(17, 300)):
-        np.testing.assert_array_equal(search.run(Y[part], offset, signs[part].copy()), whole[part])
-    monkeypatch.setattr(bit_flips, "_TABLE_BYTES", 1)  # one neighbourhood at a time
-    monkeypatch.setattr(bit_flips, "_WINDOW", 7)
+        fresh = NearFlips(D, near, scores, n_steps=15)  # without products from before
+        np.testing.assert_array_equal(fresh.run(Y[part], offset, signs[part].copy()), whole[part])
+    monkeypatch.setattr(bit_flips, "_NEAR_WINDOW", 7)
     np.testing.assert_array_equal(search.run(Y, offset, signs.copy()), whole)
-    per_row = np.broadcast_to(offset, Y.shape)
+    per_row = np.tile(offset, (len(Y), 1))
     np.testing.assert_array_equal(search.run(Y, per_row, signs.copy()), whole)
 
 
 @pytest.mark.parametrize("interpreted", [True, False])
 @pytest.mark.parametrize("n_bits", [1, 7, 40, 64])
-def test_compiled_neighbour_flips_give_the_same_bits(monkeypatch, interpreted, n_bits):
-    Y, D, offset, signs, near, scores = neighbourhood_problem(m=30, n_bits=n_bits)
+def test_compiled_near_flips_give_the_same_bits(monkeypatch, interpreted, n_bits):
+    Y, D, offset, signs, near, scores = near_problem(m=30, n_bits=n_bits)
     D[:, n_bits // 2], D[:, n_bits // 3] = 0, D[:, 0]  # equal changes: the first bit
-    search = NeighbourFlips(D, near, scores, n_steps=25)
+    search = NearFlips(D, near, scores, n_steps=25)
     expected = search.run(Y, offset, signs.copy())
     compile_searches(monkeypatch, interpreted)
     np.testing.assert_array_equal(search.run(Y, offset, signs.copy()), expected)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"near_ends_": np.array([100, 110, 500])},
+        {"near_ends_": np.array([100, 400])},
+        {"near_ends_": np.empty(0, np.int64)},
+        {"near_steps_": np.full(64, -1, np.float32)},
+        {"near_steps_": np.full(64, np.nan, np.float32)},
+        {"near_rows_": np.zeros((500, 33), np.uint8)},
+        {"near_rows_": np.zeros((500, 32), np.int8)},
+        {"near_scores_": np.ones((2, 3))},
+        {"near_scores_": np.zeros((1, 3))},
+    ],
+)
+def test_near_rows_that_do_not_fit_are_refused(forged):
+    hasher = LinfHash.asymmetric(32, random_state=0).fit(DIGITS[:500])
+    hasher.check_restored()
+    vars(hasher).update(forged)
+    with pytest.raises(ValueError, match=next(iter(forged))):
+        hasher.check_restored()
+
+
+def test_few_training_rows_are_no_near_rows(tmp_path):
+    hasher = LinfHash.asymmetric(32, random_state=0).fit(DIGITS[:299])
+    assert len(hasher.near_rows_) == 0
+    hasher.save(tmp_path / "model")
+    np.testing.assert_array_equal(load(tmp_path / "model").encode(DIGITS), hasher.encode(DIGITS))
 
 
 def test_neighbours_lower_the_errors_of_scores_of_near_rows():

@@ -39,6 +39,21 @@ def test_a_model_with_corrections_encodes_as_it_did(tmp_path):
     np.testing.assert_array_equal(hasher.prefix(64).encode(rows), expected["codes"][:, :8])
 
 
+def test_a_model_with_neighbourhoods_encodes_as_it_did(tmp_path):
+    folder = FOLDER.parent / "0.13.0"
+    expected = np.load(folder / "expected.npz")
+    rows = expected["rows"].astype(float)
+    hasher = load(folder / "LinfHash.asymmetric.antipodal")
+    hasher.save(tmp_path / "again")
+    for model in (hasher, load(tmp_path / "again")):
+        np.testing.assert_array_equal(model.encode(rows), expected["codes"])
+        np.testing.assert_allclose(model.query(rows[:20]), expected["query"], atol=1e-6)
+        np.testing.assert_allclose(model.score_offset(rows[:20]), expected["offset"], atol=1e-6)
+        rebuilt = model.reconstruct(expected["codes"][:20])
+        np.testing.assert_allclose(rebuilt, expected["rebuilt"], atol=1e-6)
+    np.testing.assert_array_equal(hasher.prefix(64).encode(rows), expected["codes"][:, :8])
+
+
 def test_every_kind_of_file_is_tested():
     assert len(MODELS) == 24
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from antipodal.hashers.bit_flips import LENGTH_WEIGHT, BitFlips, Floats, NearFlips, ScoreFlips
 from antipodal.hashers.near_rows import NearRows, NearScores
-from antipodal.hashers.neighbourhoods import Neighbourhoods, NeighbourFlips
+from antipodal.hashers.neighbourhoods import NeighbourFlips, Neighbourhoods
 from antipodal.hashers.operations import (
     Array,
     Operation,

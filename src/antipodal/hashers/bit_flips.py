@@ -407,7 +407,7 @@ class NearFlips(ScoreFlips):
             part = slice(start, start + _NEAR_WINDOW)
             P = products[near[part]].astype(np.float32)
             u[part] -= b[part] * (np.matmul(errors[part, None], P)[:, 0] * self.gradient)
-            u[part] += np.vecdot(P, P, axis=1) * self.diagonal
+            u[part] += np.square(P).sum(axis=1) * self.diagonal
             self._tabu([*(each[part] for each in (b, frozen, u, e, kappa)), P])
 
     def _steps(self, window: list[Any], flips: NDArray[np.intp]) -> Array:

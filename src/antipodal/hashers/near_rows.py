@@ -95,7 +95,7 @@ class NearRows:
         """Return the integers with four bits each, (S, ⌈n/2⌉)."""
         values = (self.values + 8).astype(np.uint8)
         values = np.pad(values, ((0, 0), (0, values.shape[1] % 2)))
-        return values[:, ::2] | values[:, 1::2] << 4
+        return values[:, ::2] | values[:, 1::2] << np.uint8(4)
 
     @property
     def ends(self) -> NDArray[np.int64]:

@@ -67,7 +67,10 @@ class NeighbourFlips(ScoreFlips):
     def _matrix(self, i: int) -> Array:
         """Return 8G."""
         P = self.near.factors[i] @ self.D
-        return P.T * np.float32(8 * self.weight) @ P + self.plain_steps[:, : P.shape[1]]
+        G: Array = P.T * np.float32(8 * self.weight) @ P
+        G += self.plain_steps[:, : P.shape[1]]
+        return G
 
     def _steps(self, window: list[Array], flips: NDArray[np.intp]) -> Array:
-        return window[-1][flips]
+        steps: Array = window[-1][flips]
+        return steps
