@@ -245,6 +245,23 @@ def test_the_nearest_lists_have_most_of_the_near_rows():
     assert np.mean([np.isin(found, true).mean() for found, true in pairs]) > 0.85
 
 
+def test_near_rows_of_short_codes_are_selected_from_more_rows():
+    rng = np.random.default_rng(0)
+    Y = unit_rows(rng.standard_normal((9000, 24)))
+    near = NearRows.fit(Y, Y.mean(axis=0), np.random.RandomState(0))
+    assert [near.reach(n_bits) for n_bits in (0, 6, 12, 24)] == [60, 42, 24, 24]
+    ordered = np.argsort(-(Y[:50] @ near.rows(np.arange(9000)).T), axis=1)
+    narrow, wide = (near.nearest(Y[:50], reach) for reach in (24, 60))
+    for row in range(50):
+        assert narrow[row, 0] == wide[row, 0] == ordered[row, 0]
+        assert len(np.unique(wide[row])) == N_NEAR
+    mean = [near.products(rows, Y[:50]).mean() for rows in (narrow, wide)]
+    assert mean[1] < mean[0] - 0.02
+    for part in (slice(0, 1), slice(7, 30)):
+        np.testing.assert_array_equal(near.nearest(Y[part], 60), wide[part])
+    np.testing.assert_array_equal(near.nearest(Y[:9], 5000).shape, (9, N_NEAR))  # more than exist
+
+
 @pytest.mark.parametrize("n", [1, 6, 7])
 def test_packed_rows_have_four_bits_per_feature(n):
     rng = np.random.default_rng(0)

@@ -125,7 +125,7 @@ class Level:
         self.before = np.ascontiguousarray(D[:, :n_before].T)
         self.new = np.ascontiguousarray(D[:, n_before : D.shape[1] - n_correction])
         n_steps = math.ceil(search.effort * self.new.shape[1])
-        self.near = _near_flips(self.new, near, scores, n_steps)
+        self.near = _near_flips(self.new, near, scores, n_steps, n_before)
         n_steps -= self.near.n_steps if self.near else 0
         self.search = BitFlips(self.new, search.length_weight, n_steps)
         size = np.linalg.norm(self.new, axis=0).mean()
@@ -180,14 +180,18 @@ class Level:
 
 
 def _near_flips(
-    D: Array, near: NearRows | Neighbourhoods | None, scores: NearScores, n_steps: int
+    D: Array,
+    near: NearRows | Neighbourhoods | None,
+    scores: NearScores,
+    n_steps: int,
+    n_before: int,
 ) -> ScoreFlips | None:
     """Return the search for the last of n_steps flips, or None without near rows or flips."""
     if isinstance(near, Neighbourhoods):
         n_near = n_steps // NeighbourFlips.one_in
         return NeighbourFlips(D, near, scores, n_near) if n_near else None
     n_near = n_steps // NearFlips.one_in
-    return NearFlips(D, near, scores, n_near) if near and n_near else None
+    return NearFlips(D, near, scores, n_near, n_before) if near and n_near else None
 
 
 class BitDescent(Operation):

@@ -322,7 +322,7 @@ class NearFlips(ScoreFlips):
 
         f(b) = ‖y - v‖² + w·mean(⟨q, v⟩ - α⟨q, y⟩ - β)² + η(⟨y, v⟩ - α - β)²
 
-    The mean is over the r training rows q near y. If c² is the mean of ⟨q, y⟩² over near rows,
+    The mean is over r training rows q near y. If c² is the mean of ⟨q, y⟩² over near rows,
     other directions have the variance (1 - c²)/n, and w = nc²/3(1 - c²) is proportional to the
     ratio of the two.
 
@@ -340,12 +340,17 @@ class NearFlips(ScoreFlips):
         α, β and c².
     n_steps : int
         Flips of the tabu search.
+    n_before : int
+        Number of bits before those of D, in a nested code.
     """
 
     one_in = 6
 
-    def __init__(self, D: Array, near: NearRows, scores: NearScores, n_steps: int) -> None:
+    def __init__(
+        self, D: Array, near: NearRows, scores: NearScores, n_steps: int, n_before: int = 0
+    ) -> None:
         super().__init__(D, scores, n_steps)
+        self.reach = near.reach(n_before + D.shape[1])
         self.near, self.tenure = near, min(_NEAR_TENURE, D.shape[1] // 4)
         sample = near.rows(np.arange(0, len(near.values), -(-len(near.values) // _SAMPLE))) @ D
         self.unit = max(float(np.sqrt(np.square(sample).mean())), 1e-9) * _DEVIATIONS / _LARGEST
@@ -364,7 +369,7 @@ class NearFlips(ScoreFlips):
 
     def run(self, Y: Array, offset: Array, signs: Array) -> Array:
         """Search in place: the signs are overwritten."""
-        near = self.near.nearest(Y)
+        near = self.near.nearest(Y, self.reach)
         self._multiply(near)
         for part in chunks(len(Y)):  # rows that fit in the cache
             here = offset if offset.ndim == 1 else offset[part]

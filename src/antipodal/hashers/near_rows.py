@@ -16,6 +16,8 @@ N_NEAR = 24  # rows per item: recall is the same with 32
 EXACT = 2**24  # float32 sums of integers are exact up to this size, in any order
 _QUERIES = 20  # queries per row that `NearScores` is fitted to
 _MIN_ROWS = 300  # fewer training rows say too little about queries: recall would be lower
+_BITS_PER_FEATURE = 0.5  # with fewer, near rows are selected from more than `N_NEAR`
+_FRACTION, _MAX_REACH = 150, 256  # at most one in 150 training rows
 _ROWS_PER_LIST, _MAX_LISTS = 100, 512
 _PROBES = 5  # lists that are searched for near rows: recall is the same with all lists
 _ITERATIONS = 4  # of k-means
@@ -102,8 +104,21 @@ class NearRows:
         """The end of each list."""
         return np.cumsum(self.sizes)
 
-    def nearest(self, Y: Array) -> NDArray[np.intp]:
-        """Return the numbers of the nearest rows in the lists nearest to each row, (m, N_NEAR)."""
+    def reach(self, n_bits: int) -> int:
+        """Return how many nearest rows `nearest` should select from, for codes of n_bits bits.
+
+        Codes with few bits per feature also confuse rows that are farther apart.
+        """
+        widest = min(len(self.values) // _FRACTION, _MAX_REACH)
+        share = 1 - n_bits / (_BITS_PER_FEATURE * len(self.mean))
+        return N_NEAR + int(max(widest - N_NEAR, 0) * max(share, 0))
+
+    def nearest(self, Y: Array, reach: int = N_NEAR) -> NDArray[np.intp]:
+        """Return the numbers of rows near to each row, (m, N_NEAR).
+
+        They are selected from the `reach` nearest rows in the nearest lists: the distances between
+        their ranks increase.
+        """
         n_probes = min(_PROBES, len(self.sizes))
         cosines = product(Y, self.centres, np.empty((len(Y), len(self.sizes)), np.float32))
         probes = np.argpartition(-cosines, n_probes - 1, axis=1)[:, :n_probes]
@@ -124,7 +139,11 @@ class NearRows:
             scores = (rounded[rows] @ values.T).astype(np.int64)
             columns = slots[part, None] + np.arange(len(numbers))
             keys[rows[:, None], columns] = scores * n_rows + numbers
-        best = np.partition(keys, -N_NEAR, axis=1)[:, -N_NEAR:]
+        n_sorted = min(reach, keys.shape[1])
+        best = np.sort(np.partition(keys, -n_sorted, axis=1)[:, -n_sorted:], axis=1)
+        ranks = np.arange(N_NEAR)
+        spread = np.minimum(reach, ends[:, -1:]) * ranks**2 // N_NEAR**2
+        best = np.take_along_axis(best, n_sorted - 1 - np.maximum(ranks, spread), axis=1)
         return (best % n_rows).astype(np.intp)
 
     def products(self, near: NDArray[np.intp], X: Array) -> Array:
