@@ -357,15 +357,10 @@ class NearFlips(ScoreFlips):
         square = self.weight / N_NEAR * self.unit**2
         self.gradient = np.float32(4 * self.weight / N_NEAR * self.unit / _PER_ERROR)
         self.diagonal, self.step = np.float32(4 * square), np.float32(8 * square)
-
-    @cached_property
-    def _products(self) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
-        """QD as integers (S, N) for the training rows that occurred so far, and which they are.
-
-        Threads may compute the same product; it is the same in each.
-        """
-        n_rows = len(self.near.values)
-        return np.zeros((n_rows, self.D.shape[1]), np.int8), np.zeros(n_rows, bool)
+        # QD as integers for the training rows that occurred so far, and which they are. Threads may
+        # compute the same product; it is the same in each.
+        self.products = np.zeros((len(near.values), D.shape[1]), np.int8)
+        self.is_known = np.zeros(len(near.values), bool)
 
     def run(self, Y: Array, offset: Array, signs: Array) -> Array:
         """Search in place: the signs are overwritten."""
@@ -378,15 +373,14 @@ class NearFlips(ScoreFlips):
 
     def _multiply(self, near: NDArray[np.intp]) -> None:
         """Compute the products of training rows that occur for the first time."""
-        products, is_known = self._products
         new = np.unique(near)
-        new = new[~is_known[new]]
+        new = new[~self.is_known[new]]
         for part in chunks(len(new)):
             rows = self.near.rows(new[part])
             P = product(rows, self.D, np.empty((len(rows), self.D.shape[1]), np.float32))
             P /= np.float32(self.unit)
-            products[new[part]] = np.rint(P, out=P).clip(-_LARGEST, _LARGEST)
-        is_known[new] = True
+            self.products[new[part]] = np.rint(P, out=P).clip(-_LARGEST, _LARGEST)
+        self.is_known[new] = True
 
     def _search(self, Y: Array, offset: Array, b: Array, near: NDArray[np.intp]) -> None:
         V = product(b, self.D.T, np.empty_like(Y))
@@ -399,18 +393,16 @@ class NearFlips(ScoreFlips):
         errors *= _PER_ERROR
         limit = EXACT // (_LARGEST * N_NEAR)
         errors = np.rint(errors, out=errors).clip(-limit, limit)
-        products, _ = self._products
         frozen = np.zeros_like(b)
         if compiled := compiled_searches(len(b)):
             factors = self.gradient, self.diagonal, self.step
             limits = self.n_steps, self.tenure, self.least
-            compiled.near(
-                b, u, e, kappa, errors, near, products, self.plain_steps, *factors, _FROZEN, *limits
-            )
+            tables = b, u, e, kappa, errors, near, self.products, self.plain_steps
+            compiled.near(*tables, *factors, _FROZEN, *limits)
             return
         for start in range(0, len(b), _NEAR_WINDOW):
             part = slice(start, start + _NEAR_WINDOW)
-            P = products[near[part]].astype(np.float32)
+            P = self.products[near[part]].astype(np.float32)
             u[part] -= b[part] * (np.matmul(errors[part, None], P)[:, 0] * self.gradient)
             u[part] += np.square(P).sum(axis=1) * self.diagonal
             self._tabu([*(each[part] for each in (b, frozen, u, e, kappa)), P])

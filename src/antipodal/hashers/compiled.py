@@ -170,8 +170,16 @@ def make_searches(jit: Callable[[Any], Any]) -> Searches:
             add_rows(out, weights[k : k + 4], P[k], P[k + 1], P[k + 2], P[k + 3])
 
     @jit
-    def load(products: Any, numbers: Any, errors: Any, factors: Any, P: Any, sums: Any, u: Any,
-             signs: Any) -> None:  # fmt: skip
+    def load(
+        products: Any,
+        numbers: Any,
+        errors: Any,
+        factors: Any,
+        P: Any,
+        sums: Any,
+        u: Any,
+        signs: Any,
+    ) -> None:
         """Write the products of the near rows to P, and add their terms to u."""
         gradient, diagonal = factors
         n_bits = products.shape[1]
