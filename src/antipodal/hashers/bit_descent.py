@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from antipodal.hashers.bit_flips import LENGTH_WEIGHT, BitFlips, Floats, NearFlips, ScoreFlips
 from antipodal.hashers.near_rows import NearRows, NearScores
@@ -150,14 +151,25 @@ class Level:
             blocks.append(self.search.run(Y[part], self.offset(signs[part]), started))
         return np.concatenate(blocks)
 
-    def extend(self, Y: Array, signs: Array, memory: Workspace) -> Array:
-        """Append the signs of the new bits to the signs (m, n_before)."""
+    def extend(
+        self,
+        Y: Array,
+        signs: Array,
+        memory: Workspace,
+        found: dict[int, NDArray[np.intp]] | None = None,
+    ) -> Array:
+        """Append the signs of the new bits to the signs (m, n_before).
+
+        `found` is passed to `NearFlips`.
+        """
         offset = self.offset(signs)
         new = np.empty((len(Y), self.new.shape[1]), np.float32)
         for part in chunks(len(Y)):  # rows that fit in the cache
             here = offset if offset.ndim == 1 else offset[part]
             new[part] = self.search.run(Y[part], here, self.initial_signs(Y[part], here, memory))
-        if self.near:
+        if isinstance(self.near, NearFlips):
+            new = self.near.run(Y, offset, new, found)
+        elif self.near:
             new = self.near.run(Y, offset, new)
         parts = [signs, new]
         if self.n_correction:
@@ -214,8 +226,9 @@ class BitDescent(Operation):
     def run(self, X: Array, memory: Workspace) -> Array:
         """Compute the bits of one level after the other."""
         signs = np.empty((len(X), 0), np.float32)
+        found: dict[int, NDArray[np.intp]] = {}
         for level in self.levels:
-            signs = level.extend(X, signs, memory)
+            signs = level.extend(X, signs, memory, found)
         return signs
 
 

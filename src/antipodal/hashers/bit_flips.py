@@ -362,9 +362,21 @@ class NearFlips(ScoreFlips):
         self.products = np.zeros((len(near.values), D.shape[1]), np.int8)
         self.is_known = np.zeros(len(near.values), bool)
 
-    def run(self, Y: Array, offset: Array, signs: Array) -> Array:
-        """Search in place: the signs are overwritten."""
-        near = self.near.nearest(Y, self.reach)
+    def run(
+        self,
+        Y: Array,
+        offset: Array,
+        signs: Array,
+        found: dict[int, NDArray[np.intp]] | None = None,
+    ) -> Array:
+        """Search in place: the signs are overwritten.
+
+        `found` has the near rows of Y that earlier levels found, by reach.
+        """
+        found = {} if found is None else found
+        if self.reach not in found:
+            found[self.reach] = self.near.nearest(Y, self.reach)
+        near = found[self.reach]
         self._multiply(near)
         for part in chunks(len(Y)):  # rows that fit in the cache
             here = offset if offset.ndim == 1 else offset[part]
@@ -373,8 +385,9 @@ class NearFlips(ScoreFlips):
 
     def _multiply(self, near: NDArray[np.intp]) -> None:
         """Compute the products of training rows that occur for the first time."""
-        new = np.unique(near)
-        new = new[~self.is_known[new]]
+        occurs = np.zeros(len(self.is_known), bool)
+        occurs[near] = True
+        new = np.flatnonzero(occurs & ~self.is_known)
         for part in chunks(len(new)):
             rows = self.near.rows(new[part])
             P = product(rows, self.D, np.empty((len(rows), self.D.shape[1]), np.float32))

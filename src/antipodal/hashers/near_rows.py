@@ -140,7 +140,8 @@ class NearRows:
             columns = slots[part, None] + np.arange(len(numbers))
             keys[rows[:, None], columns] = scores * n_rows + numbers
         n_sorted = min(reach, keys.shape[1])
-        best = np.sort(np.partition(keys, -n_sorted, axis=1)[:, -n_sorted:], axis=1)
+        keys.partition(keys.shape[1] - n_sorted, axis=1)
+        best = np.sort(keys[:, -n_sorted:], axis=1)
         ranks = np.arange(N_NEAR)
         spread = np.minimum(reach, ends[:, -1:]) * ranks**2 // N_NEAR**2
         best = np.take_along_axis(best, n_sorted - 1 - np.maximum(ranks, spread), axis=1)
