@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import cosine_similarity
 
 from antipodal import HammingIndex, LinfHash, load
-from antipodal.hashers import bit_descent, bit_flips, compiled, linfhash
+from antipodal.hashers import bit_descent, bit_flips, compiled, linfhash, pipeline
 from antipodal.hashers.bit_descent import (
     RIDGE,
     Correction,
@@ -492,6 +492,19 @@ def test_bits_do_not_depend_on_length_dtype_or_other_rows(tmp_path):
     np.testing.assert_array_equal(loaded.query(X[:9]), hasher.query(X[:9]))
     again = LinfHash.asymmetric(48, random_state=0).fit(DIGITS)
     np.testing.assert_array_equal(again.encode(X), codes)
+
+
+def test_codes_of_wide_rows_do_not_depend_on_the_number_of_threads(monkeypatch):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((20, 1200))[rng.integers(0, 20, 1000)]
+    X += 0.5 * rng.standard_normal(X.shape)
+    monkeypatch.setattr(bit_descent.BitDescent, "block_rows", 32)
+    hasher = LinfHash.asymmetric(32, random_state=0).fit(X[:320])
+    expected = np.concatenate([hasher.encode(X[i : i + 32]) for i in range(0, 1000, 32)])
+    for n_threads in (1, 4):
+        monkeypatch.setattr(pipeline, "usable_cores", lambda n=n_threads: n)
+        again = LinfHash.asymmetric(32, random_state=0).fit(X[:320])  # computes its tables
+        np.testing.assert_array_equal(again.encode(X), expected)
 
 
 def test_constant_rows_and_rows_of_zeros_have_codes():
