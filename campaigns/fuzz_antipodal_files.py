@@ -46,7 +46,7 @@ class Model(Target):
             if method in networks:
                 hasher.set_params(training=Training(n_epochs=1))
             if method == "LinfHash.asymmetric":
-                hasher.fit(MANY_ROWS)  # enough for neighbourhoods
+                hasher.fit(MANY_ROWS)  # enough for near rows
             else:
                 hasher.fit(ROWS, LABELS)
             hasher.save(self.path)

@@ -368,6 +368,8 @@ def test_compiled_near_flips_give_the_same_bits(monkeypatch, interpreted, n_bits
         {"near_ends_": np.empty(0, np.int64)},
         {"near_steps_": np.full(64, -1, np.float32)},
         {"near_steps_": np.full(64, np.nan, np.float32)},
+        {"near_steps_": np.full(64, np.inf, np.float32)},
+        {"near_ends_": np.array([100.5, 500])},
         {"near_rows_": np.zeros((500, 33), np.uint8)},
         {"near_rows_": np.zeros((500, 32), np.int8)},
         {"near_scores_": np.ones((2, 3))},

@@ -439,10 +439,13 @@ class LinfHash(BaseHasher):
                 raise ValueError(f"near_means_ and near_factors_ must fit: got {shapes}")
             return
         ends, shape = self.near_ends_, self.near_rows_.shape
-        if self.near_steps_.shape != (n,) or not (self.near_steps_ >= 0).all():
-            raise ValueError(f"near_steps_ must be {n} values of at least 0")
-        if shape != (shape[0], -(-n // 2)) or self.near_rows_.dtype != np.uint8:
+        is_valid = np.isfinite(self.near_steps_).all() and (self.near_steps_ >= 0).all()
+        if self.near_steps_.shape != (n,) or not is_valid:
+            raise ValueError(f"near_steps_ must be {n} finite values of at least 0")
+        if len(shape) != 2 or shape[1] != -(-n // 2) or self.near_rows_.dtype != np.uint8:
             raise ValueError(f"near_rows_ must be bytes for {n} features: got the shape {shape}")
+        if ends.ndim != 1 or ends.dtype.kind != "i":
+            raise ValueError(f"near_ends_ must be integers: got {ends.dtype} {ends.shape}")
         n_rows = int(ends[-1]) if len(ends) else 0
         if n_rows != shape[0] or (np.diff(ends, prepend=0) < N_NEAR).any():
             raise ValueError(
