@@ -297,7 +297,7 @@ def test_near_scores_are_fitted_to_near_rows():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_near_flips_give_the_same_signs_as_loops_over_rows_and_bits(seed):
+def test_near_flips_find_codes_as_good_as_loops_over_rows_and_bits(seed):
     Y, D, offset, signs, near, scores = near_problem(m=8, seed=seed)
     search = NearFlips(D, near, scores, n_steps=12)
     queries = near.rows(near.nearest(Y))
@@ -316,7 +316,7 @@ def test_near_flips_give_the_same_signs_as_loops_over_rows_and_bits(seed):
     assert found.sum() < 1.05 * best.sum() < 0.5 * initial.sum()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(4))
 def test_models_of_version_0_13_search_by_neighbourhoods(seed):
     Y, D, offset, signs, _, scores = near_problem(m=8, seed=seed)
     groups = [Y[:4], Y[4:]]
@@ -332,7 +332,7 @@ def test_models_of_version_0_13_search_by_neighbourhoods(seed):
             return scores_objective(y, D, offset, b, Q, scores)
 
         best = search_by_loops(objective, b, 12, search.tenure)
-        np.testing.assert_allclose(objective(found), objective(best), rtol=2e-3)
+        np.testing.assert_allclose(objective(found), objective(best), rtol=1e-3)
 
 
 def test_near_flips_of_a_row_do_not_depend_on_the_others_or_on_the_memory(monkeypatch):

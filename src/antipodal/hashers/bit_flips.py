@@ -30,8 +30,8 @@ _NEAR_WINDOW = 32  # fewer, since each row has its own products
 _TENURE = 12  # steps for which the tabu search does not flip a bit again
 _NEAR_TENURE = 6  # in `NearFlips`, which makes fewer flips
 _FROZEN = np.float32(1e30)  # replaces a term of the change while a bit must not be flipped
-_LARGEST = 127  # of the integers of products with near rows
-_DEVIATIONS = 5  # standard deviations that it stands for
+_LARGEST = 127  # of the integers that products with near rows are rounded to
+_DEVIATIONS = 5  # the largest integer, in standard deviations of these products
 _SAMPLE = 1000  # near rows from which the standard deviation is computed
 _PER_ERROR = np.float32(2048)  # integer that an error of 1 is rounded to
 
@@ -255,7 +255,7 @@ class ScoreFlips(TabuSearch):
     changes by 2eⱼ. A window has the tables b, frozen, u, e and κ, and those of `_steps`.
     """
 
-    one_in: int  # flips of an encoder, of which one is a flip of this search
+    one_in: int  # one in this many flips of an encoder is a flip of this search
     least = _MIN_GAIN
 
     def __init__(self, D: Array, scores: NearScores, n_steps: int) -> None:

@@ -215,7 +215,6 @@ def make_searches(jit: Callable[[Any], Any]) -> Searches:
     ) -> None:
         """Run the search of `NearFlips` row by row; `plain_steps` is padded."""
         n_bits, width = plain_steps.shape
-        no_step = np.zeros(width, np.float32)
         signs, linear = np.ones(width, np.float32), np.zeros(width, np.float32)
         own, closed = np.zeros(width, np.float32), np.full(width, never, np.float32)
         keys = np.empty(width, np.int32)
@@ -226,7 +225,7 @@ def make_searches(jit: Callable[[Any], Any]) -> Searches:
             signs[:n_bits], linear[:n_bits], own[:n_bits] = b[row], u[row], e[row]
             closed[:n_bits] = np.float32(0)
             load(products, near[row], errors[row], (gradient, diagonal), P, step, linear, signs)
-            step[:] = no_step
+            step[:] = 0
             factor, sign = kappa[row], np.float32(1)
             total, lowest, n_kept = 0.0, 0.0, 0
             for t in range(n_steps):

@@ -19,7 +19,7 @@ _MIN_ROWS = 300  # fewer training rows say too little about queries: recall woul
 _BITS_PER_FEATURE = 0.5  # with fewer, near rows are selected from more than `N_NEAR`
 _FRACTION, _MAX_REACH = 150, 256  # at most one in 150 training rows
 _ROWS_PER_LIST, _MAX_LISTS = 100, 512
-_PROBES = 5  # lists that are searched for near rows: recall is the same with all lists
+_PROBES = 5  # lists that are searched for near rows: recall is the same with 20
 _ITERATIONS = 4  # of k-means
 _LARGEST = 7  # of the integers of a row, which have four bits
 _STEP = 0.36  # between two integers, in standard deviations of a feature
@@ -166,7 +166,7 @@ class NearRows:
         return rows
 
     def _rounded(self, X: Array) -> tuple[Array, Array]:
-        """Return s·x as integers, and the value of 1."""
+        """Return s·x in integer multiples of a unit, and the unit of each row."""
         scaled = X * self.steps
         unit = np.abs(scaled).max(axis=1, keepdims=True) / np.float32(self.limit)
         scaled /= np.where(unit > 0, unit, 1)
