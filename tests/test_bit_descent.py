@@ -5,6 +5,8 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from sklearn.metrics.pairwise import cosine_similarity
 
@@ -538,11 +540,58 @@ def test_invalid_settings_are_rejected(setting, error):
         LinfHash(8, **setting).fit(DIGITS)
 
 
+@pytest.mark.parametrize(
+    ("n_features", "n_bits", "nested", "expected"),
+    [
+        (384, 384, (), [384]),
+        (384, 671, (), [671]),
+        (384, 672, (), [192, 672]),
+        (384, 768, (), [288, 768]),
+        (384, 1536, (), [288, 912, 1536]),
+        (384, 768, (192, 384), [192, 384, 768]),
+        (384, 1536, (384,), [384, 960, 1536]),
+        (384, 1536, (768,), [288, 768, 1536]),
+        (3, 112, (), [32, 112]),  # as many as with 64 features
+        (3, 111, (), [111]),
+        (5, 1, (), [1]),
+    ],
+)
+def test_later_levels_have_more_bits_than_features(n_features, n_bits, nested, expected):
+    X = np.random.default_rng(0).standard_normal((20, n_features)).astype(np.float32)
+    hasher = LinfHash.asymmetric(n_bits, nested=nested, random_state=0)
+    hasher.set_params(n_refits=0, effort=0.0).fit(X)
+    assert hasher.levels_ == expected
+
+
+@given(st.integers(1, 200), st.lists(st.integers(1, 2000), min_size=1, unique=True))
+def test_levels_end_at_the_requested_lengths(n_features, lengths):
+    *nested, n_bits = sorted(lengths)
+    levels = LinfHash.asymmetric(n_bits, nested=tuple(nested))._lengths(n_features)
+    assert set(lengths) <= set(levels)
+    widths = np.diff([0, *levels])
+    assert (widths > 0).all()
+    assert widths.max() < 2.5 * max(n_features, 64) + 1
+
+
+def test_only_levels_of_requested_lengths_search_for_likely_queries(tmp_path):
+    hasher = LinfHash.asymmetric(240, nested=(120,), random_state=0).fit(DIGITS)
+    hasher.save(tmp_path / "model")
+    for model in (hasher, load(tmp_path / "model")):
+        searches = {
+            n: level.near is not None
+            for n, level in zip(model.levels_, model.pipeline()[1].levels, strict=True)
+        }
+        assert searches == {40: False, 120: True, 240: True}
+    short = hasher.prefix(40)
+    assert short.pipeline()[1].levels[0].near is None
+    np.testing.assert_array_equal(short.transform(DIGITS), hasher.transform(DIGITS)[:, :40])
+
+
 def test_a_prefix_is_a_hasher_of_the_first_bits(tmp_path):
-    hasher = LinfHash.asymmetric(150, nested=(24, 48), random_state=0).fit(DIGITS)
-    assert hasher.levels_ == [24, 48, 112, 150]  # no step is longer than the 64 features
+    hasher = LinfHash.asymmetric(210, nested=(24, 48), random_state=0).fit(DIGITS)
+    assert hasher.levels_ == [24, 48, 129, 210]
     bits = hasher.transform(DIGITS)
-    for n_bits in (24, 48, 112):
+    for n_bits in (24, 48, 129):
         short = hasher.prefix(n_bits)
         np.testing.assert_array_equal(short.transform(DIGITS), bits[:, :n_bits])
         short.save(tmp_path / "short")
@@ -551,13 +600,13 @@ def test_a_prefix_is_a_hasher_of_the_first_bits(tmp_path):
         np.testing.assert_array_equal(loaded.query(DIGITS), short.query(DIGITS))
         assert loaded.get_params()["nested"] == tuple(n for n in (24, 48) if n < n_bits)
     np.testing.assert_array_equal(
-        hasher.prefix(112).prefix(48).transform(DIGITS), hasher.prefix(48).transform(DIGITS)
+        hasher.prefix(129).prefix(48).transform(DIGITS), hasher.prefix(48).transform(DIGITS)
     )
     errors = [
         np.square(
             DIGITS / np.linalg.norm(DIGITS, axis=1)[:, None] - h.reconstruct(h.encode(DIGITS))
         )
-        for h in (hasher.prefix(24), hasher.prefix(48), hasher.prefix(112), hasher)
+        for h in (hasher.prefix(24), hasher.prefix(48), hasher.prefix(129), hasher)
     ]
     assert all(np.diff([e.mean() for e in errors]) < 0)
     hasher.save(tmp_path / "model")

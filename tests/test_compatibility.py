@@ -24,9 +24,9 @@ def test_a_model_encodes_as_it_did(path, tmp_path):
     np.testing.assert_array_equal(load(tmp_path / "again").encode(ROWS), hasher.encode(ROWS))
 
 
-@pytest.mark.parametrize("version", ["0.12.0", "0.13.0"])
+@pytest.mark.parametrize("version", ["0.12.0", "0.13.0", "0.14.0"])
 def test_an_asymmetric_model_of_an_earlier_version_encodes_as_it_did(version, tmp_path):
-    """Version 0.12 had corrections of scores, and 0.13 neighbourhoods of training rows."""
+    """0.12 had corrections of scores, 0.13 neighbourhoods, and 0.14 near rows in each level."""
     folder = FOLDER.parent / version
     expected = np.load(folder / "expected.npz")
     rows, n = expected["rows"].astype(float), len(expected["query"])

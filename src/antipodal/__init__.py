@@ -6,6 +6,6 @@ The public names are listed in `__init__.pyi` and imported on first use, so that
 
 import lazy_loader
 
-__version__ = "0.14.0"
+__version__ = "0.15.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

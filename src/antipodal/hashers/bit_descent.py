@@ -239,9 +239,9 @@ def fit_levels(
     n_refits: int,
     make_solver: MakeSolver,
     search: Search,
-    near: NearRows | None = None,
+    near: Sequence[NearRows | None],
 ) -> tuple[list[Array], list[NearScores]]:
-    """Fit one dictionary per level to rows of length 1, and `NearScores` of its codes.
+    """Fit one dictionary per level to rows of length 1, and `NearScores` of levels with near rows.
 
     A level starts from a frame for its new bits. Searches on ‖y - v‖² and refits of the dictionary
     alternate, and lengths are corrected at the end. The number of rows grows from refit to refit,
@@ -251,7 +251,7 @@ def fit_levels(
     dictionaries, near_scores = [], []
     memory = Workspace()
     sizes = [max(len(Y) * (i + 1) // n_refits, min(len(Y), FIRST_ROWS)) for i in range(n_refits)]
-    for frame in frames:
+    for frame, near_rows in zip(frames, near, strict=True):
         n_before = signs.shape[1]
         level = Level(np.concatenate([D, frame], axis=1), n_before, mean, make_solver)
         first = slice(sizes[0] if sizes else FIRST_ROWS)
@@ -268,13 +268,13 @@ def fit_levels(
             found = np.concatenate([signs[: len(new)], new], axis=1)
             D = rescale_dictionary(D, mean, found)
         scores = NearScores()
-        if near:
+        if near_rows:
             level, first = Level(D, n_before, mean, make_solver, search), slice(_SCORED_ROWS)
             new = level.search_blocks(Y[first], signs[first], memory)
             scores = NearScores.fit(Y[:FIRST_ROWS], level.reconstruct(signs[first], new))
         dictionaries.append(D)
         near_scores.append(scores)
         if len(dictionaries) < len(frames):
-            level = Level(D, n_before, mean, make_solver, search, near=near, scores=scores)
+            level = Level(D, n_before, mean, make_solver, search, near=near_rows, scores=scores)
             signs = np.concatenate([level.extend(Y[p], signs[p], memory) for p in _blocks(len(Y))])
     return dictionaries, near_scores

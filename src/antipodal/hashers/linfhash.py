@@ -44,7 +44,9 @@ from antipodal.paper.dictionary import ksvd
 from antipodal.threads import one_thread
 from antipodal.validation import check_nested, check_random_state, check_type, check_whole
 
-_MIN_STEP = 64  # bits per level with `descent`, if there are fewer features
+_MIN_FEATURES = 64  # with fewer, the levels with `descent` are as long as with this number
+_FIRST = 0.5, 0.75  # bits per feature of the first of several levels: least and most
+_LATER = 1.25  # least bits per feature of a later level
 _MAX_CORRECTION, _MAX_EFFORT = 16, 100
 _MAX_ITERATIONS = 100_000  # in a model file: a thousand times the number that a code needs
 
@@ -79,9 +81,8 @@ class LinfHash(BaseHasher):
         Whether to optimise bits and D for asymmetric search.
     nested : tuple of int
         Shorter code lengths, ascending, with `descent`: the first bits of a code are a code of
-        that length. Bits are computed level by level, and a level has at most one bit per
-        feature (or 64 bits, if that is more). `prefix(length)` returns a hasher for any length
-        in `levels_`.
+        that length, and `prefix(length)` returns its hasher. Other lengths in `levels_` are also
+        prefixes, but of lower recall.
     neighbours : bool
         With `descent`, whether to minimise the errors of scores for queries near a row
         (`NearFlips`). Training rows near it stand for these queries: the model contains those that
@@ -242,8 +243,10 @@ class LinfHash(BaseHasher):
             _frame(rows.shape[1], width, rng).astype(np.float32)
             for width in np.diff([0, *self.levels_]).tolist()
         ]
+        requested = *self.nested, self.n_bits  # only they are searched
+        near_rows = [near if length in requested else None for length in self.levels_]
         (*inner, self.dictionary_), near_scores = fit_levels(
-            Y, self.mean_, frames, self.n_refits, self._solver, self._search, near
+            Y, self.mean_, frames, self.n_refits, self._solver, self._search, near_rows
         )
         self.inner_dictionaries_ = _concatenate(inner, rows.shape[1])
         if self.neighbours:
@@ -275,12 +278,24 @@ class LinfHash(BaseHasher):
         return NearScores(*self.near_scores_[-1].tolist()) if self.neighbours else NearScores()
 
     def _lengths(self, n_features: int) -> list[int]:
-        """Return the lengths of the levels: the requested ones, and others in between."""
-        step = max(n_features, _MIN_STEP)
-        levels = [0]
+        """Return the lengths of the levels: the requested ones, and others in between.
+
+        The first level encodes the directions of large variance. In the remainder, all directions
+        have a similar variance: there, a level has fewer errors per bit if it has more bits than
+        features.
+        """
+        n = max(n_features, _MIN_FEATURES)
+        lengths: list[int] = []
         for length in (*self.nested, self.n_bits):
-            levels += [*range(levels[-1] + step, length, step), int(length)]
-        return levels[1:]
+            if lengths:
+                n_parts = max(int((length - lengths[-1]) / (_LATER * n)), 1)
+            else:
+                least, most = _FIRST
+                n_parts = max(int((length / n - least) / _LATER), 0)
+                first = min(int(most * n), length - math.ceil(_LATER * n) * n_parts)
+                lengths.append(int(first if n_parts else length))
+            lengths += np.linspace(lengths[-1], length, n_parts + 1)[1:].astype(int).tolist()
+        return lengths
 
     def prefix(self, n_bits: int) -> Self:
         """Return a fitted hasher for the first n_bits bits, for a length in `levels_`.
@@ -386,7 +401,7 @@ class LinfHash(BaseHasher):
             levels.append(
                 Level(
                     D, starts[i], self.mean_, self._solver, search, n_correction=n,
-                    correction=correction, near=near, scores=scores,
+                    correction=correction, near=near if scores.square else None, scores=scores,
                 )
             )  # fmt: skip
         return [UnitRows(), BitDescent(levels)]
