@@ -375,7 +375,7 @@ def test_compiled_near_flips_give_the_same_bits(monkeypatch, interpreted, n_bits
         {"near_rows_": np.zeros((500, 33), np.uint8)},
         {"near_rows_": np.zeros((500, 32), np.int8)},
         {"near_scores_": np.ones((2, 3))},
-        {"near_scores_": np.zeros((1, 3))},
+        {"near_scores_": -np.ones((1, 3))},
     ],
 )
 def test_near_rows_that_do_not_fit_are_refused(forged):
@@ -582,6 +582,7 @@ def test_only_levels_of_requested_lengths_search_for_likely_queries(tmp_path):
             for n, level in zip(model.levels_, model.pipeline()[1].levels, strict=True)
         }
         assert searches == {40: False, 120: True, 240: True}
+        assert (model.near_scores_.any(axis=1) == list(searches.values())).all()
     short = hasher.prefix(40)
     assert short.pipeline()[1].levels[0].near is None
     np.testing.assert_array_equal(short.transform(DIGITS), hasher.transform(DIGITS)[:, :40])

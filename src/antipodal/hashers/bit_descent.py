@@ -240,7 +240,7 @@ def fit_levels(
     make_solver: MakeSolver,
     search: Search,
     near: Sequence[NearRows | None],
-) -> tuple[list[Array], list[NearScores]]:
+) -> tuple[list[Array], list[NearScores | None]]:
     """Fit one dictionary per level to rows of length 1, and `NearScores` of levels with near rows.
 
     A level starts from a frame for its new bits. Searches on ‖y - v‖² and refits of the dictionary
@@ -248,7 +248,8 @@ def fit_levels(
     up to all rows in the last one; the rows must be in random order.
     """
     signs, D = np.empty((len(Y), 0), np.float32), np.empty((Y.shape[1], 0), np.float32)
-    dictionaries, near_scores = [], []
+    dictionaries: list[Array] = []
+    near_scores: list[NearScores | None] = []
     memory = Workspace()
     sizes = [max(len(Y) * (i + 1) // n_refits, min(len(Y), FIRST_ROWS)) for i in range(n_refits)]
     for frame, near_rows in zip(frames, near, strict=True):
@@ -267,7 +268,7 @@ def fit_levels(
         if search.length_weight:
             found = np.concatenate([signs[: len(new)], new], axis=1)
             D = rescale_dictionary(D, mean, found)
-        scores = NearScores()
+        scores = None
         if near_rows:
             level, first = Level(D, n_before, mean, make_solver, search), slice(_SCORED_ROWS)
             new = level.search_blocks(Y[first], signs[first], memory)

@@ -47,6 +47,7 @@ from antipodal.validation import check_nested, check_random_state, check_type, c
 _MIN_FEATURES = 64  # with fewer, the levels with `descent` are as long as with this number
 _FIRST = 0.5, 0.75  # bits per feature of the first of several levels: least and most
 _LATER = 1.25  # least bits per feature of a later level
+_NO_SCORES = NearScores(0, 0, 0)  # of a level that does not search for likely queries
 _MAX_CORRECTION, _MAX_EFFORT = 16, 100
 _MAX_ITERATIONS = 100_000  # in a model file: a thousand times the number that a code needs
 
@@ -134,7 +135,7 @@ class LinfHash(BaseHasher):
     near_rows_: NDArray[np.uint8]  # with neighbours, the arrays of `NearRows`
     near_steps_: NDArray[np.float32]
     near_ends_: NDArray[np.int64]
-    near_scores_: NDArray[np.float64]  # and the fields of `NearScores` for each level
+    near_scores_: NDArray[np.float64]  # and the fields of `NearScores` for each level, or zeros
     near_means_: NDArray[np.float32]  # in models of version 0.13, the arrays of `Neighbourhoods`
     near_factors_: NDArray[np.float16]
     n_corrections_: list[int]  # in models of version 0.8 to 0.12, the number of bits in each level
@@ -253,7 +254,7 @@ class LinfHash(BaseHasher):
             rows = near.pack() if near else np.empty((0, -(-len(self.mean_) // 2)), np.uint8)
             self.near_rows_, self.near_ends_ = rows, near.ends if near else np.empty(0, np.int64)
             self.near_steps_ = near.steps if near else np.zeros_like(self.mean_)
-            self.near_scores_ = np.array(near_scores)
+            self.near_scores_ = np.array([scores or _NO_SCORES for scores in near_scores])
 
     @property
     def _search(self) -> Search:
@@ -274,8 +275,10 @@ class LinfHash(BaseHasher):
         n = self.n_corrections_[level] if self._has_corrections else 0
         return n, Correction(*self.corrections_[level].tolist()) if n else Correction()
 
-    def _scores(self) -> NearScores:
-        return NearScores(*self.near_scores_[-1].tolist()) if self.neighbours else NearScores()
+    def _scores(self, level: int = -1) -> NearScores | None:
+        """Return the `NearScores` of a level that searches for likely queries."""
+        scores = NearScores(*self.near_scores_[level].tolist()) if self.neighbours else _NO_SCORES
+        return scores if scores.slope else None
 
     def _lengths(self, n_features: int) -> list[int]:
         """Return the lengths of the levels: the requested ones, and others in between.
@@ -344,7 +347,7 @@ class LinfHash(BaseHasher):
             n, correction = self._correction(-1)
             values = np.zeros(self.n_bits, np.float32)
             values[self.n_bits - n :] = correction.query_values(n)
-            slope = np.float32(correction.slope / self._scores().slope)
+            slope = np.float32(correction.slope / (self._scores() or NearScores()).slope)
             steps = [UnitRows(), Affine(slope * D, values)]
         return Pipeline(steps).values(self._check_rows(X), self.n_bits)
 
@@ -360,7 +363,7 @@ class LinfHash(BaseHasher):
         lengths = np.linalg.norm(rows, axis=1)
         offsets = rows @ self.mean_.astype(np.float64) / np.where(lengths > 0, lengths, 1)
         estimates = correction.slope * offsets + correction.constant(n)
-        near = self._scores()
+        near = self._scores() or NearScores()
         return np.asarray((estimates - near.offset) / near.slope, np.float64)
 
     def reconstruct(self, codes: ArrayLike) -> NDArray[np.float32]:
@@ -397,11 +400,11 @@ class LinfHash(BaseHasher):
             n, correction = self._correction(i)
             # In models of version 0.8, levels without a correction use the penalty and descent.
             search = self._search if n or self.length_weight else Search()
-            scores = NearScores(*self.near_scores_[i].tolist()) if near else NearScores()
+            scores = self._scores(i)
             levels.append(
                 Level(
                     D, starts[i], self.mean_, self._solver, search, n_correction=n,
-                    correction=correction, near=near if scores.square else None, scores=scores,
+                    correction=correction, near=near if scores else None, scores=scores,
                 )
             )  # fmt: skip
         return [UnitRows(), BitDescent(levels)]
@@ -444,8 +447,8 @@ class LinfHash(BaseHasher):
         expected = len(self.levels_), len(NearScores._fields)
         if self.near_scores_.shape != expected:
             raise ValueError(f"near_scores_ must be {expected}: got {self.near_scores_.shape}")
-        if not np.isfinite(self.near_scores_).all() or not (self.near_scores_[:, 0] > 0).all():
-            raise ValueError("near_scores_ must be finite and their slopes positive")
+        if not np.isfinite(self.near_scores_).all() or not (self.near_scores_[:, 0] >= 0).all():
+            raise ValueError("near_scores_ must be finite and their slopes at least 0")
         n = self.n_features_in_
         if self._has_neighbourhoods:
             shapes = self.near_means_.shape, self.near_factors_.shape
