@@ -7,12 +7,12 @@ neighbours, mean over two frames:
 
     descent     flips until no flip lowers the objective: the codes of version 0.7
     search      a tabu search of 0.75 flips per bit
-    asymmetric  half of these flips for queries near the row, the default
+    asymmetric  one in six of these flips for queries near the row, the default
     effort 3    the default with three flips per bit
 
 and for long codes of CLINC150
 
-    even levels   levels with one bit per feature: the codes of version 0.14
+    even levels  levels with one bit per feature: the codes of version 0.14
 
 CLINC150 has 5,000 rows to fit, 10,000 others to search and 2,000 queries; banking77 has 2,000
 queries and all other rows to search, 5,000 of them to fit; SciFact has all documents and its own
@@ -23,6 +23,7 @@ installed: compare ratios.
 import argparse
 import json
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,7 @@ def unit(X):
     return X / np.linalg.norm(X, axis=1, keepdims=True)
 
 
+@cache
 def load(data, name):
     """Return queries, rows to search and rows to fit."""
     file = np.load(data / f"{name}_minilm.npz")

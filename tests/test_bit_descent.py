@@ -376,6 +376,7 @@ def test_compiled_near_flips_give_the_same_bits(monkeypatch, interpreted, n_bits
         {"near_rows_": np.zeros((500, 32), np.int8)},
         {"near_scores_": np.ones((2, 3))},
         {"near_scores_": -np.ones((1, 3))},
+        {"near_scores_": np.array([[0, 0.1, 0.4]])},
     ],
 )
 def test_near_rows_that_do_not_fit_are_refused(forged):

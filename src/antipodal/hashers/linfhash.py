@@ -447,8 +447,9 @@ class LinfHash(BaseHasher):
         expected = len(self.levels_), len(NearScores._fields)
         if self.near_scores_.shape != expected:
             raise ValueError(f"near_scores_ must be {expected}: got {self.near_scores_.shape}")
-        if not np.isfinite(self.near_scores_).all() or not (self.near_scores_[:, 0] >= 0).all():
-            raise ValueError("near_scores_ must be finite and their slopes at least 0")
+        are_valid = (self.near_scores_[:, 0] > 0) | ~self.near_scores_.any(axis=1)
+        if not np.isfinite(self.near_scores_).all() or not are_valid.all():
+            raise ValueError("near_scores_ must be finite, with positive slopes or all 0")
         n = self.n_features_in_
         if self._has_neighbourhoods:
             shapes = self.near_means_.shape, self.near_factors_.shape
